@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.aggregation.rules import dense_rule
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Buffer, Floats
@@ -158,7 +158,7 @@ class RoundTable:
             mean = np.empty(cut.size(index), np.float32)
             payloads = [source[index] for source, _ in sent if source]
             counting = [float(weight) for source, weight in sent if source]
-            RULES[self.manifest.exchange.aggregation](codec, payloads, counting, mean)
+            dense_rule(self.manifest.exchange.rule)(codec, payloads, counting, mean)
             result = np.empty(codec.nbytes(mean.size), np.uint8)
             encode(codec, mean, result)
             results.append(result.data)

@@ -23,7 +23,19 @@ MethodName: TypeAlias = Literal[
 ]
 Collective: TypeAlias = Literal["butterfly", "all-gather", "sparse-butterfly"]
 Topology: TypeAlias = Literal["butterfly", "ring", "hierarchy"]
-Aggregation: TypeAlias = Literal["mean", "rda"]
+Aggregation: TypeAlias = Literal[
+    "clip",
+    "mean",
+    "rda",
+    "centered-clip",
+    "trimmed-mean",
+    "median",
+    "geometric-median",
+    "flag",
+    "krum",
+    "multi-krum",
+    "bulyan",
+]
 SlowPeers: TypeAlias = Literal["report", "no-ownership"]
 OnSplit: TypeAlias = Literal["merge", "discard"]
 ChunkAssignment: TypeAlias = Literal["bandwidth", "equal"]

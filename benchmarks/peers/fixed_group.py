@@ -32,6 +32,7 @@ from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Aggregation, Topology
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
@@ -76,7 +77,7 @@ class Averager:
             identity,
             run_id,
             codec=codec,
-            rule=rule,
+            rule=AggregationSpec(rule),
             send_queue=self._send_queue,
             now=now,
             live=self._live,

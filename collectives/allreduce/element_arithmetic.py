@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation import mean
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError

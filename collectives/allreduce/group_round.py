@@ -9,7 +9,7 @@ from typing import cast
 
 import blake3
 import msgspec
-from thinwire.collectives.aggregation import mean
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.allreduce.element_arithmetic import Elements
 from thinwire.collectives.allreduce.group_choice import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext

@@ -53,7 +53,10 @@ MEMORY = 64
 AWAY = 64
 """Number of peers without a link whose marks are stored."""
 
-CAUSES = ("lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
+CLIPPED, EXCESS = "clipped", 5.0
+"""A contribution stands out if its norm is more than EXCESS times the median."""
+
+CAUSES = (CLIPPED, "lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,12 @@ class Diagnosis:
             if self._speeds[peer][-1] < typical:
                 text += f", speed {self._speeds[peer][-1]:.3g}/s, the others' median {typical:.3g}/s"
         self._mark(peer, "slow", late, text)
+
+    def contributed(self, ratios: Mapping[PeerId, float], round: int) -> None:
+        """Process the norms of contributions to a round, in units of their median."""
+        for peer, ratio in ratios.items():
+            text = f"its contribution was {ratio:.3g} times the median"
+            self._mark(peer, CLIPPED, ratio > EXCESS, text, round)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that the link to a peer broke.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 import blake3
-from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions

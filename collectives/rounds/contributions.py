@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from thinwire.collectives.aggregation import lower_median, outliers
+from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
 
@@ -110,6 +112,27 @@ class Contributions:
         else:
             self._news.setdefault(name, {})[index] = after
         return far
+
+    def norm(self, key: Key, index: int) -> float:
+        """Return the norm of a screened chunk, 0 if it was not screened."""
+        return self._norms.get(key, {}).get(index, 0.0)
+
+    def ratios(self, contributors: Sequence[Contribution]) -> dict[PeerId, float]:
+        """Return each contributor's norm in units of the norm to which it would be clipped.
+
+        It is the lower median of these ratios over the chunks. Only chunks count of which we know enough non-zero norms to
+        clip them.
+        """
+        weights = {(entry.peer, entry.attempt): float(entry.weight) for entry in contributors}
+        keys = list(weights)
+        found: dict[PeerId, list[float]] = {}
+        for index in sorted({index for key in keys for index in self._norms.get(key, ())}):
+            known = [key for key in keys if index in self._norms.get(key, ())]
+            norms = [self._norms[key][index] for key in known]
+            for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=True):
+                if limit < math.inf:
+                    found.setdefault(key[0], []).append(norm / limit)
+        return {peer: lower_median(each) for peer, each in found.items()}
 
     def drop(self, key: Key, index: int) -> None:
         """Free a useless chunk; another may replace it."""

@@ -62,6 +62,8 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
+        self.ratios: Mapping[PeerId, float] = {}
+        """After the round: the norms of contributions that we saw, in units of their median."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._contributions = contributions
         self._source: Sequence[Buffer] = ()
@@ -121,6 +123,8 @@ class DataPlane(ABC):
         """Free the round's data: everything committed is here."""
         self._source = ()
         self._early.clear()
+        if self.agreement.commit is not None:
+            self.ratios = self._contributions.ratios(self.agreement.commit.opened.contributors)
         self._contributions.settle(self._key, learns=self._learns)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec

@@ -19,11 +19,18 @@ has a ring without it. Frames of a ballot with another ring are rejected, howeve
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.blame import BROKEN
+from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId, Result
@@ -31,11 +38,30 @@ from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId
 PASSED = 0
 """Announcement number for data that a neighbour passed on; real numbers start at 1."""
 
+LONGER = 5.0
+"""A guarded ring breaks if a contribution in a partial mean seems longer by this factor than ours."""
+
 
 class Ring(BallotBound):
-    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`."""
+    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`.
+
+    guarded: a partial mean that is much longer than our own contribution breaks the ring.
+    """
 
     _lap: RingPosition | None = None
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        codec: Codec,
+        pool: BufferPool | None = None,
+        guarded: bool = False,
+        **sharded: Any,
+    ) -> None:
+        pool = pool or BufferPool()
+        super().__init__(agreement, codec=codec, pool=pool, **sharded)
+        self._adder, self._guarded = Reducer(codec, mean, pool), guarded
 
     @property
     def broken(self) -> bool:
@@ -113,11 +139,11 @@ class Ring(BallotBound):
         if index in lap.made or self.results.chunks[index] is not None or (place and passed is None):
             return
         own = self._adding(opened, way.adds[place], index)
-        if own is None or not self._usable(way.adds[place], index, lap.left if place else None):
+        if own is None or not self._usable(way.adds[place], index, place):
             return
         weights = [float(entry.weight) for entry in way.adds[place]]
         before, size = way.before[place], self.grid.size(index)
-        made = joined(self._reducer, passed, before, own, weights, size)
+        made = joined(self._adder, passed, before, own, weights, size)
         lap.passed.pop(index, None)
         self._progress()
         if way.stations[-1] == self.me:
@@ -137,8 +163,8 @@ class Ring(BallotBound):
             self._contributions.own(self.me, self._attempt, index, self._source[index])
         return self._contributions.of(entries, index)
 
-    def _usable(self, entries: Sequence[Contribution], index: int, left: PeerId | None) -> bool:
-        """Return whether all norms are usual.
+    def _usable(self, entries: Sequence[Contribution], index: int, place: int) -> bool:
+        """Return whether all norms are usual at station number `place` of the chunk's path.
 
         Our own is screened before a neighbour screens it.
         """
@@ -147,12 +173,33 @@ class Ring(BallotBound):
             if reason:
                 self.agreement.accuse(self.me, reason, self._now())
                 return False
+        left = self._lap.left if self._lap is not None and place else None
         judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
         far = self._contributions.beyond(judged, self._key, index)
         for peer in far:
             outside = any(entry.peer == peer for entry in entries) and peer != self.me
             self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
+        if not far and left is not None and self._too_long(left, index, place):
+            self.agreement.accuse(left, BROKEN, self._now())
+            return False
         return not far
+
+    def _too_long(self, left: PeerId, index: int, place: int) -> bool:
+        """Return whether a partial mean from `place` stations is much longer than our own contribution.
+
+        The mean of honest contributions is hardly longer than one of them; one that is LONGER times as long adds to it.
+        A ring cannot clip, since no station sees the norms of all; the next ballot has owners, and they clip.
+        """
+        opened, own = self.opened, self._contributions.norm((self.me, self._attempt), index)
+        if not self._guarded or opened is None or len(opened.contributors) < CLIP_FROM:
+            return False
+        ours = [entry.weight for entry in opened.contributors if entry.peer == self.me]
+        if not ours:
+            return False
+        # Contributions of more tokens than ours may be longer in proportion.
+        heavier = max(entry.weight for entry in opened.contributors) / ours[0]
+        limit = (place - 1 + LONGER) / place * heavier * own
+        return 0.0 < limit < self._contributions.norm((left, PASSED), index)
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
         """Take the left neighbour's partial sum."""

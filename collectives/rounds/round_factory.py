@@ -10,7 +10,7 @@ from typing import Any
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.aggregation.rules import dense_rule
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.equivocation import Accuse
 from thinwire.collectives.consensus.paxos import Agreement
@@ -35,7 +35,8 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
-from thinwire.swarm.choices import Aggregation, Collective, Topology
+from thinwire.swarm.aggregation_spec import AggregationSpec
+from thinwire.swarm.choices import Collective, Topology
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify
@@ -69,7 +70,7 @@ class RoundFactory:
     - `by_bandwidth`: peers own as many chunks as their links can carry; otherwise all own equally many.
     - `collective`: "all-gather": every payload goes to all peers (`codec` only validates it); "sparse-butterfly": each
       chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
-      averaged by `rule`.
+      aggregated by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
@@ -83,7 +84,7 @@ class RoundFactory:
         run_id: Digest,
         *,
         codec: Codec | Screen,
-        rule: Aggregation,
+        rule: AggregationSpec,
         send_queue: SendQueue,
         now: Callable[[], float],
         live: Collection[PeerId],
@@ -112,9 +113,9 @@ class RoundFactory:
         self.spans = spans
         """Returns our measurements of links to other peers."""
         self._identity, self._run_id = identity, run_id
-        self._codec, self._rule, self._send_queue, self._now = codec, RULES[rule], send_queue, now
+        self._codec, self._rule, self._send_queue, self._now = codec, dense_rule(rule), send_queue, now
         self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
-        self._topology, self._site = topology, site
+        self._topology, self._site, self._guarded = topology, site, rule.rule == "clip"
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = BufferPool()
         self._sieve: SparseShardedReduce | None = None
@@ -199,7 +200,9 @@ class RoundFactory:
         common |= dict(rule=self._rule, seed=seed, pool=self._pool)
         if self._topology == "hierarchy":
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
-        return (Ring if self._topology == "ring" else ShardedReduce)(agreement, **common)
+        if self._topology == "ring":
+            return Ring(agreement, guarded=self._guarded, **common)
+        return ShardedReduce(agreement, **common)
 
     async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""

@@ -37,7 +37,7 @@ from typing import Any, Protocol, cast
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.ballot_bound import BallotBound
@@ -204,7 +204,7 @@ class SparseShardedReduce(BallotBound):
             agreement,
             codec=cast(Codec, codec),  # it only needs nbytes and check of it
             grid=grid,
-            rule=RULES["mean"],
+            rule=mean,
             seed=keeps,
             **sharded,
         )

@@ -89,9 +89,9 @@ class Integers:
         refuse(fault)
         return squared
 
-    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         parts = [raw(payload, self.nbytes(out.size)) for payload in payloads]
-        decoders.mean(addresses(parts), shares(weights, len(parts)), out, self.bits, self.block, self.asymmetric)
+        decoders.mean(addresses(parts), shares(weights, len(parts), total), out, self.bits, self.block, self.asymmetric)
 
 
 Int8, Int4, Int3 = partial(Integers, 8), partial(Integers, 4), partial(Integers, 3)

@@ -67,6 +67,6 @@ class E3M0:
         refuse(fault)
         return squared
 
-    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         parts = [raw(payload, self.nbytes(out.size)) for payload in payloads]
-        minifloatkernels.mean(addresses(parts), shares(weights, len(parts)), out, self.block)
+        minifloatkernels.mean(addresses(parts), shares(weights, len(parts), total), out, self.block)

@@ -46,9 +46,9 @@ class Fp32:
         refuse(fault)
         return squared
 
-    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         parts = [aligned(payload, out.size, 4) for payload in payloads]
-        kernels.fp32_mean(addresses(parts), shares(weights, len(parts)), out)
+        kernels.fp32_mean(addresses(parts), shares(weights, len(parts), total), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Half:
         refuse(fault)
         return squared
 
-    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         parts = [aligned(payload, out.size, 2) for payload in payloads]
-        halfkernels.mean(addresses(parts), shares(weights, len(parts)), out, self.brain)
+        halfkernels.mean(addresses(parts), shares(weights, len(parts), total), out, self.brain)
 
 
 def fp16() -> Half:

@@ -52,8 +52,8 @@ def addresses(parts: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     return np.array([part.ctypes.data for part in parts], np.uint64)
 
 
-def shares(weights: Sequence[float], count: int) -> NDArray[np.float64]:
-    """Return the weights divided by their sum, in float64.
+def shares(weights: Sequence[float], count: int, divisor: float = 0.0) -> NDArray[np.float64]:
+    """Return the weights divided by their sum, or by `divisor` if it is positive, in float64.
 
     Raises ValueError, since it is a mistake of the caller, unless there are `count` finite, non-negative weights that
     are not all zero.
@@ -62,4 +62,4 @@ def shares(weights: Sequence[float], count: int) -> NDArray[np.float64]:
     total = math.fsum(weights)
     if scale.shape != (count,) or not np.isfinite(scale).all() or (scale < 0).any() or not 0 < total < math.inf:
         raise ValueError(f"{count} payloads need as many weights, finite, none negative, not all zero")
-    return scale / total
+    return scale / (divisor or total)

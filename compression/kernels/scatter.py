@@ -63,6 +63,29 @@ def scatter(
 
 
 @kernel
+def decode_strip(
+    indices: NDArray[np.uint16],
+    codes: NDArray[np.uint8],
+    levels: NDArray[np.float32],
+    geometry: Geometry,
+    first: int,
+    last: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Write levels[code] to out, the elements of the rows of blocks [first, last), at their entries."""
+    side, cols, across = geometry[SIDE], geometry[COLS], geometry[ACROSS]
+    shift = log2(side)
+    e = entry(geometry, first * across)
+    for b in range(first * across, last * across):
+        i, j = b // across, b % across
+        corner = ((i - first) * cols + j) * side
+        for _ in range(kept(geometry, i, j)):
+            at = np.int64(indices[e])
+            out[corner + (at >> shift) * cols + (at & side - 1)] = levels[codes[e]]
+            e += 1
+
+
+@kernel
 def mean(
     indices: NDArray[np.uint64],
     codes: NDArray[np.uint64],

@@ -24,6 +24,7 @@ from thinwire.compression.kernels import block_dct as spectrumkernels
 from thinwire.compression.kernels import dct
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.mean import Average
 from thinwire.compression.sparse.topk import CAP, Selected, Sparse
 
 BLOCKS = 64
@@ -164,12 +165,12 @@ def mean(
     weights: Sequence[float],
     chunks: Chunks,
     denominator: Denominator = "contributor_mean",
-    clip: bool = True,
+    average: Average = sparsemean.mean,
     threads: int = 1,
 ) -> Floats:
-    """Return G: the coefficients averaged by `sparsemean.mean` in the given order, transformed back once."""
+    """Return G: the coefficients aggregated by `average` in the given order, transformed back once."""
     selected = [contribution.selected for contribution in contributions]
-    coefficients = sparsemean.mean(selected, weights, spectrum(chunks), denominator, clip, threads)
+    coefficients = average(selected, weights, spectrum(chunks), denominator)
     out = np.zeros(chunks.total, np.float32)
     synthesise(coefficients, chunks, out, 1.0, threads)
     return out

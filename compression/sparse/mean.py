@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, get_args
 
 import numpy as np
+from thinwire.compression.core.norm_clip import clipping
 from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator, Floats
 from thinwire.compression.kernels import base as kernels
@@ -17,8 +18,9 @@ from thinwire.compression.sparse.select import CHUNKS
 from thinwire.compression.sparse.topk import BIG, Part, Selected
 
 DENOMINATORS: tuple[Denominator, ...] = get_args(Denominator)
-CLIP_FROM = 3
-"""Minimum number of contributors for clipping norms to their median, which is no measure for fewer."""
+
+Average: TypeAlias = Callable[[Sequence[Selected], Sequence[float], Chunks, Denominator], Floats]
+"""Function (contributions, weights, layout, denominator) that returns their aggregate, such as `mean`."""
 
 
 def mean(
@@ -73,7 +75,9 @@ def sent(
     all: its norm does not enter the median either.
     """
     parts = [(one, one.parts[index], weight) for one, weight in zip(selected, weights, strict=True) if weight > 0]
-    factors = clipping([norm(one, part) for one, part, _ in parts]) if clip else [1.0] * len(parts)
+    factors = (
+        clipping([norm(one, part) for one, part, _ in parts], [w for _, _, w in parts]) if clip else [1.0] * len(parts)
+    )
     return [
         (one, part, weight, weight * factor)
         for (one, part, weight), factor in zip(parts, factors, strict=True)
@@ -114,16 +118,3 @@ def norm(selected: Selected, part: Part) -> float:
         return 0.0
     high = part.codes.size if selected.codec.width == 1 else int(np.count_nonzero(part.codes & 1))
     return math.sqrt(part.lo * part.lo * (part.codes.size - high) + part.hi * part.hi * high)
-
-
-def clipping(norms: Sequence[float]) -> list[float]:
-    """Return the factor by which each contributor's section is multiplied.
-
-    All factors are 1 if fewer than three contributors have a non-zero norm. Zero norms do not enter the median;
-    otherwise a section in which half of the peers have no gradient would never be trained.
-    """
-    present = sorted(norm for norm in norms if norm > 0.0)
-    if len(present) < CLIP_FROM:
-        return [1.0] * len(norms)
-    median = present[(len(present) - 1) // 2]
-    return [min(1.0, median / (each + 1e-8)) for each in norms]

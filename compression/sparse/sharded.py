@@ -17,6 +17,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.mean import Average
 from thinwire.compression.sparse.topk import Selected, Sparse
 
 
@@ -38,12 +39,14 @@ class Portions:
 
     beta: decay factor of the owner's residual, the part of the sum that was not sent. denominator: that of the mean,
     see sparsemean.
+    average: rule by which an owner aggregates.
     """
 
     codec: Sparse
     wide: Sparse
     beta: float = 1.0
     denominator: Denominator = "contributor_mean"
+    average: Average = sparsemean.mean
 
     @property
     def spec(self) -> str:
@@ -75,11 +78,11 @@ class Portions:
 
             a = β kept + mean;  sent = the largest of a, quantised;  left = a − sent
 
-        n: elements of the run. kept: the run's previous residual, or None. The mean is that of sparsemean.mean. If a
+        n: elements of the run. kept: the run's previous residual, or None. The mean is that of `average`. If a
         has non-finite values, the payload and the new residual are empty (zeros).
         """
         chunks = layout(n, n, self.codec.chunk)
-        left = sparsemean.mean([self.codec.decode(one, chunks) for one in payloads], weights, chunks, self.denominator)
+        left = self.average([self.codec.decode(one, chunks) for one in payloads], weights, chunks, self.denominator)
         if kept is not None:
             left += np.float32(self.beta) * kept
         try:

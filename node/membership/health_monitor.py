@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
-from thinwire.collectives.health.diagnosis import Diagnosis, Finding, named
+from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, named
 from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
@@ -49,8 +49,8 @@ class HealthMonitor:
         return named(self.diagnosis.findings, peer)
 
     def slow(self) -> set[PeerId]:
-        """Return peers that delay others: all sick peers but those with a wrong clock."""
-        return {peer for peer, found in self.diagnosis.findings.items() if found.cause != "clock skew"}
+        """Return peers that delay others: all sick peers but those with a wrong clock or long contributions."""
+        return {peer for peer, found in self.diagnosis.findings.items() if found.cause not in ("clock skew", CLIPPED)}
 
     def saw(self, peer: PeerId, frame: Frame) -> bool:
         """Observe a frame; return True if it concerns only the health monitor."""
@@ -78,6 +78,13 @@ class HealthMonitor:
         if fragment in self.fragments:
             for one in members:
                 self.diagnosis.attended(one.peer, late=one.late, seconds=one.seconds)
+            self._compare()
+
+    def contributed(self, ratios: Mapping[PeerId, float], round: int, *, fragment: int = 0) -> None:
+        """Take the norms of the contributions of a finished round, in units of their median."""
+        if fragment in self.fragments and ratios:
+            others = {peer: ratio for peer, ratio in ratios.items() if peer in self._live}
+            self.diagnosis.contributed(others, round)
             self._compare()
 
     def paired(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thinwire.collectives.aggregation.rules import sparse_rule
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.rounds.payload import pieces
 from thinwire.collectives.rounds.sparse_butterfly import parts
@@ -76,7 +77,8 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
     if manifest.exchange.collective != "sparse-butterfly":
         return SparseCodec(codec, chunks_of(layout, codec.chunk))
     wide = replace(codec, k=min(WIDE * codec.k, codec.chunk))
-    portions = Portions(codec, wide, manifest.exchange.owner_residual_decay, manifest.outer.residual.denominator)
+    exchange, denominator = manifest.exchange, manifest.outer.residual.denominator
+    portions = Portions(codec, wide, exchange.owner_residual_decay, denominator, sparse_rule(exchange.rule))
     run = parts(layout.total, portions, codec.chunk).chunk
     return RunCodec(codec, runs(layout.total, run, codec.chunk), portions)
 

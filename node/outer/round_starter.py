@@ -50,7 +50,7 @@ class RoundStarter:
             identity,
             run_id,
             codec=replica.codec,
-            rule=exchange.aggregation,
+            rule=exchange.rule,
             send_queue=presence.send_queue,
             now=now,
             live=presence.live,
@@ -75,7 +75,7 @@ class RoundStarter:
         self.ahead = False
         """True if our votes show that this peer has been further than its state."""
         self._plan = blake3.blake3(
-            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, exchange.aggregation])
+            msgspec.msgpack.encode([replica.layout, replica.codec.spec, cut.total, cut.chunk, exchange.rule])
         ).digest()
 
     def start(self, attempt: int, last: Round | None = None) -> Round:
@@ -84,6 +84,8 @@ class RoundStarter:
         `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
         """
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
+        if last is not None and self.presence.watch is not None:
+            self.presence.watch.contributed(last.exchange.ratios, last.round, fragment=self._fragment)
         terms = RoundTerms(
             replica.round + 1,
             self._fragment,

@@ -17,7 +17,7 @@ from thinwire.sims.network.regions import ACCESS, MBIT
 from thinwire.sims.results import report, run_directory
 from thinwire.sims.results.live_view import LiveView, Stopped, ending
 from thinwire.sims.results.report import PlayResult
-from thinwire.sims.scenario.faults import KINDS, LIES, VOTE_LIES
+from thinwire.sims.scenario.faults import ALL_LIES, KINDS
 from thinwire.sims.scenario.parser import load, load_faults, parse, shipped
 from thinwire.sims.scenario.scenario import Scenario
 from thinwire.sims.scenario.toml_table_reader import ScenarioError
@@ -148,7 +148,7 @@ def catalogue() -> str:
     lines += [f"    {name}: {kind.down / MBIT:.0f}/{kind.up / MBIT:.0f}" for name, kind in ACCESS.items()]
     for title, kinds in (
         ("faults", KINDS),
-        ("liars (the detail of a liar fault, or what a peer is)", {**LIES, **VOTE_LIES}),
+        ("liars (the detail of a liar fault, or what a peer is)", ALL_LIES),
     ):
         lines += ["", title, *(line for kind, text in kinds.items() for line in _wrapped(f"{kind}: {text}"))]
     return "\n".join(lines)

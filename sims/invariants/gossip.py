@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from thinwire.collectives.aggregation import NORM_LIMIT
+from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.gossip.pair_codec import PairCodec, halves
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.core.codec import Codec

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation import NORM_LIMIT, RULES
+from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
+from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels.base import outer_step
 from thinwire.node.methods.registry import METHODS
@@ -107,7 +109,9 @@ class CommitInvariants:
         self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming") and not manifest.sparse
         self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
-        self._rule = RULES[manifest.exchange.aggregation]
+        self._rule = dense_rule(manifest.exchange.rule)
+        # A cluster or a ring clips fewer contributions than there are in all.
+        self._clips = manifest.exchange.aggregation == "clip" and manifest.exchange.topology == "butterfly"
         self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
         self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
@@ -258,7 +262,7 @@ class CommitInvariants:
                 for one, entry in zip(sent, entries, strict=True)
                 if one is not None and entry.peer in self._honest
             ]
-            self._bound(index, old, new, honest, sum(weights))
+            self._bound(index, old, new, honest, len(weights), sum(weights))
 
     def _rounding(self, delta: Floats) -> float:
         """Return the distance of the encoding from `delta`, which is large for coarse codecs."""
@@ -292,7 +296,7 @@ class CommitInvariants:
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
         weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
-        around = round_ring(self._codec, self._rule, commit.opened, len(cut)) if commit.opened.order else None
+        around = round_ring(self._codec, commit.opened, len(cut)) if commit.opened.order else None
         for chunk in range(len(cut)):
             start, stop = cut.span(chunk)
             payloads = []
@@ -309,10 +313,13 @@ class CommitInvariants:
             outer_step(theta[start:stop], momentum[start:stop], delta, *outer.sgd)
         return theta, momentum
 
-    def _bound(self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], total: int) -> None:
-        """Check that the aggregate is as near to the honest mean as the norm limit on liars guarantees.
+    def _bound(
+        self, index: int, old: _State, new: _State, honest: Sequence[tuple[_Sent, int]], count: int, total: int
+    ) -> None:
+        """Check that the aggregate is as near to the honest mean as the rule guarantees.
 
-        Chunks are screened one by one, against a usual norm that is at most the longest honest one.
+        count: number of contributions. Chunks are screened one by one, against a usual norm that is at most the longest
+        honest one.
         """
         share = sum(weight for _, weight in honest)
         if not share or not total:
@@ -323,6 +330,9 @@ class CommitInvariants:
         aggregate = new.momentum - np.float32(self._manifest.outer.sgd.momentum) * old.momentum
         away = float(np.linalg.norm(aggregate - mean))
         limit = (1 - share / total) * (1 + NORM_LIMIT) * longest
+        if self._clips and CLIP_FROM <= count < 2 * len(honest) and self._manifest.outer.step_ratio == 1.0:
+            # Each chunk of the aggregate and of the honest mean is at most as long as the longest honest one.
+            limit = min(limit, 2 * longest)
         rounding = max(SLACK * longest, *(self._rounding(delta) for delta, _ in deltas))
         # Rounding of each contribution and of the result; of all partial sums of a ring or a site.
         often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from thinwire.collectives.aggregation import Rule
+from thinwire.collectives.aggregation.means import Rule, mean
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.rounds import ring_schedule
 from thinwire.collectives.rounds.reducer import Reducer
@@ -41,9 +41,9 @@ def result(
     return _mean(codec, rule, values, totals, size) if len(values) > 1 else values[0]
 
 
-def round_ring(codec: Codec, rule: Rule, opened: Open, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
+def round_ring(codec: Codec, opened: Open, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
     """Return a function that gives the encoded mean of one of `count` chunks, added up along the ring."""
-    reducer, around = Reducer(codec, rule, BufferPool()), ring_schedule.ways(opened)
+    reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.ways(opened)
     owners = shares(count, ring_schedule.ring(opened), fragment=opened.fragment)
 
     def made(chunk: int, payloads: Sequence[Buffer], size: int) -> Buffer:
@@ -54,8 +54,8 @@ def round_ring(codec: Codec, rule: Rule, opened: Open, count: int) -> Callable[[
 
 
 def _mean(codec: Codec, rule: Rule, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
-    mean = np.empty(size, np.float32)
-    rule(codec, payloads, weights, mean)
+    value = np.empty(size, np.float32)
+    rule(codec, payloads, weights, value)
     encoded = np.empty(codec.nbytes(size), np.uint8)
-    encode(codec, mean, encoded)
+    encode(codec, value, encoded)
     return encoded.data

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.aggregation.rules import dense_rule
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer
@@ -106,9 +106,9 @@ class ReplayInvariant:
 
     def _results(self, commit: Commit, payloads: Sequence[tuple[bytes, ...]], codec: Any, cut: Grid) -> list[Buffer]:
         """Return the encoded mean of every chunk."""
-        rule, opened, sites = RULES[self._manifest.exchange.aggregation], commit.opened, sites_of(commit)
+        rule, opened, sites = dense_rule(self._manifest.exchange.rule), commit.opened, sites_of(commit)
         weights = [float(entry.weight) for entry in opened.contributors]
-        around = round_ring(codec, rule, opened, len(cut)) if opened.order else None
+        around = round_ring(codec, opened, len(cut)) if opened.order else None
         made: list[Buffer] = []
         for index in range(len(cut)):
             chunks: list[Buffer] = [one[index] for one in payloads]

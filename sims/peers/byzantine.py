@@ -29,7 +29,10 @@ from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, Pe
 
 
 def corrupt(process: Process, kind: str) -> None:
-    """Make the peer of a ready process lie from now on. `kind`: see LIES of faults.py. Raises KeyError."""
+    """Make the peer of a ready process lie from now on.
+
+    `kind`: see ALL_LIES of faults.py. Raises KeyError.
+    """
     end = process._end
 
     def told(reason: str, failure: BaseException | None) -> None:
@@ -131,6 +134,28 @@ def _poison(payload: NDArray[np.uint8]) -> None:
     payload[:4] = 255
 
 
+def _blow_up(payload: NDArray[np.uint8]) -> None:
+    # A float32 of the value infinity at the start, and a float16 of it at the end, where int8 has a scale.
+    payload[:4] = (0, 0, 0x80, 0x7F)
+    payload[-2:] = (0, 0x7C)
+
+
+def _level(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.full_like(values, 10.0 * np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def _repeat(session: RoundSession | GossipSession) -> None:
+    average, first = session.average, list[bytes]()
+
+    async def lying(
+        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+    ) -> Outcome | tuple[PairResult, ...]:
+        first.extend(bytes(chunk) for chunk in source if not first or len(first) < len(source))
+        return await average([memoryview(chunk) for chunk in first] if source else source, hashes=None, **rest)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
+
+
 def _boast(session: RoundSession | GossipSession) -> None:
     average = session.average
 
@@ -202,9 +227,12 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "blame": lambda process: repeat(process, _blame_book),
     "behind": lambda process: repeat(process, lambda session: [Behind(round_of(session) + 1000, fragment_of(session))]),
     "silent": _silence,
+    "flip10": each(lambda session: _values(session, lambda values: np.float32(-10) * values)),
+    "scale900": each(lambda session: _values(session, lambda values: np.float32(900) * values)),
+    "1e30": each(lambda session: _values(session, lambda values: np.full_like(values, 1e30))),
+    "inf": each(lambda session: _announce(session, _blow_up)),
+    "constant": each(lambda session: _values(session, _level)),
+    "repeat": each(_repeat),
     **LIES_TOLD,
 }
-"""Kind of lie -> function that makes the peer of a process tell it.
-
-Has the keys of LIES and VOTE_LIES in faults.py.
-"""
+"""Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from thinwire.sims.scenario.faults import KINDS, LIES, VOTE_LIES, Fault
+from thinwire.sims.scenario.faults import ALL_LIES, KINDS, Fault
 from thinwire.sims.scenario.toml_table_reader import nearest
 
 ALONE = frozenset(
@@ -70,5 +70,4 @@ def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
 
 def no_lie(kind: str) -> str:
     """Return "" for a kind of lie, else a hint."""
-    lies = {**LIES, **VOTE_LIES}
-    return "" if kind in lies else nearest(kind, lies, "ways to lie: ")
+    return "" if kind in ALL_LIES else nearest(kind, ALL_LIES, "ways to lie: ")

@@ -78,6 +78,19 @@ VOTE_LIES: Mapping[str, str] = {
 The trials draw none of them: with quorums of half the members they can fork a round (docs/design/agreement.md).
 """
 
+ATTACKS: Mapping[str, str] = {
+    "flip10": "announces and sends its update with the sign turned, ten times as long",
+    "scale900": "announces and sends its update 900 times as long, just within the limit on norms",
+    "1e30": "announces and sends an update of nothing but the value 1e30",
+    "inf": "announces and sends infinite values",
+    "constant": "announces and sends the same value for all parameters, ten times as long as its update",
+    "repeat": "announces and sends its first update again and again",
+}
+"""Further kinds of lie, which only scenarios script; trials draw from LIES."""
+
+ALL_LIES: Mapping[str, str] = {**LIES, **VOTE_LIES, **ATTACKS}
+"""Every kind of lie, with the behaviour of the peer."""
+
 QUIET = 0.75
 """Fraction of a run after which no fault occurs, so that the swarm has time to recover."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import (
     Aggregation,
     ChunkAssignment,
@@ -203,9 +204,15 @@ class Exchange(Table, frozen=True):
         "ring": from peer to peer, each adding its own, so that a peer sends to one neighbour only; "hierarchy": the peers of a
         site (node.toml: site; otherwise those within 5 ms of each other) average among themselves first, and one value of each
         site crosses the wide area. For sites of several peers behind one uplink; a lossy codec loses once more.
-    aggregation: "mean", weighted by tokens, after screening; or "rda", also weighted, with direction and length averaged
-        separately for each chunk: if peers pull in different directions, the step remains as long as theirs. For dense
-        methods except noloco.
+    aggregation: rule by which contributions become one, after screening. "clip", the mean weighted by tokens, with norms
+        clipped to their median from three contributors on, so that no peer moves the result by more than its weight; "mean",
+        without clipping; "rda", also weighted, with direction and length averaged separately for each chunk: if peers pull in
+        different directions, the step remains as long as theirs. Against up to max_liars liars: "centered-clip", "flag",
+        "geometric-median", "trimmed-mean", "median", "krum", "multi-krum", "bulyan" (docs/design/aggregation.md compares
+        them). They need all contributions in one place and a minimum of contributors, exchange.min_peers.
+    max_liars: only with these rules: largest number of contributors of a round that may lie.
+    aggregation_iterations: only with "centered-clip", "geometric-median" and "flag": largest number of iterations; 0 = 20, 32
+        and 5.
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         partition could continue. A larger quorum loses more rounds and fewer contributions. "two-thirds", or a fraction above
         it: fewer than a third of the members may lie about votes and proposals without two results of one round. Such a
@@ -236,7 +243,9 @@ class Exchange(Table, frozen=True):
     collective: Collective = "butterfly"
     owner_residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.5
     topology: Topology = "butterfly"
-    aggregation: Aggregation = "mean"
+    aggregation: Aggregation = "clip"
+    max_liars: Annotated[int, Meta(ge=1, le=MAX_GROUP // 2)] = 1
+    aggregation_iterations: Annotated[int, Meta(ge=0, le=1000)] = 0
     quorum: Annotated[float, Meta(ge=0.5, lt=1)] | Literal["two-thirds"] = 0.5
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
@@ -251,6 +260,11 @@ class Exchange(Table, frozen=True):
     def fraction(self) -> float:
         """Fraction of the members that a quorum exceeds."""
         return 2 / 3 if self.quorum == "two-thirds" else self.quorum
+
+    @property
+    def rule(self) -> AggregationSpec:
+        """The aggregation rule with its parameters."""
+        return AggregationSpec(self.aggregation, self.max_liars, self.aggregation_iterations)
 
     @property
     def timeout_seconds(self) -> float:

@@ -6,10 +6,14 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import get_args
 
 import msgspec
+from thinwire.swarm.aggregation_spec import ITERATED, NEEDS
+from thinwire.swarm.choices import Aggregation
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Pipeline
+from thinwire.swarm.messages.registry import MAX_GROUP
 from thinwire.swarm.method_specs.base import DENSE
 from thinwire.swarm.method_specs.registry import METHODS
 
@@ -104,16 +108,43 @@ def _unused_exchange_keys(manifest: Manifest) -> Contradictions:
 
 
 def _aggregation(manifest: Manifest) -> Contradictions:
-    rule, exchange = manifest.exchange.aggregation, manifest.exchange
-    if rule != "mean" and (manifest.outer.gossip or exchange.codec.split("(")[0] not in DENSE):
+    """Rules that the method, the topology or the number of contributors exclude."""
+    outer, exchange, spec = manifest.outer, manifest.exchange, manifest.exchange.rule
+    codec = re.split(r"[(|]", exchange.codec)[0]
+    known: tuple[str, ...] = get_args(Aggregation)
+    if outer.gossip:
+        known = ("mean",)
+    elif codec == "powersgd":
+        known = ("mean", "clip")  # the factors of the second round depend on the mean of the first
+    elif codec not in DENSE:
+        known = tuple(rule for rule in known if rule != "rda")
+    if spec.rule not in known:
         yield (
-            f"exchange.aggregation = {rule!r} does not apply to the method {manifest.outer.method!r}",
-            "remove the key",
+            f"exchange.aggregation = {spec.rule!r} does not apply to the method {outer.method!r}",
+            f"remove the key; rules of {outer.method}: {', '.join(known)}",
         )
-    if rule != "mean" and exchange.topology != "butterfly":
+    elif spec.rule not in ("mean", "clip") and exchange.topology != "butterfly":
         yield (
-            f"exchange.aggregation = {rule!r} needs all contributions in one place",
+            f"exchange.aggregation = {spec.rule!r} needs all contributions in one place",
             "remove the key, or exchange.topology",
+        )
+    if spec.rule not in NEEDS and spec.max_liars != Exchange().max_liars:
+        yield (
+            f"exchange.max_liars does not apply to the rule {spec.rule!r}",
+            f"remove the key; rules: {', '.join(NEEDS)}",
+        )
+    if spec.rule not in ITERATED and spec.iterations:
+        yield (
+            f"exchange.aggregation_iterations does not apply to the rule {spec.rule!r}",
+            f"remove the key; rules: {', '.join(ITERATED)}",
+        )
+    if exchange.min_peers < spec.needs:
+        yield (
+            f"exchange.aggregation = {spec.rule!r} with max_liars = {spec.max_liars} needs {spec.needs} contributors, "
+            f"and exchange.min_peers = {exchange.min_peers} allows rounds with fewer",
+            f"set exchange.min_peers = {spec.needs} or more"
+            if spec.needs <= MAX_GROUP
+            else f"lower exchange.max_liars: a round has at most {MAX_GROUP} contributors",
         )
 
 

@@ -17,7 +17,7 @@ class Merge(MethodSpec, frozen=True, tag="merge"):
     defaults: ClassVar[Defaults] = {
         "run": {"rounds": 2},
         "data": {"private": True},
-        "exchange": {"codec": "fp32", "straggler_timeout": 3600.0},
+        "exchange": {"codec": "fp32", "straggler_timeout": 3600.0, "aggregation": "mean"},
     }
     required: ClassVar[Mapping[str, tuple[Mapping[str, object], str, str]]] = {
         "run": (

@@ -7,7 +7,7 @@ from typing import Any
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation import RULES
+from thinwire.collectives.aggregation.rules import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement

@@ -208,6 +208,7 @@ class Swarm:
         group: int = 0,
         collective: str = "",
         keep: float | None = None,
+        rule: str = "",
         preset: Preset = LOCAL,
         aside: Work = at_once,
     ) -> None:
@@ -219,6 +220,8 @@ class Swarm:
         lines += f"gossip_group_size = {group}\n" if group else ""
         lines += f'collective = "{collective}"\n' if collective else ""
         lines += f"owner_residual_decay = {keep}\n" if keep is not None else ""
+        # Values of dense contributions name their peers, and a plain mean shows which are in it.
+        lines += f'aggregation = "{rule or ("clip" if codec.startswith(("topk", "demo")) else "mean")}"\n'
         self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}

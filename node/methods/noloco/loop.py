@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation import outliers
+from thinwire.collectives.aggregation.screening import outliers
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState

@@ -91,9 +91,7 @@ class GossipSession:
         )
         outer, exchange = manifest.outer, manifest.exchange
         self._plan = blake3.blake3(
-            msgspec.msgpack.encode(
-                [replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.aggregation]
-            )
+            msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.rule])
         ).digest()
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from thinwire.collectives.aggregation.rules import sparse_rule
 from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
@@ -29,6 +30,7 @@ from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.demo import Coefficients, Demo
 from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.mean import Average
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.topk import Selected, Sparse
 from thinwire.node.state.layout import Layout
@@ -144,6 +146,8 @@ class SparseReplica(Replica):
     sent: dict[int, Choice]
     """Announcements of the round in progress by attempt: the record may name any of them."""
     codec: SparseCodec
+    average: Average
+    """Rule by which the contributions are aggregated."""
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
         """Set up the error feedback; `codec` is a SparseCodec."""
@@ -151,6 +155,9 @@ class SparseReplica(Replica):
         rule = self.outer.residual
         self.feedback = ErrorFeedback(self.codec.codec, self.codec.chunks, rule.decay, rule.on_exclusion)
         self.kept = OwnerResiduals()
+        # What comes from owners is aggregated already.
+        whole = manifest.exchange.collective == "sparse-butterfly"
+        self.average = sparsemean.mean if whole else sparse_rule(manifest.exchange.rule)
 
     @property
     def sent_codec(self) -> object:
@@ -209,7 +216,7 @@ class SparseReplica(Replica):
         return True
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
-        mean = sparsemean.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator)
+        mean = self.average(selected, weights, self.codec.chunks, self.outer.residual.denominator)
         np.multiply(mean, np.float32(self.lr), out=mean)
         np.subtract(self.theta, mean, out=self.theta)
 
@@ -249,5 +256,5 @@ class DemoReplica(SparseReplica):
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         """Move theta by the sign of the mean."""
-        mean = demo.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator)
+        mean = demo.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator, self.average)
         demo.step(self.theta, mean, self.lr, self.outer.sign_decay)

@@ -14,7 +14,10 @@ def peer(index):
     return bytes([index]) * 32
 
 
-def oracles(honest, toml='[exchange]\ncodec = "fp32"\nmax_weight = 1000\n'):
+PLAIN = '[exchange]\ncodec = "fp32"\nmax_weight = 1000\naggregation = "mean"\n'
+
+
+def oracles(honest, toml=PLAIN):
     told = []
     return CommitInvariants(parse(toml), {peer(i): i for i in range(honest)}, lambda *what: told.append(what[0])), told
 
@@ -93,6 +96,26 @@ def test_mean_invariant_bounds_a_liar_by_the_norm_screening(honest, times, found
     after = np.concatenate([theta - np.float32(0.7) * mean, mean])
     judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
     assert told == found
+
+
+@pytest.mark.parametrize("times", [10.0, 900.0])
+def test_clipped_mean_is_bounded_by_the_longest_honest_contribution(times):
+    """An owner that takes the plain mean in place of the clipped one is found."""
+    for rule, found in (("mean", []), ("clip", ["bound"])):
+        judge, told = oracles(3, PLAIN.replace("mean", rule))
+        rng = np.random.default_rng(1)
+        theta = rng.standard_normal(SIZE).astype(np.float32)
+        moves = [rng.standard_normal(SIZE).astype(np.float32) * np.float32(0.01) for _ in range(3)]
+        judge.installed(0, 0, bytes(32), np.concatenate([theta, np.zeros_like(theta)]))
+        for index, move in enumerate(moves):
+            judge.encoded(peer(index), 1, 1, theta - move, 100)
+        mean = np.mean([*moves, moves[0] * np.float32(times)], axis=0, dtype=np.float64).astype(np.float32)
+        entries = tuple(Contribution(peer(index), 1, 100) for index in range(4))
+        ids = tuple(entry.peer for entry in entries)
+        opened = Open(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+        after = np.concatenate([theta - np.float32(0.7) * mean, mean])
+        judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
+        assert told == found
 
 
 def test_lineage_of_a_peer_that_has_not_reported_its_round_is_no_second_round():

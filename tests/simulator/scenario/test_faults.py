@@ -2,13 +2,12 @@ import pytest
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import (
     _SHAPES,
+    ALL_LIES,
     FLAP,
     HARSH,
     KINDS,
-    LIES,
     QUIET,
     SEVERE,
-    VOTE_LIES,
     Fault,
     draw,
     flaps,
@@ -92,7 +91,7 @@ def test_unknown_fault_kind_is_named() -> None:
 
 
 def test_each_kind_of_lie_is_implemented():
-    assert byzantine.IMPLEMENTED.keys() == LIES.keys() | VOTE_LIES.keys()
+    assert byzantine.IMPLEMENTED.keys() == ALL_LIES.keys()
 
 
 def test_each_kind_of_fault_is_implemented():

@@ -211,3 +211,18 @@ def test_evidence_of_a_slow_peer_has_its_speed_if_known():
     for _ in range(3):
         diagnosis.attended(PEERS[0], late=True, seconds=12.0)
     assert "speed 60/s, the others' median 100/s" in diagnosis.findings[PEERS[0]].evidence
+
+
+def test_contributor_far_above_the_median_is_named_until_it_is_not() -> None:
+    diagnosis = Diagnosis()
+    loud, calm = bytes([1]) * 32, bytes([2]) * 32
+    for number in range(1, 6):
+        diagnosis.contributed({loud: 10.0, calm: 1.0}, number)
+        assert not diagnosis.findings
+        diagnosis.contributed({loud: 10.0, calm: 1.0}, number)  # another fragment, or the same round again
+    diagnosis.contributed({loud: 12.0, calm: 4.9}, 6)
+    assert set(diagnosis.findings) == {loud}
+    assert named(diagnosis.findings, loud) == "clipped: its contribution was 12 times the median, 6 of 6 rounds"
+    for number in range(7, 13):
+        diagnosis.contributed({loud: 1.0, calm: 1.0}, number)
+    assert not diagnosis.findings

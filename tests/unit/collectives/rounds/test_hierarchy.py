@@ -20,7 +20,7 @@ from kit.round_harness import (
     opening,
     ready,
 )
-from thinwire.collectives.aggregation import outliers
+from thinwire.collectives.aggregation.screening import outliers
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.proposal import RoundTerms, propose, sound
 from thinwire.collectives.rounds.hierarchy import Hierarchy

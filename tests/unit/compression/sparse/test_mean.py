@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
+from thinwire.compression.core.norm_clip import clipping
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import select
@@ -35,7 +36,10 @@ def expected(selected: list[Selected], weights: list[float], denominator: str, c
         norms = [math.sqrt(math.fsum(float(x) ** 2 for x in vector)) for vector in vectors]
         some = sorted(n for n, weight in zip(norms, weights, strict=True) if n and weight)
         median = some[(len(some) - 1) // 2] if some else 0.0
-        factors = [min(1.0, median / (n + 1e-8)) if clip and len(some) > 2 else 1.0 for n in norms]
+        heavy = sorted(w for n, w in zip(norms, weights, strict=True) if n and w)
+        usual = heavy[(len(heavy) - 1) // 2] if heavy else 1.0
+        most = [median * max(1.0, w / usual) if clip and len(some) > 2 else math.inf for w in weights]
+        factors = [limit / n if n > limit else 1.0 for n, limit in zip(norms, most, strict=True)]
         sums, counts = np.zeros(section.size), np.zeros(section.size)
         for r, part in enumerate(parts):
             if part.mode == EMPTY:
@@ -102,15 +106,15 @@ def test_sparse_mean_clips_outliers_to_the_lower_median_norm() -> None:
     mean = sparsemean.mean([*calm, loud], [1.0] * 4, CHUNKS)
     part = [one.parts[0] for one in (*calm, loud)]
     norms = [sparsemean.norm(one, p) for one, p in zip((*calm, loud), part, strict=True)]
-    assert sparsemean.clipping(norms)[3] == pytest.approx(sorted(norms)[1] / norms[3])
+    assert clipping(norms, [1.0] * 4)[3] == pytest.approx(sorted(norms)[1] / norms[3])
     size = 130 * 70
     assert np.linalg.norm(mean[:size]) < 4 * max(norms[:3])
     # With two contributors, none is clipped.
     assert np.linalg.norm(sparsemean.mean([calm[0], loud], [1.0] * 2, CHUNKS)[:size]) > 0.5 * norms[3]
-    assert sparsemean.clipping([1.0, 5.0]) == [1.0, 1.0]
+    assert clipping([1.0, 5.0], [1.0, 1.0]) == [1.0, 1.0]
     # A contributor without values is not in the median.
-    assert sparsemean.clipping([0.0, 0.0, 7.0]) == sparsemean.clipping([0.0, 0.0, 0.0]) == [1.0, 1.0, 1.0]
-    assert sparsemean.clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0])[3:] == pytest.approx([1.0, 1.0, 0.25])
+    assert clipping([0.0, 0.0, 7.0], [1.0] * 3) == clipping([0.0, 0.0, 0.0], [1.0] * 3) == [1.0, 1.0, 1.0]
+    assert clipping([0.0, 0.0, 0.0, 2.0, 2.0, 8.0], [1.0] * 6)[3:] == pytest.approx([1.0, 1.0, 0.25])
 
 
 @pytest.mark.parametrize("denominator", sparsemean.DENOMINATORS)

@@ -91,7 +91,8 @@ def play(rounds: int, rate: float = RATE) -> list[np.ndarray]:
             lambda theta, start=0, keep=0.0: layout.write(trainer.model, theta, start, keep),
         )
 
-    toml = f'[exchange]\ncodec = "fp32"\nmax_weight = 1000000\n[outer]\nsync_every = {STEPS}\nlr = {LR}\nmomentum = {MOMENTUM}'
+    usual = 'codec = "fp32"\naggregation = "mean"\nmax_weight = 1000000'
+    toml = f"[exchange]\n{usual}\n[outer]\nsync_every = {STEPS}\nlr = {LR}\nmomentum = {MOMENTUM}"
     table = RoundTable(parse(toml), layout, [learner(trainer) for trainer in inner])  # type: ignore[misc]
     asyncio.run(table.play(rounds, lambda index, steps: inner[index].run_steps(steps).tokens))
     assert table.weights == [[STEPS * tokens for tokens in TOKENS]] * rounds

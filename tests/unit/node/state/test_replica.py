@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from thinwire.collectives.aggregation import mean
+from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState, state_digest
 from thinwire.collectives.topology.shards import grid

@@ -71,6 +71,8 @@ YOUNGER = {
     "exchange.owner_residual_decay",
     "exchange.chunk_assignment",
     "exchange.topology",
+    "exchange.max_liars",
+    "exchange.aggregation_iterations",
     "inner.adam_lr",
     "inner.momentum",
     "outer.step_balancing",
@@ -86,11 +88,11 @@ YOUNGER = {
 
 
 RUN_IDS = {
-    "": "38f68753bb922554",
-    "[outer]\nmethod='noloco'": "b6e43b139b0ef10e",
-    "[outer]\nmethod='sparseloco'": "e737491dfbe8cfb1",
-    "[outer]\nmethod='demo'": "843258075066166c",
-    "[outer]\nmethod='streaming'": "5421b74cb9388dad",
+    "": "a9dc3179aae33e45",
+    "[outer]\nmethod='noloco'": "918ac7ad36cb79e6",
+    "[outer]\nmethod='sparseloco'": "21d08b69ea772f50",
+    "[outer]\nmethod='demo'": "fb827512e1685a30",
+    "[outer]\nmethod='streaming'": "184c4d77e8c47642",
 }
 
 
@@ -460,7 +462,48 @@ def test_group_size_changes_run_id_unless_two():
 
 
 def test_run_id_of_a_file_is_frozen():
-    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "22d92e7f50a4af94"
+    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "131efa180729b56b"
+
+
+def test_rules_and_their_parameters_change_the_run_id():
+    lines = ("", "aggregation = 'clip'", "aggregation = 'mean'", "aggregation = 'median'\nmin_peers = 3")
+    more = ("aggregation = 'median'\nmin_peers = 5\nmax_liars = 2", "aggregation = 'flag'\nmin_peers = 3")
+    last = "aggregation = 'flag'\nmin_peers = 3\naggregation_iterations = 9"
+    ids = [parse(f"[exchange]\n{line}").run_id(b"a" * 32) for line in (*lines, *more, last)]
+    assert ids[0] == ids[1] and len(set(ids)) == 6
+    assert parse(f"[exchange]\n{last}").exchange.rule == ("flag", 1, 9)
+
+
+def test_every_averaging_method_clips_by_default():
+    found = {method: parse(f"[outer]\nmethod = '{method}'").exchange.aggregation for method in METHODS}
+    assert {method for method, rule in found.items() if rule != "clip"} == {"noloco", "merge"}
+    assert found["noloco"] == found["merge"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("lines", "method", "said"),
+    [
+        ("aggregation = 'krum'", "diloco", r"max_liars = 1 needs 5 contributors, and exchange.min_peers = 1"),
+        ("aggregation = 'bulyan'\nmax_liars = 3\nmin_peers = 14", "diloco", "needs 15 contributors"),
+        ("aggregation = 'bulyan'\nmax_liars = 32\nmin_peers = 64", "diloco", "needs 131 contributors"),
+        ("aggregation = 'krum'\nmin_peers = 5\ntopology = 'ring'", "diloco", "all contributions in one place"),
+        ("aggregation = 'median'\nmin_peers = 3\ntopology = 'hierarchy'", "diloco", "all contributions in one place"),
+        ("max_liars = 2", "diloco", "exchange.max_liars does not apply to the rule 'clip'"),
+        (
+            "aggregation = 'krum'\nmin_peers = 5\naggregation_iterations = 3",
+            "diloco",
+            "aggregation_iterations does not",
+        ),
+        ("aggregation = 'clip'", "noloco", "does not apply to the method 'noloco'"),
+        ("aggregation = 'rda'", "sparseloco", "does not apply to the method 'sparseloco'"),
+        ("aggregation = 'flag'\nmin_peers = 3", "powersgd", "does not apply to the method 'powersgd'"),
+        ("aggregation = 'krumm'", "diloco", "aggregation"),
+    ],
+)
+def test_rules_that_a_run_cannot_use_are_refused(lines, method, said):
+    with pytest.raises(ManifestError, match=said) as caught:
+        parse(f"[outer]\nmethod = '{method}'\n[exchange]\n{lines}")
+    assert caught.value.hint
 
 
 def test_shards_key_changes_run_id_unless_default():

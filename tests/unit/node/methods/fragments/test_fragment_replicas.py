@@ -46,7 +46,8 @@ LAYOUT = layout()
 
 
 def manifest(text, codec="fp32"):
-    return parse(f'[exchange]\ncodec = "{codec}"\n[outer]\n{text}')
+    rule = "clip" if codec.startswith("topk") else "mean"
+    return parse(f'[exchange]\ncodec = "{codec}"\naggregation = "{rule}"\n[outer]\n{text}')
 
 
 def streaming(fragments, overlap, alpha=0.5, steps=6):

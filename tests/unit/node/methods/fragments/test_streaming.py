@@ -21,7 +21,8 @@ LAYOUT = Layout(
 
 
 def manifest(text, codec="fp32"):
-    return parse(f'[exchange]\ncodec = "{codec}"\n[outer]\n{text}')
+    rule = "clip" if codec.startswith("topk") else "mean"
+    return parse(f'[exchange]\ncodec = "{codec}"\naggregation = "{rule}"\n[outer]\n{text}')
 
 
 class Model:

@@ -54,7 +54,9 @@ class Peers:
 
 def play(outer, rounds, *, fail=(), run="", count=PEERS, codec="fp32"):
     async def main():
-        manifest = parse(f'{run}[exchange]\ncodec = "{codec}"\n[outer]\nmethod = "co2"\nsync_every = {STEPS}\n{outer}')
+        manifest = parse(
+            f'{run}[exchange]\ncodec = "{codec}"\naggregation = "mean"\n[outer]\nmethod = "co2"\nsync_every = {STEPS}\n{outer}'
+        )
         peers, digests = Peers(count), []
         table = RoundTable(manifest, LAYOUT, [peers.learner(index) for index in range(count)], fail)
         await table.play(rounds, peers.train, lambda: digests.append({seat.replica.digest for seat in table.seats}))

@@ -50,7 +50,9 @@ class Peers:
 
 def play(outer, rounds, *, fail=(), look=lambda table, peers: None, run="", count=PEERS):
     async def main():
-        manifest = parse(f'{run}[exchange]\ncodec = "fp32"\n[outer]\nmethod = "eager"\nsync_every = {STEPS}\n{outer}')
+        manifest = parse(
+            f'{run}[exchange]\ncodec = "fp32"\naggregation = "mean"\n[outer]\nmethod = "eager"\nsync_every = {STEPS}\n{outer}'
+        )
         peers = Peers(count)
         table = RoundTable(manifest, LAYOUT, [peers.learner(index) for index in range(count)], fail)
         await table.play(rounds, peers.train, lambda: look(table, peers))

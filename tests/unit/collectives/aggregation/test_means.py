@@ -1,4 +1,4 @@
-"""Outlier screening and the mean of encoded payloads."""
+"""Outlier screening, and the means of encoded payloads: plain, clipped, of directions and lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.aggregation import MEMORY, NORM_LIMIT, apart, lower_median, mean, outliers
+from thinwire.collectives.aggregation.means import apart, clip, mean
+from thinwire.collectives.aggregation.screening import MEMORY, NORM_LIMIT, lower_median, outliers
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.dense.blockint import Int8
 from thinwire.compression.dense.floats import Fp32
@@ -139,3 +140,87 @@ def test_rda_handles_zero_vectors_and_zero_weights() -> None:
     np.testing.assert_allclose(out, draw(4), rtol=1e-5)
     apart(codec, [vector], [0.0], out)
     assert not out.any()
+
+
+def clipped_plainly(rows: list[np.ndarray], weights: list[float]) -> np.ndarray:
+    """Return the clipped mean, computed with Python's own numbers."""
+    counted = [([float(x) for x in row], w) for row, w in zip(rows, weights, strict=True) if w > 0]
+    norms = [math.sqrt(math.fsum(x * x for x in row)) for row, _ in counted]
+    some = sorted(norm for norm in norms if norm > 0)
+    limit = some[(len(some) - 1) // 2] if len(some) >= 3 else math.inf
+    total = math.fsum(w for _, w in counted)
+    heavy = sorted(w for (_, w), norm in zip(counted, norms, strict=True) if norm > 0)
+    usual = heavy[(len(heavy) - 1) // 2] if heavy else 1.0
+    limits = [limit * max(1.0, w / usual) for _, w in counted]
+    factors = [min(1.0, most / norm if norm else 1.0) for most, norm in zip(limits, norms, strict=True)]
+    scaled = [[w * factor * x for x in row] for (row, w), factor in zip(counted, factors, strict=True)]
+    return np.array([math.fsum(column) / total for column in zip(*scaled, strict=True)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.1, 1.0, 7.0, 1e6]), st.integers(0, 9)), min_size=1, max_size=7),
+    st.sampled_from(CODECS),
+)
+def test_clip_equals_the_reference(given: list[tuple[float, int]], codec: Codec) -> None:
+    payloads = [encode(codec, draw(at, scale)) for at, (scale, _) in enumerate(given)]
+    weights = [float(weight) for _, weight in given]
+    rows = []
+    for payload in payloads:
+        rows.append(np.zeros(N, np.float32))
+        codec.decode(payload, rows[-1])
+    out = np.full(N, np.nan, np.float32)
+    clip(codec, payloads, weights, out)
+    if not any(weights):
+        assert not out.any()
+        return
+    expected = clipped_plainly(rows, weights)
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6 * max(1e-30, np.abs(expected).max()))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 9), st.integers(0, 2**20), st.floats(-6, 6), st.integers(1, 3))
+def test_one_contributor_moves_a_clipped_mean_by_no_more_than_its_weight(
+    peers: int, seed: int, power: float, weight: int
+) -> None:
+    codec, honest = Fp32(), [draw(seed + i) for i in range(peers - 1)]
+    weights = [1.0] * (peers - 1) + [float(weight)]
+    longest = max(float(np.linalg.norm(row)) for row in honest)
+    results = []
+    for liar in (np.zeros(N), -(10**power) * honest[0]):
+        out = np.empty(N, np.float32)
+        clip(codec, [encode(codec, row) for row in [*honest, liar]], weights, out)
+        results.append(out.astype(np.float64))
+    # The lie also moves the limit, by which each honest part may shrink; both parts are at most the longest honest norm.
+    honest_share, share = (peers - 1) / sum(weights), weight / sum(weights)
+    assert np.linalg.norm(results[1] - results[0]) <= share * weight * longest + honest_share * spread(honest) + 1e-4
+
+
+def spread(rows: list[np.ndarray]) -> float:
+    """Return by how much the limit can change between the shortest and the longest of these rows."""
+    norms = [float(np.linalg.norm(row)) for row in rows]
+    return max(norms) - min(norms)
+
+
+def test_clip_of_two_contributors_is_their_mean() -> None:
+    codec, rows = Fp32(), [draw(1), draw(2, 100.0)]
+    found, plain = np.empty(N, np.float32), np.empty(N, np.float32)
+    clip(codec, [encode(codec, row) for row in rows], [1.0, 3.0], found)
+    mean(codec, [encode(codec, row) for row in rows], [1.0, 3.0], plain)
+    assert found.tobytes() == plain.tobytes()
+    clip(codec, [encode(codec, row) for row in [*rows, draw(3)]], [1.0, 3.0, 0.0], found)
+    assert found.tobytes() == plain.tobytes(), "a contributor of weight 0 does not make clipping possible"
+
+
+def test_contribution_of_more_steps_may_be_longer_in_proportion() -> None:
+    """Step balancing: twice the steps have twice the tokens and up to twice the length, and are not clipped."""
+    codec, rows = Fp32(), [draw(1), draw(2), draw(3), 2.0 * draw(4)]
+    rows = [row / np.linalg.norm(row) * length for row, length in zip(rows, (1.0, 1.0, 1.0, 2.0), strict=True)]
+    found, plain = np.empty(N, np.float32), np.empty(N, np.float32)
+    payloads = [encode(codec, row) for row in rows]
+    clip(codec, payloads, [5.0, 5.0, 5.0, 10.1], found)
+    mean(codec, payloads, [5.0, 5.0, 5.0, 10.1], plain)
+    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
+    clip(codec, payloads, [5.0] * 4, found)
+    mean(codec, payloads, [5.0] * 4, plain)
+    assert np.linalg.norm(found) < 0.95 * np.linalg.norm(plain)
