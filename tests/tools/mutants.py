@@ -85,6 +85,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "while at != len(era.certificates) and not _follows(certificate, here, agreed):",
     ): "it counts up in steps of one",
     ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
+    ("collectives/consensus/proposal.py", "max_weight: int = 2**53 + 1"): "every run names its weight",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     (
         "collectives/consensus/proposer.py",
@@ -107,6 +108,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/topology/shards.py",
         "while largest != 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:",
     ): "largest is doubled from a power of two",
+    (
+        "collectives/rounds/ring_schedule.py",
+        "for added, before in zip(way.adds, way.before, strict=False):",
+    ): "both have one entry for each member",
+    ("node/outer/round_session.py", "patience: float = 1.0,"): "every caller names it",
     (
         "node/outer/round_starter.py",
         'room=room(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.swarm.lineage import (
+    by_strangers,
     descends,
     founded_by,
     founders_of,
@@ -426,3 +427,17 @@ def test_signed_fork_with_unsorted_or_repeated_founders_is_not_proved(members):
 def test_fork_of_another_fragment_is_not_proved():
     fork = fork_of(3, ANN, fragment=1)
     assert proved(fork, 1, verify) and not proved(fork, 0, verify)
+
+
+@pytest.mark.parametrize(
+    ("parent", "fork", "strangers"),
+    [
+        (root(1, 3), fork_of(3, EVE, FAY), True),
+        (root(1, 3), fork_of(3, ANN, FAY), False),  # one founder is a member
+        (root(1, 3), fork_of(2, EVE, FAY), False),  # not its newest round
+        (root(1, 3), fork_of(4, EVE, FAY), False),  # a lost stage made again
+        (root(), fork_of(0, EVE, FAY), False),  # the parent has no round
+    ],
+)
+def test_lineage_of_strangers_is_founded_in_the_newest_round_without_its_members(parent, fork, strangers):
+    assert by_strangers(parent, era(fork)) is strangers

@@ -74,6 +74,8 @@ def test_adopted_ballot_keeps_shares_of_the_vote():
     found = adopt(SECOND, TERMS, (IDS[1], IDS[2], IDS[4]), choice, {}, idle=())
     assert sound(found, TERMS)
     assert dict(zip(found.group, found.shares, strict=True)) == dict(zip(IDS, (20, 20, 20, 0, 0), strict=False))
+    same = adopt(SECOND, TERMS, IDS[1:3], choice, {}, idle=())
+    assert (same.group, same.shares) == (before.group, before.shares) and sound(same, TERMS)
     plain = adopt(SECOND, TERMS, IDS[1:3], AcceptedValue(opened(said(1, 1, 1)), bytes(32), (IDS[2],)), {}, idle=())
     assert plain.shares == () and sound(plain, TERMS)
 

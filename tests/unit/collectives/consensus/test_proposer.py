@@ -247,3 +247,22 @@ def test_newcomers_own_no_chunks_while_they_are_at_most_half():
         proposer.hear_promise(guest, promise(3), SIGNED, counts=False)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[1], IDS[4]) and len(found.alive) == 4
+
+
+@pytest.mark.parametrize(("guests", "idle"), [((), ()), ((1,), (1,)), ((1, 4), (1, 4)), ((1, 2, 4), ())])
+def test_newcomers_own_chunks_only_if_they_are_more_than_half(guests, idle):
+    terms = replace(TERMS, members=(ME, IDS[0]))
+    proposer = prepared(terms=terms, live={ME, IDS[0], *(IDS[guest] for guest in guests)})
+    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    for guest in guests:
+        proposer.hear_promise(IDS[guest], promise(3), SIGNED, counts=False)
+    found = proposed(proposer, None, 0.1)
+    assert found is not None and found.idle == tuple(IDS[guest] for guest in idle)
+
+
+def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():
+    proposer, ballot = prepared(), Ballot(3, ME)
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot))
+    assert proposer.urged
+    proposer.seen()
+    assert not proposer.urged and not proposer.preparing

@@ -36,6 +36,7 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Commit,
     Contribution,
+    Exclusion,
     Fetch,
     Prepare,
     Promise,
@@ -204,6 +205,7 @@ def test_record_that_contradicts_received_result_drops_it(harness):
     [
         Record(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
         Record(1, 0, FIRST, (0, 99), bytes(64)),
+        Record(1, 0, FIRST, (0, 6), bytes(64)),  # one beyond the last chunk
         Record(1, 0, FIRST, (2, 3), bytes(64)),  # our chunks
         Record(1, 0, FIRST, (4, 5), bytes(64)),  # chunks of another owner
     ],
@@ -642,6 +644,45 @@ def test_false_record_of_a_former_owner_does_not_bind_its_successor():
         harness.record_of(owner, *theirs, ballot=Ballot(2, LEADER))
         harness.results_of(owner, *theirs, ballot=Ballot(2, LEADER))
     assert harness.blamed() == [] and len(harness.sent(Vote)) == 1
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_hashes_that_do_not_have_the_settled_digest_vouch_for_nothing(harness, above):
+    """The digest of the false hashes is below or above the settled one."""
+    wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
+    false = next(
+        hashes
+        for seed in range(100)
+        if (blake3.blake3(hashes := hashes_of(dense_payloads(seed))).digest() > wanted) is above
+    )
+    harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), false))
+    harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
+    assert harness.blamed() == [] and not harness.round.exchange.failed
+
+
+def test_owner_repeats_its_results_in_a_later_ballot(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    assert len(harness.sent(Result)) == 4
+    harness.open(ballot=Ballot(2, LEADER))
+    repeated = {(to, message.index): payload for to, message, payload in harness.sent(Result)}
+    assert repeated == {(to, index): harness.result(index) for to in (LEADER, OTHER) for index in (2, 3)}
+
+
+@pytest.mark.parametrize("kept", [(2, 3), ()])
+def test_contributors_without_all_their_chunks_for_us_have_withheld_them(harness, kept):
+    """LEADER has sent what is due to us, OTHER a part of it. If no chunks are ours, we cannot tell of either."""
+    if not kept:
+        harness.open(ballot=Ballot(2, LEADER), idle=(ME,))
+    for index in kept:
+        harness.chunk(LEADER, index)
+    harness.chunk(OTHER, 2)
+    missing = tuple(Exclusion(peer, "chunk missing") for peer in (LEADER, OTHER))
+    opened = harness.open(ballot=Ballot(3, LEADER), contributors=(Contribution(ME, 1, 10),), excluded=missing)
+    harness.on_message(LEADER, _commit(opened, harness))
+    assert harness.round.exchange.withheld == ({OTHER} if kept else {LEADER, OTHER})
 
 
 def test_record_with_repeated_indices_does_not_vouch_for_settled_results(harness):

@@ -33,6 +33,19 @@ def test_computed_grace_learns_from_announcements_only(monkeypatch):
     assert came == [(ANN, 1)]
 
 
+@pytest.mark.parametrize("weight", [0, 7])
+def test_computed_grace_learns_whether_a_peer_contributes(monkeypatch, weight):
+    told = []
+    monkeypatch.setattr(
+        "thinwire.collectives.health.straggler_grace.StragglerGrace.came",
+        lambda self, peer, round, now, contributes: told.append(contributes),
+    )
+    scene = Scene(exchange='straggler_timeout = "auto"')
+    terms = scene.session.current.agreement.terms
+    scene.on_message(ANN, Ready(1, 0, 1, terms.base, terms.plan, weight, b"", True, 0.0, 0.0))
+    assert told == [weight > 0]
+
+
 @pytest.mark.parametrize(("round", "past"), [(0, False), (1, True), (2, True)])
 def test_claim_to_have_committed_this_round_or_a_later_one_counts(round, past):
     scene = Scene()
