@@ -70,6 +70,7 @@ name = "trial"
 [outer]
 sync_every = 4
 [exchange]
+aggregation = "{rule}"
 codec = "{codec}"
 straggler_timeout = 1.0
 max_weight = 100000
@@ -110,11 +111,12 @@ def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] =
     rates, kinds = ((6.0, 12.0, 24.0), usual) if topology == "butterfly" else ((3.0, 6.0, 12.0), CHURN)
     mix = {kind: rng.choice(rates) for kind in rng.sample(kinds, MIXED)}
     codec = rng.choice(("fp32", "int8(block=256)"))
+    rule = "clip" if seed % 2 else "mean"  # with equal shares, ties show the order of summation
     return Scenario(
         name="trial",
         seed=seed,
         duration=SECONDS,
-        manifest=_SIEVE if topology == "sieve" else _MANIFEST.format(codec=codec, topology=topology),
+        manifest=_SIEVE if topology == "sieve" else _MANIFEST.format(codec=codec, topology=topology, rule=rule),
         peers=specs,
         parameters=PARAMETERS,
         jitter=0.2,

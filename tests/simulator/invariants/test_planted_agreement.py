@@ -50,8 +50,11 @@ CASES = {
     "equivocation_ignored": Case({"outcast"}, 4, (Fault(5.0, "liar", (3,), 40.0, 0.0, "double-vote"),), 30.0),
 }
 
-TRIES = 4
-"""Maximum number of seeds: peers take their steps in another order with each."""
+TRIES = 24
+"""Maximum number of seeds.
+
+With each, peers take their steps in another order, and have other leaders and sources, which follow from the run id.
+"""
 
 
 def _play(patch: pytest.MonkeyPatch, case: Case, seed: int):
@@ -60,6 +63,7 @@ def _play(patch: pytest.MonkeyPatch, case: Case, seed: int):
     if case.plot is not None:
         arrange(patch, TwoQuorums(*case.plot))
     scenario = short_rounds(case.peers, *case.faults, seconds=case.seconds, seed=seed, joins=case.joins)
+    scenario = replace(scenario, manifest=f'{scenario.manifest}[run]\nname = "seed-{seed}"\n')
     return simulate(scenario, preset=PACE, stall=STALL, still=True, first=True).violations
 
 
