@@ -6,7 +6,7 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
@@ -36,6 +36,8 @@ class ShardedReduce(DataPlane):
     results, if not by `rule` and `codec`.
     """
 
+    # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
+    bears: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
     hurry: ClassVar[float] = 0.25  # data being sent arrives by then, and peers keep results for one more round only
 
     def __init__(

@@ -38,7 +38,7 @@ class DataPlane(ABC):
 
     hurry: ClassVar[float] = 1.0
     """Patiences without progress before settled but missing results are requested from their holders."""
-    bears: ClassVar[Mapping[str, int]] = {}
+    bears: ClassVar[Mapping[str, float]] = {}
     """Patiences without progress before a peer is accused for a reason, if more than one."""
 
     def __init__(

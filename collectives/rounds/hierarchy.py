@@ -38,7 +38,7 @@ class Hierarchy(ShardedReduce):
     """
 
     # A peer that itself waits for others gets the time to name them.
-    bears: ClassVar[Mapping[str, int]] = {UNSUMMED: 2, "result missing": 3}
+    bears: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
     def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
         super().__init__(agreement, **sharded)

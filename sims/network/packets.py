@@ -6,7 +6,7 @@ import msgspec
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity
-from thinwire.swarm.messages.registry import Ask, Vote
+from thinwire.swarm.messages.registry import Ask, Found, Promise, Vote
 
 UNSIGNED = bytes(SIGNATURE_BYTES)
 """Placeholder for a signature that is never checked."""
@@ -49,8 +49,8 @@ class Packer:
         if message is not self._last.message:  # cached, because most messages are sent to many peers
             signature = b""
             self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
-            # votes are shown to others as proofs; the other signatures only need their size
-            if isinstance(message, Vote):
+            # These are shown to others as proofs; the other signatures only need their size.
+            if isinstance(message, (Vote, Promise, Found)):
                 signature = frames.sign_message(message, b"", self._identity, self._run_id)
             elif message.signed:
                 signature = UNSIGNED

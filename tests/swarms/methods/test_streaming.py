@@ -21,7 +21,7 @@ def test_streaming_overlap_hides_the_exchange():
     """Peers that would wait for their links have computed all the time."""
     made, waits = {}, {}
     for overlap in (0, 3):
-        run = play(streaming(overlap=overlap, outer="local_mix = 0.0", peers=4, late=0, step=0.5, up=15e3))
+        run = play(streaming(overlap=overlap, outer="local_mix = 0.0", peers=4, late=0, step=0.5, up=18e3))
         made[overlap] = last_round(rounds_of(run))
         waits[overlap] = [event.fields["sync_seconds"] for event in events_of(run, "round")][8:]
     assert min(waits[0]) > 0.5 > max(waits[3]) and sum(waits[3]) < 0.1 * sum(waits[0]), waits
