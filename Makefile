@@ -12,7 +12,7 @@ FOLDERS := swarm compression collectives node sims
 DEMO_plain = --local 4 --chaos examples/demo.toml
 DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
 
-.PHONY: demo test trial lint soak mutants bench clean
+.PHONY: demo test trial check lint soak mutants bench clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
 # folder of links, which mypy reads too, stands in front of it.
@@ -36,6 +36,10 @@ test: $(VENV)/ready
 # What continuous integration plays besides: the simulated swarms of `make test`, and more of them.
 trial: $(VENV)/ready
 	$(PYTEST) -m trial
+
+# Both of them in one go, as continuous integration does: the tests are collected once.
+check: $(VENV)/ready
+	$(PYTEST) -m "not soak"
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ RUNS = {
     "buffered-async": Run("buffered-async", grace=0.3),
     "delayed-nesterov": Run("delayed-nesterov", grace=0.3, killed=0, phase="record"),
 }  # fmt: skip
-OFTEN = ("co2-ring", "buffered-async")
+OFTEN = ("co2-ring",)
 """Methods that `make trial` runs."""
 
 SITES = ("home", "home", "lab", "lab")

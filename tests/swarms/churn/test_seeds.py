@@ -16,7 +16,7 @@ from thinwire.sims.trials import trial
 from thinwire.sims.trials.driver import examine, fault_text
 
 SEEDS = 5
-TRIAL = 60
+TRIAL = 30
 """Seeds with `make trial`, which continuous integration runs, including the first ones."""
 
 TOGETHER = 5
