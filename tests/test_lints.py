@@ -467,7 +467,7 @@ STILL_ACCESS = {
     "tests/swarms/allreduce/test_operations.py": 6,
     "tests/swarms/membership/test_lifecycle.py": 3,
     "tests/swarms/methods/test_concurrent_fragments.py": 3,
-    "tests/swarms/methods/test_noloco.py": 8,
+    "tests/swarms/methods/test_noloco.py": 6,
     "tests/swarms/pipelines/test_pipeline.py": 2,
     "tests/swarms/pipelines/test_replanning.py": 2,
     "tests/swarms/rounds/test_hostile_peers.py": 8,
