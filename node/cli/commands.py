@@ -52,9 +52,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name that others see beside this peer's id.")]
 Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[
-    int | None, typer.Option("--port", metavar="N", help="Port of the gate for joiners; 0: any free port.")
+    int | None, typer.Option("--port", metavar="N", help="Port for joiners; 0: any free port [7400, or as last time].")
 ]
-Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Range of ports for links to members.")]
+Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
 Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
 Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")

@@ -104,6 +104,11 @@ class ZmqTransport:
         """Own peer id."""
         return self._identity.peer_id
 
+    @property
+    def port(self) -> int:
+        """Port of the gate."""
+        return self._port
+
     def addresses(self) -> tuple[str, ...]:
         """Return the gate addresses to announce."""
         return self._advertise
