@@ -276,6 +276,11 @@ def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> N
     if not said.invite:
         raise NoDaemonError("the daemon has no reachable address yet", "try again in a moment")
     print(f"thinwire join {said.invite}")
+    from thinwire.node.runtime.console import warn
+    from thinwire.swarm.identity.invite import Invite
+
+    if note := Invite.parse(said.invite).note:
+        warn(note)
 
 
 def _daemon(config: Config) -> tuple[Status | None, bool]:

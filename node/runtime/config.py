@@ -170,7 +170,10 @@ SETTINGS = (
     Setting("name", "", _name, "name that others see beside this peer's id; default: this machine's name"),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
     Setting(
-        "port", PORT, lambda v: _integer(v, 0, 65_535), "port of the gate, where joiners connect; 0: any free port, kept"
+        "port",
+        PORT,
+        lambda v: _integer(v, 0, 65_535),
+        "port of the gate, where joiners connect; 0: any free port, kept",
     ),
     Setting("ports", None, _ports, f'ports for links, such as "7401-7499"; "": the {MEMBER_PORTS} after the gate\'s'),
     Setting("advertise", (), _advertise, "host[:port] that others dial, if it differs from this machine's own address"),

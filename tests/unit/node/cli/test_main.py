@@ -16,7 +16,7 @@ from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 
-INVITE = Invite(b"\x05" * 32, (Seed("192.0.2.1:7400", b"\x06" * 32),)).code()
+INVITE = Invite(b"\x05" * 32, (Seed("45.0.2.1:7400", b"\x06" * 32),)).code()
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +237,13 @@ def test_invite_command_prints_only_the_line(capsys, home):
     assert refused(capsys, "invite", "--home", home)[0] == 4  # not yet reachable
     running(home, invite=INVITE)
     assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE}\n", [])
+
+
+def test_invite_command_warns_of_private_addresses(capsys, home):
+    code = Invite(b"\x05" * 32, (Seed("192.168.2.1:7400", b"\x06" * 32),)).code()
+    running(home, invite=code)
+    warning = "warning: this invite works only in this network: its addresses are private"
+    assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {code}\n", [warning])
 
 
 @pytest.mark.parametrize(
