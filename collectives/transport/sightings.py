@@ -21,8 +21,8 @@ class Sighting:
     """Claim of one peer about a connection that we opened to it; all addresses are "host:port".
 
     `by`: its end, `local`: our end, `seen`: our end as it sees it. `reached`: whether it reached our gate at the host
-    of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it sent ballast to us,
-    0 if it sent none.
+    of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it
+    sent ballast to us, 0 if it sent none.
     """
 
     by: str
