@@ -283,6 +283,33 @@ def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> N
         warn(note)
 
 
+def doctor(
+    context: typer.Context,
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="Ask the peers of this invite.")] = "",
+    json: Json = False,
+    host: Host = None,
+    port: Port = None,
+    ports: Ports = None,
+    home: Home = None,
+    debug: Debug = False,
+) -> int:
+    """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
+    config = _settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
+    from thinwire.swarm.identity.invite import Invite
+
+    parsed = Invite.parse(invite) if invite else None
+    from thinwire.node.doctor.doctor import examine
+
+    checks = examine(config, parsed)
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(checks).decode())
+    else:
+        print("\n".join(str(check) for check in checks))
+    return int(any(check.result == "FAIL" for check in checks))
+
+
 def _daemon(config: Config) -> tuple[Status | None, bool]:
     from thinwire.node.peer.status import alive, read_status
 
