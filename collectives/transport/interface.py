@@ -84,7 +84,7 @@ class Transport(Protocol):
         ...
 
     async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
-        """Ask gates, all from one port of ours, from which address they see us and whether they reach our gate.
+        """Ask gates, all from one port of ours, for our address and whether our gate is reached.
 
         `port`: port of the gate to reach, if it is that of another process with our keys; 0: our own; -1: none. `size`:
         bytes of ballast that each answer should carry, to measure a rate. One entry per contact, Refuse as for `meet`.

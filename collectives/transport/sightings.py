@@ -1,4 +1,4 @@
-"""Addresses at which other peers see this one: what to believe of them, and the kind of address translation.
+"""Addresses at which other peers see this one: judgement, and the kind of address translation.
 
 A sighting is a claim of one peer. Mappings and their names are those of RFC 4787, section 4.1: a translator whose
 mapping does not depend on the destination is a "cone", another one "symmetric".
@@ -60,7 +60,7 @@ def judge(sightings: Iterable[Sighting]) -> Reach:
     """Return what to believe.
 
     A host is believed if peers of two subnets (see `subnet_of`) claim it, or no other host is claimed. Peers that see
-    our own address share our network or have no translator between us and them; their claims say nothing about the
+    our own address share our network or have no translator between us and them; their claims do not count for the
     outside. Of several believable hosts, none is believed.
     """
     usable = [sighting for sighting in sightings if _valid(sighting)]
@@ -79,7 +79,7 @@ def judge(sightings: Iterable[Sighting]) -> Reach:
 
 
 def _gate(said: list[Sighting]) -> tuple[str, bool | None]:
-    """Return our gate's address as one of those who see the same host tried it, and whether any of them reached it."""
+    """Return the address of our gate, as one of the peers tried it, and whether one of them reached it."""
     tried = [one for one in said if one.reached is not None]
     best = next((one for one in tried if one.reached), tried[0] if tried else said[0])
     address = join_address(_host(best.seen), best.gate) if best.gate else ""

@@ -1,4 +1,4 @@
-"""Checks of this machine: disk, open files, GPU, congestion control, and the cache of compiled kernels."""
+"""Checks of this machine: disk, open files, GPU, congestion control, cache of kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LEAST_FREE = 1 << 30
 """Free bytes on the disk: checkpoints of a small model with room for the next one."""
 
 SLOWEST_SYNC = 0.25
-"""Seconds of one sync of a small file. A vote is on the disk before it is sent, so each round waits for some."""
+"""Seconds of one sync of a small file.
+
+A vote is on the disk before it is sent, so each round waits for some syncs.
+"""
 
 SYNCS = 5
 _OTHER_HOME = "choose a directory on another disk with --home DIR"
@@ -117,7 +120,7 @@ def kernel_caches() -> tuple[Path, ...]:
 
 
 def check_kernels(*caches: Path) -> Check:
-    """Return the check whether compiled kernels can be stored in one of `caches`, and whether they are there."""
+    """Return the check whether one of `caches` can store compiled kernels, and whether it has some."""
     for cache in caches:
         try:
             cache.mkdir(parents=True, exist_ok=True)

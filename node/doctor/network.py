@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,7 +16,7 @@ from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.messages.registry import BALLAST, Refuse
 
 FARTHEST = 60
-"""Seconds by which our clock may differ from those of others: half of what their checks of records allow."""
+"""Seconds by which our clock may differ from those of others: half of what records allow."""
 
 _NEEDS_PEER = "no peer to ask: give an invite, or start a daemon first"
 
@@ -31,7 +30,7 @@ async def check_network(
     none. `wall`: seconds since 1970.
     """
     key = config.directories.key
-    identity = Identity.load(key) if key.exists() else Identity.generate(os.urandom(32))
+    identity = Identity.load(key) if key.exists() else Identity.generate()
     transport = ZmqTransport(
         identity,
         run_id=invite.run_id if invite is not None else bytes(32),

@@ -1,4 +1,4 @@
-"""How this peer can be reached: other peers tell it the address at which they see it, and try it."""
+"""Reachability of this peer: other peers report the address at which they see it, and try it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class Reachability:
         self._own = transport.addresses()
 
     async def watch(self) -> None:
-        """Ask whenever peers of other subnets appear, and from time to time. Ends if we only listen on loopback."""
+        """Ask whenever peers of other subnets appear, and from time to time.
+
+        Ends if we listen on loopback only.
+        """
         asked: frozenset[Contact] = frozenset()
         at = 0.0
         while not all(scope_of(address) == "machine" for address in self._own):

@@ -17,7 +17,10 @@ Scope: TypeAlias = Literal["machine", "network", "internet"]
 
 
 def scope_of(address: str) -> Scope:
-    """Return the scope of "host:port". A name counts as "internet". Raises ValueError as `split_address` does."""
+    """Return the scope of "host:port"; a name counts as "internet".
+
+    Raises ValueError as `split_address` does.
+    """
     host, _ = split_address(address)
     try:
         ip = ipaddress.ip_address(host)
@@ -30,7 +33,7 @@ def scope_of(address: str) -> Scope:
 
 
 def subnet_of(host: str) -> str:
-    """Return the subnet of an IP address that counts as one source: /24 of IPv4, /48 of IPv6.
+    """Return the subnet that counts as one source: /24 of IPv4, /48 of IPv6.
 
     Raises ValueError if `host` is no IP address.
     """

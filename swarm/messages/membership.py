@@ -80,10 +80,10 @@ class Observe(Message, frozen=True):
 
 
 class Observed(Message, frozen=True):
-    """Answer to Observe: the visitor's `address` ("host:port") as seen here, and our `wall` clock in unix seconds.
+    """Answer to Observe: the visitor's `address` ("host:port") as seen here.
 
-    `reached`: whether a gate with the visitor's transport key answered at the port in question; None: not tried. All
-    of this is a claim of one peer.
+    `wall`: our clock in unix seconds. `reached`: whether a gate with the visitor's transport key answered at the port
+    in question; None: not tried. All of this is a claim of one peer.
     """
 
     limit: ClassVar[int] = BALLAST + 256

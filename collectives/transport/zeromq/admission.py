@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class AdmissionPort:
         keys = TokenBuckets(limits.key_burst, limits.key_rate)
         self._station, self._judge, self._wall = station, judge, wall
         self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
-        self._returned = 0  # visits in return that are under way
+        self._returned = 0  # visits in return that have not ended
         self._crowd = HalfOpen(limits.visits, lambda source: addresses.take(source, clock()))
         self._visits: set[ControlConnection] = set()
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
@@ -149,7 +148,7 @@ class AdmissionPort:
                 self._returned -= 1
         size = min(question.size, BALLAST)
         pieces = size // PIECE if size >= PIECE and self._ballast.take("", clock()) else 0
-        ballast = tuple(os.urandom(PIECE) for _ in range(pieces))
+        ballast = (bytes(PIECE),) * pieces
         return Observed(seen, self._wall(), reached, ballast)
 
 

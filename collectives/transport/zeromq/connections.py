@@ -267,7 +267,10 @@ class Connections:
         return answer
 
     def _far(self, address: str) -> bool:
-        """Return whether an address is outside of our subnets: a router may not lead its own outside address back."""
+        """Return whether an address is outside of our subnets.
+
+        Those inside are tried first: a router may not lead its own outside address back.
+        """
         places = {_place(own) for own in self.addresses}
         return _place(address) not in places
 

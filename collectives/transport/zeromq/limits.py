@@ -17,7 +17,7 @@ class Limits:
     - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
-    - `returned`: visits in return under way at one time; `ballast_*`: token bucket of answers with ballast.
+    - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 

@@ -42,10 +42,10 @@ class Namespaces:
 
     def __enter__(self) -> Namespaces:
         try:
-            hub = self._hold()
+            hub = self.hold()
             ip(hub, ["link set lo up", "link add hub type bridge", "link set hub up"])
             for index, address in enumerate(self.addresses):
-                pid = self._hold()
+                pid = self.hold()
                 port = f"port{index}"
                 link = f"link add {port} type veth peer name eth0 netns {pid}"
                 ip(hub, [link, f"link set {port} master hub", f"link set {port} up"])
@@ -62,7 +62,7 @@ class Namespaces:
             holder.wait()
         self._holders = []
 
-    def _hold(self) -> int:
+    def hold(self) -> int:
         """Start a process in a new namespace, and return its id."""
         holder = subprocess.Popen(
             ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

@@ -42,11 +42,11 @@ class Translators(Namespaces):
 
     def __enter__(self) -> Translators:
         try:
-            hub = self._hold()
+            hub = self.hold()
             ip(hub, ["link set lo up", "link add hub type bridge", "link set hub up"])
-            hosts = [self._hold() for _ in self.kinds]  # `inside` counts on this order
+            hosts = [self.hold() for _ in self.kinds]  # `inside` counts on this order
             for index, (kind, host) in enumerate(zip(self.kinds, hosts, strict=True)):
-                edge = host if kind == "public" else self._hold()
+                edge = host if kind == "public" else self.hold()
                 port = f"port{index}"
                 link = f"link add {port} type veth peer name eth0 netns {edge}"
                 ip(hub, [link, f"link set {port} master hub", f"link set {port} up"])

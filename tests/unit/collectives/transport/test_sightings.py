@@ -1,4 +1,4 @@
-"""What a peer believes of the addresses at which others see it."""
+"""Judgement of the addresses at which others see a peer."""
 
 import pytest
 from thinwire.collectives.transport.sightings import Reach, Sighting, judge
@@ -23,7 +23,7 @@ def sight(by, host, port=50000, reached=None, local=LOCAL):
         ([sight(A, OUT, 1), sight(B, OUT, 2, local="192.168.0.5:50001")], "unknown", OUT, None),
         ([sight(A, OUT, reached=False), sight(B, OUT, reached=True)], "cone", OUT, True),
         ([sight(A, OUT, reached=False), sight(B, OUT)], "cone", OUT, False),
-        # A peer of our own network says nothing about the outside.
+        # A peer of our own network cannot tell the outside.
         ([sight("192.168.0.9:7400", "192.168.0.5"), sight(A, OUT)], "unknown", OUT, None),
         # Liars: one against one, one against two subnets, two of one subnet against two subnets.
         ([sight(A, OUT), sight(B, LIE)], "unknown", "", None),

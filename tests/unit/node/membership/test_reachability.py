@@ -1,4 +1,4 @@
-"""What a peer announces after others have told it how they see it."""
+"""Announced addresses of a peer after others have told it how they see it."""
 
 import asyncio
 from types import SimpleNamespace

@@ -46,7 +46,7 @@ def seeds(code):
 
 
 def checks(spaces, index, invite):
-    """What `thinwire doctor` finds in a namespace, without a daemon there."""
+    """Return the checks of `thinwire doctor` in a namespace, by name; no daemon runs there."""
     words = [*spaces.inside(index), COMMAND, "doctor", invite, "--host", spaces.addresses[index], "--port", "7400"]
     home = ["--home", f"/proc/self/cwd/doctor{index}", "--json"]
     done = subprocess.run([*words, *home], capture_output=True, text=True, timeout=CAP)
