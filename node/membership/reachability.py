@@ -50,14 +50,19 @@ class Reachability:
         Ends if we listen on loopback only.
         """
         asked: frozenset[Contact] = frozenset()
-        at = 0.0
+        at, seen, turn = 0.0, -1, 0
         while not all(scope_of(address) == "machine" for address in self._own):
             await asyncio.sleep(CHECK_SECONDS)
-            roster = self._roster
-            records = (roster.record_of(peer) for peer in roster.others)
+            roster, due = self._roster, self._now() >= at
+            if not due and roster.view.number == seen:
+                continue
+            seen, others = roster.view.number, roster.others
+            # Each time it begins with other peers, so that no few of them can answer for good.
+            first = turn * MOST % max(1, len(others))
+            records = (roster.record_of(peer) for peer in [*others[first:], *others[:first]])
             contacts = chosen(record for record in records if record is not None)
-            if contacts and (not asked.issuperset(contacts) or self._now() >= at):
-                asked, at = frozenset(contacts), self._now() + AGAIN_SECONDS
+            if contacts and (due or not asked.issuperset(contacts)):
+                asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
                 answers = await self._transport.observe(contacts)
                 self.judge([answer for answer in answers if isinstance(answer, Sighting)])
 

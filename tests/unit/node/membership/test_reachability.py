@@ -29,6 +29,10 @@ class World:
         return self.own
 
     @property
+    def view(self):
+        return SimpleNamespace(number=len(self.records))
+
+    @property
     def others(self):
         return list(self.records)
 
@@ -96,6 +100,18 @@ def test_peer_of_another_subnet_is_asked_at_once():
         assert len(world.asked) == 2 and reachability.reach.nat == "cone"
 
     assert world.run(play)
+
+
+def test_other_peers_are_asked_each_time():
+    world = World()
+
+    async def play(reachability):
+        world.records = {number: record(number, f"45.{number}.1.1:7400") for number in range(1, 10)}
+        await asyncio.sleep(2 * AGAIN_SECONDS + 3 * CHECK_SECONDS)
+
+    world.run(play)
+    asked = [[int(address.split(".")[1]) for address in addresses] for addresses in world.asked]
+    assert asked == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]]
 
 
 def test_swarm_of_one_machine_is_not_asked():
