@@ -57,7 +57,7 @@ def idle(folder: Path, seconds: float) -> dict[str, Any]:
     toml, text = folder / "run.toml", folder / "text.txt"
     toml.write_text(RUN)
     text.write_text("the quick brown fox jumps over the lazy dog. " * 2000)
-    common = ["--data", str(text), "--threads", "1", "--log", "json"]
+    common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0"]
     waiting = spawn("start", str(toml), "--wait-for", "3", *common, "--home", str(folder / "a"))
     processes = [waiting]
     try:

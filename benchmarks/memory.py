@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     toml.write_text(RUN.format(rounds=options.rounds, layers=options.layers, width=options.width, codec=options.codec))
     text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
-    common = ["--data", str(text), "--threads", "1", "--log", "json"]
+    common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0"]
     first, said = spawn(["start", str(toml), "--wait-for", str(options.peers), *common], folder / "0")
     processes, heard = [first], [said]
     try:

@@ -18,6 +18,9 @@ settings.load_profile("thinwire")
 # Tiny models on shared cores: more threads only wait for each other. Daemons of tests inherit this setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Many peers run on this machine, and other tests beside them, so none may take the default port.
+os.environ.setdefault("THINWIRE_PORT", "0")
+
 # A shell that starts the tests in the background makes them and their children ignore SIGINT; nohup does so with
 # SIGHUP.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -140,6 +140,7 @@ TRANSPORT = "is the transport of life"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
 MAY_OPEN = {
     "clock": {
+        "node/doctor/doctor.py": "makes the doors",
         "node/peer/report_sinks.py": "stamps the events of a process",
         "node/cli/commands.py": "the age of a status, for a person",
         "node/cli/recovery.py": "waits for the daemon, for a person",
@@ -169,6 +170,8 @@ MAY_OPEN = {
         "collectives/transport/zeromq/transport.py": TRANSPORT,
     },
     "disk": {
+        "node/doctor/machine.py": "checks the disk and the caches",
+        "node/doctor/network.py": "looks for the key",
         "node/runtime/disk.py": "is the disk of life",
         "swarm/identity/identity.py": "the key's file: read before there is a peer",
         "node/api/swarm.py": "reads the manifest it is given",

@@ -6,11 +6,12 @@ Implementations: `ZmqTransport` (collectives/transport/zeromq/transport.py) for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from thinwire.collectives.transport.sightings import Sighting
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
@@ -79,6 +80,14 @@ class Transport(Protocol):
 
         Returns Refuse("unreachable", …) if the gate cannot be reached or its record does not match its transport key,
         and Refuse("refused", …) if the machine answers but nothing listens there.
+        """
+        ...
+
+    async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
+        """Ask gates, all from one port of ours, for our address and whether our gate is reached.
+
+        `port`: port of the gate to reach, if it is that of another process with our keys; 0: our own; -1: none. `size`:
+        bytes of ballast that each answer should carry, to measure a rate. One entry per contact, Refuse as for `meet`.
         """
         ...
 

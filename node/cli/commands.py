@@ -52,9 +52,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name that others see beside this peer's id.")]
 Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[
-    int | None, typer.Option("--port", metavar="N", help="Port of the gate for joiners; 0: any free port.")
+    int | None, typer.Option("--port", metavar="N", help="Port for joiners; 0: any free port [7400, or as last time].")
 ]
-Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Range of ports for links to members.")]
+Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
 Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
 Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
@@ -276,6 +276,38 @@ def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> N
     if not said.invite:
         raise NoDaemonError("the daemon has no reachable address yet", "try again in a moment")
     print(f"thinwire join {said.invite}")
+    from thinwire.node.runtime.console import warn
+    from thinwire.swarm.identity.invite import Invite
+
+    if note := Invite.parse(said.invite).note:
+        warn(note)
+
+
+def doctor(
+    context: typer.Context,
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="Ask the peers of this invite.")] = "",
+    json: Json = False,
+    host: Host = None,
+    port: Port = None,
+    ports: Ports = None,
+    home: Home = None,
+    debug: Debug = False,
+) -> int:
+    """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
+    config = _settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
+    from thinwire.swarm.identity.invite import Invite
+
+    parsed = Invite.parse(invite) if invite else None
+    from thinwire.node.doctor.doctor import examine
+
+    checks = examine(config, parsed)
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(checks).decode())
+    else:
+        print("\n".join(str(check) for check in checks))
+    return int(any(check.result == "FAIL" for check in checks))
 
 
 def _daemon(config: Config) -> tuple[Status | None, bool]:

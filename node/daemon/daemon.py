@@ -40,6 +40,7 @@ from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -76,6 +77,8 @@ def _hand_out(invite: str) -> None:
         LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
         # Prevent an error about buffered output when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if note := Invite.parse(invite).note:
+        LOGGER.info(note)
 
 
 class Daemon:

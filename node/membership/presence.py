@@ -134,13 +134,15 @@ class Presence:
         self._shown = roster.record
         self._tasks: asyncio.TaskGroup | None = None
 
-    async def run(self) -> None:
-        """Receive frames and call ticks until cancelled."""
+    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
+        """Receive frames and call ticks until cancelled; run other tasks beside."""
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             group.create_task(self._receive())
             group.create_task(self._keep_time())
             group.create_task(self._watch())
+            for work in beside:
+                group.create_task(work)
 
     def attach(self, family: Family, handler: Handler) -> None:
         """Route the messages of a family to this handler. Without a handler they are dropped."""

@@ -10,6 +10,7 @@ from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.membership.join import knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Presence
+from thinwire.node.membership.reachability import Reachability
 from thinwire.node.methods.registry import check_codec
 from thinwire.node.peer.known_peers import KnownPeers
 from thinwire.node.runtime.directories import RunDirectory
@@ -35,6 +36,7 @@ class Admission:
 
     transport: Transport
     presence: Presence
+    reachability: Reachability
     signed: SignedManifest
     manifest: Manifest
 
@@ -124,7 +126,8 @@ class Admission:
             wall=environment.wall,
         )
         roster.convict(self._ban_file.load(), environment.now())
-        self.running = asyncio.create_task(self.presence.run())
+        self.reachability = Reachability(self.transport, roster, now=environment.now, emit=self._emit)
+        self.running = asyncio.create_task(self.presence.run(self.reachability.watch()))
 
     async def _knock(
         self,

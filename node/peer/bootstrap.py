@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinwire.collectives.transport.interface import Admit, Transport
+from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.node.membership.join import SEARCH_SECONDS
+from thinwire.node.membership.port_file import PortFile
 from thinwire.node.methods.registry import check_codec
 from thinwire.node.peer.peer import Peer
-from thinwire.node.runtime.config import Config, advertised
+from thinwire.node.runtime.config import Config, advertised, member_ports
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
@@ -91,26 +92,37 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
 
     Raises ConfigError; the function raises PortTaken.
     """
-    return functools.partial(_open_transport, identity, run_id, config, advertised(config, config.port))
+    stored = PortFile(config.directories.run(run_id).port, RealDisk())
+    # The setting's default gives way to the port that this run had; port 0 prefers that one, but takes any other.
+    kept = stored.load()
+    if config.sources["port"] == "default" and kept:
+        config = replace(config, port=kept)
+    advertise = advertised(config, config.port)
 
+    async def open_transport(admit: Admit) -> Transport:
+        for port in (kept, 0) if kept and not config.port else (config.port,):
+            transport = ZmqTransport(
+                identity,
+                run_id=run_id,
+                host=config.host,
+                port=port,
+                ports=member_ports(config),
+                advertise=advertise or None,
+                admit=admit,
+                wall=lambda: int(time.time()),
+                up=config.up or 0,
+            )
+            try:
+                await transport.open()
+            except PortTaken:
+                if port == config.port:
+                    raise
+            except BaseException:
+                await transport.close()
+                raise
+            else:
+                break
+        stored.save(transport.port)
+        return transport
 
-async def _open_transport(
-    identity: Identity, run_id: bytes, config: Config, advertise: tuple[str, ...], admit: Admit
-) -> Transport:
-    transport = ZmqTransport(
-        identity,
-        run_id=run_id,
-        host=config.host,
-        port=config.port,
-        ports=range(config.ports[0], config.ports[1] + 1) if config.ports else None,
-        advertise=advertise or None,
-        admit=admit,
-        wall=lambda: int(time.time()),
-        up=config.up or 0,
-    )
-    try:
-        await transport.open()
-    except BaseException:
-        await transport.close()
-        raise
-    return transport
+    return open_transport

@@ -51,6 +51,9 @@ PATIENCE = 2.0
 OWN_STATE = 5
 """Number of times that a newer state than our checkpoint's is asked for before the checkpoint is used."""
 
+OWN_SEEDS = 2
+"""Most of our own addresses in an invite: one for the internet, one for this network."""
+
 
 class Peer:
     """Peer of one run. Call `found` (the run's first peer) or `arrive` (with an invite), then `take_up`."""
@@ -238,8 +241,8 @@ class Peer:
 
     def invite(self) -> Invite | None:
         """Return an invite that names this peer first and then others; None if this peer cannot be dialled."""
-        own = self.transport.addresses()
-        seeds = [Seed(own[0], self.identity.transport_public)] if own else []
+        own = self.presence.roster.record.addresses[:OWN_SEEDS]
+        seeds = [Seed(address, self.identity.transport_public) for address in own]
         if self.ready:
             roster = self.session.roster
             seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]

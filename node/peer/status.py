@@ -58,7 +58,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     Ids and digests are hexadecimal, byte counts are totals of the run. `process` and `process_started` (seconds since
     1970, from the system) identify the process uniquely; a process number alone does not. `phase`: see Phase; other
     versions may have more. `alike`: True if the digests of all peers in one round are equal. `fp32_bytes`: bytes that
-    synchronous data parallelism in fp32 would have sent for the same steps. `alarm`: a problem for a person, such as a
+    synchronous data parallelism in fp32 would have sent for the same steps. `reach`: how other peers see and
+    reach this one, see Reach. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
@@ -76,6 +77,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = "starting"
     device: str = ""
     addresses: tuple[str, ...] = ()
+    reach: str = ""
     round: int = 0
     rounds: int = 0
     digest: str = ""

@@ -42,6 +42,7 @@ def summary(status: Status, wall: float) -> Text:
             (status.digest[:16] or "-") + ("" if status.alike else " (of this replica alone: each differs a little)"),
         ),
         ("reachable", ", ".join(status.addresses) or "-"),
+        *((("seen", status.reach),) if status.reach else ()),
         ("checkpoint", status.checkpoint or "-"),
         *((("holds", status.seat),) if status.seat else ()),
         *((("group", status.group),) if status.group else ()),

@@ -28,6 +28,12 @@ _UNITS = {
     for prefix, size in (("k", 1e3), ("M", 1e6), ("G", 1e9))
     for unit, factor in (("bit/s", 1 / 8), ("B/s", 1.0))
 }
+PORT = 7400
+"""Default port of the gate."""
+
+MEMBER_PORTS = 99
+"""Number of ports after the gate's that links use by default, when the gate has a fixed port."""
+
 SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
@@ -163,8 +169,13 @@ def _rate(value: Any) -> Rate | None:
 SETTINGS = (
     Setting("name", "", _name, "name that others see beside this peer's id; default: this machine's name"),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
-    Setting("port", 0, lambda v: _integer(v, 0, 65_535), "port of the gate, where joiners connect; 0: any free port"),
-    Setting("ports", None, _ports, 'ports for links to members, for a firewall, such as "7401-7499"; "": any'),
+    Setting(
+        "port",
+        PORT,
+        lambda v: _integer(v, 0, 65_535),
+        "port of the gate, where joiners connect; 0: any free port, kept",
+    ),
+    Setting("ports", None, _ports, f'ports for links, such as "7401-7499"; "": the {MEMBER_PORTS} after the gate\'s'),
     Setting("advertise", (), _advertise, "host[:port] that others dial, if it differs from this machine's own address"),
     Setting(
         "site", "", _site, 'name of the fast network that this machine shares with peers of the same site; "": none'
@@ -284,6 +295,14 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
             value = str(value)
         plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
     return plain
+
+
+def member_ports(config: Config) -> range | None:
+    """Return the ports for links: those of the setting, else those after a fixed port; None: any."""
+    if config.ports is not None:
+        return range(config.ports[0], config.ports[1] + 1)
+    first = config.port + 1
+    return range(first, min(first + MEMBER_PORTS, 65_536)) if 1 < first < 65_536 else None
 
 
 def advertised(config: Config, port: int) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ class RunDirectory:
         return self.path / f"votes-{fragment:05d}"
 
     @property
+    def port(self) -> Path:
+        """Port of the gate in this run, see node/membership/port_file.py."""
+        return self.path / "port"
+
+    @property
     def bans(self) -> Path:
         """Evidence against banned peers, see node/membership/ban_file.py."""
         return self.path / "bans"

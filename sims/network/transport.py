@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
+from thinwire.collectives.transport.sightings import Sighting
 from thinwire.sims.network.link import Downlink, Fabric, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.partitions import Partitions
@@ -91,6 +92,9 @@ class SimTransport:
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         self._hello = hello
         return await self._knock(contact, hello)
+
+    async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
+        return []  # no peer of a simulation is behind an address translator
 
     def learn(self, record: PeerRecord) -> None:
         if record.peer_id == self.peer_id:

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Literal, TypeAlias
 
 ADDRESS_BYTES = 64
 """Longest address in a record or an invite, in bytes."""
 
 _SPLIT = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z.-]{1,62}):([1-9][0-9]{0,4})", re.ASCII)
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?", re.ASCII)
+
+Scope: TypeAlias = Literal["machine", "network", "internet"]
+"""From where an address can be dialled: this machine, this private network, everywhere."""
+
+
+def scope_of(address: str) -> Scope:
+    """Return the scope of "host:port"; a name counts as "internet".
+
+    Raises ValueError as `split_address` does.
+    """
+    host, _ = split_address(address)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return "machine" if host == "localhost" else "internet"
+    plain = ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+    # 100.64.0.0/10 is shared by the customers of a provider (RFC 6598), and Python does not call it private.
+    local = plain.is_private or (plain.version == 4 and not plain.is_global)
+    return "machine" if plain.is_loopback else "network" if local else "internet"
+
+
+def subnet_of(host: str) -> str:
+    """Return the subnet that counts as one source: /24 of IPv4, /48 of IPv6.
+
+    Raises ValueError if `host` is no IP address.
+    """
+    ip = ipaddress.ip_address(host)
+    plain = ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+    return str(ipaddress.ip_network((plain, 24 if plain.version == 4 else 48), strict=False))
 
 
 def split_address(address: str) -> tuple[str, int]:

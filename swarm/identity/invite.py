@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from thinwire.swarm.identity.address import join_address, split_address
+from thinwire.swarm.identity.address import join_address, scope_of, split_address
 from thinwire.swarm.identity.errors import HintedError
 
 PREFIX = "tw1"
@@ -45,6 +45,15 @@ class Invite:
 
     run_id: bytes
     seeds: tuple[Seed, ...]
+
+    @property
+    def note(self) -> str:
+        """Return who cannot use the invite, for people; "" if an address in it can be dialled from everywhere."""
+        scopes = {scope_of(seed.address) for seed in self.seeds}
+        if "internet" in scopes:
+            return ""
+        where = "in this network: its addresses are private" if "network" in scopes else "on this machine"
+        return f"this invite works only {where}"
 
     def code(self) -> str:
         """Return the line to paste. Raises ValueError for wrong lengths, addresses or numbers of seeds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.messages.base import U16, U32, Blob, Digest, Id, Message, Reason, Signature, Text
+from thinwire.swarm.messages.base import U16, U32, U53, Blob, Digest, Id, Message, Reason, Signature, Text
 
 # --- gate: the only messages that a stranger may send or receive
 
@@ -55,6 +55,44 @@ class Refuse(Message, frozen=True):
 
     code: Reason
     detail: Text
+
+
+BALLAST = 1 << 19
+"""Most bytes of `Observed.ballast`, which come in pieces of PIECE."""
+
+PIECE = 1 << 16
+
+
+class Observe(Message, frozen=True):
+    """Question of a stranger or member: from which address does this gate see it?
+
+    `port`: port at which the gate shall visit it in return, at the address that it sees; 0: no visit. `size`: bytes of
+    ballast wanted, in whole pieces, to measure a rate.
+    """
+
+    limit: ClassVar[int] = 128
+    signed: ClassVar[bool] = False
+
+    version: U16
+    run_id: Digest
+    port: U16
+    size: U32
+
+
+class Observed(Message, frozen=True):
+    """Answer to Observe: the visitor's `address` ("host:port") as seen here.
+
+    `wall`: our clock in unix seconds. `reached`: whether a gate with the visitor's transport key answered at the port
+    in question; None: not tried. All of this is a claim of one peer.
+    """
+
+    limit: ClassVar[int] = BALLAST + 256
+    signed: ClassVar[bool] = False
+
+    address: Reason
+    wall: U53
+    reached: bool | None
+    ballast: Annotated[tuple[Annotated[bytes, Meta(max_length=PIECE)], ...], Meta(max_length=BALLAST // PIECE)]
 
 
 # --- membership (SWIM + Lifeguard): `items` are signed gossip items, each checked by its own signature

@@ -18,8 +18,8 @@ RUN = b"r" * 32
 class Peer:
     """A transport with its identity and record; `admit` may be replaced."""
 
-    def __init__(self, seed, *, run_id=RUN, limits=None, **options):
-        self.identity = Identity.generate(bytes([seed]) * 32)
+    def __init__(self, seed, *, identity=None, run_id=RUN, limits=None, **options):
+        self.identity = identity or Identity.generate(bytes([seed]) * 32)
         self.run_id = run_id
         self.verdict = None
         self.hellos = []

@@ -1,6 +1,6 @@
 """The gate: the one port that strangers know.
 
-A visit is one Hello and one answer on a separate encrypted connection.
+A visit is one question (Hello, or Observe) and one answer on a separate encrypted connection.
 
 The stranger's signed record must contain the transport key that the handshake proved; the caller decides about
 admission. Members pass here too: a link begins with a knock at the peer's gate.
@@ -9,20 +9,27 @@ admission. Members pass here too: a link begins with a knock at the peer's gate.
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.sightings import Sighting
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.limits import TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
 from thinwire.swarm import frame
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, VersionError
-from thinwire.swarm.identity.address import split_address
+from thinwire.swarm.identity.address import join_address, split_address
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.messages.registry import VERSION, Hello, Message, Refuse, Welcome
+from thinwire.swarm.messages.registry import BALLAST, PIECE, VERSION, Hello, Message, Observe, Observed, Refuse, Welcome
 
 _DOMAIN = b"gate"
 _VISITOR = SocketLimits(messages=2, size=HEADER_BYTES + Hello.limit, window=16 << 10, strict=True)
+_OBSERVER = SocketLimits(
+    messages=2, size=HEADER_BYTES + Observed.limit, window=Observed.limit + (64 << 10), strict=True
+)
 _HOST = SocketLimits(messages=2, size=HEADER_BYTES + Welcome.limit, window=128 << 10, strict=True)
 
 Judge = Callable[[Hello, PeerRecord], Awaitable[Welcome | Refuse]]
@@ -39,6 +46,8 @@ class AdmissionPort:
         addresses = TokenBuckets(limits.address_burst, limits.address_rate)
         keys = TokenBuckets(limits.key_burst, limits.key_rate)
         self._station, self._judge, self._wall = station, judge, wall
+        self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
+        self._returned = 0  # visits in return that have not ended
         self._crowd = HalfOpen(limits.visits, lambda source: addresses.take(source, clock()))
         self._visits: set[ControlConnection] = set()
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
@@ -90,7 +99,7 @@ class AdmissionPort:
 
     async def _answer(self, control: ControlConnection, key: bytes, data: memoryview) -> None:
         try:
-            answer = await self._examine(key, data)
+            answer = await self._examine(control, key, data)
         except FrameError as error:
             self._count("malformed")
             control.close(str(error))
@@ -102,17 +111,19 @@ class AdmissionPort:
         await asyncio.sleep(self._station.limits.handshake)
         control.close("answered")
 
-    async def _examine(self, key: bytes, data: memoryview) -> Welcome | Refuse:
+    async def _examine(self, control: ControlConnection, key: bytes, data: memoryview) -> Welcome | Observed | Refuse:
         run_id = self._station.run_id
         try:
-            hello = _parse(data, run_id, Hello)
+            hello = _parse(data, run_id, Hello, Observe)
         except VersionError as error:
             return _version(error.theirs)
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, Hello | Observe)
         if hello.version != VERSION:
             return _version(hello.version)
         if hello.run_id != run_id:
             return Refuse("run", "this is another run")
+        if isinstance(hello, Observe):
+            return await self._observed(control.tcp_relay.ends[1], key, hello)
         try:
             record = PeerRecord.parse(hello.record, run_id=run_id, now=self._wall())
         except RecordError as error:
@@ -120,6 +131,25 @@ class AdmissionPort:
         if record.transport_key != key:
             return Refuse("signature", "the record has another transport key")
         return await self._judge(hello, record)
+
+    async def _observed(self, seen: str, key: bytes, question: Observe) -> Observed:
+        """Tell a visitor its address, and whether its gate answers there. Only its own address is visited."""
+        limits, clock = self._station.limits, asyncio.get_running_loop().time
+        reached = None
+        if question.port and self._returned < limits.returned:
+            self._returned += 1
+            try:
+                contact = Contact(join_address(split_address(seen)[0], question.port), key)
+                answer = await observe(self._station, contact, port=0, seconds=limits.handshake)
+                reached = isinstance(answer, Sighting)
+            except ValueError:
+                reached = None
+            finally:
+                self._returned -= 1
+        size = min(question.size, BALLAST)
+        pieces = size // PIECE if size >= PIECE and self._ballast.take("", clock()) else 0
+        ballast = (bytes(PIECE),) * pieces
+        return Observed(seen, self._wall(), reached, ballast)
 
 
 def _version(theirs: int) -> Refuse:
@@ -141,6 +171,59 @@ async def knock(
     A local failure returns a Refuse with the code "unreachable", or "refused" if the machine answers but nothing
     listens there.
     """
+    answer = await _visit(station, contact, hello, Welcome, _HOST)
+    if isinstance(answer, Refuse):
+        return answer
+    message = answer.message
+    assert isinstance(message, Welcome)
+    try:
+        record = PeerRecord.parse(message.record, run_id=hello.run_id, now=wall())
+    except RecordError as error:
+        return Refuse("unreachable", f"{contact.address}: {error}"[:256])
+    if record.transport_key != contact.transport_key:
+        return Refuse("unreachable", f"{contact.address} is not who was expected")
+    return message, record
+
+
+async def observe(
+    station: SharedSockets, contact: Contact, *, port: int, size: int = 0, source: int = 0, seconds: float = math.inf
+) -> Sighting | Refuse:
+    """Ask a gate from which address it sees us. Return its claim, or a Refuse as `knock` does.
+
+    `port`, `size`: see Observe. `source`: our own port, shared by questions to several gates; 0: any. `seconds`: limit
+    of the whole visit, if shorter than that of a knock.
+    """
+    question = Observe(VERSION, station.run_id, port, size)
+    answer = await _visit(station, contact, question, Observed, _OBSERVER, source=source, seconds=seconds)
+    if isinstance(answer, Refuse):
+        return answer
+    told = answer.message
+    assert isinstance(told, Observed)
+    rate = PIECE * len(told.ballast) / max(answer.seconds, 1e-6)
+    return Sighting(answer.theirs, answer.ours, told.address, told.reached, port, told.wall, rate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Answer of a gate, both ends of the connection, and the seconds from its first to its last byte."""
+
+    message: Message
+    ours: str
+    theirs: str
+    seconds: float
+
+
+async def _visit(
+    station: SharedSockets,
+    contact: Contact,
+    question: Hello | Observe,
+    wanted: type[Message],
+    bounds: SocketLimits,
+    *,
+    source: int = 0,
+    seconds: float = math.inf,
+) -> _Answer | Refuse:
+    """Put one question to a gate; return its answer of the type `wanted`, or a Refuse."""
     try:
         host, port = split_address(contact.address)
     except ValueError as error:
@@ -156,11 +239,17 @@ async def knock(
         if not done.done():
             done.set_result(f"closed without an answer ({reason})")
 
-    control = ControlConnection(station, _HOST, on_message, ended, server_key=contact.transport_key)
-    control.post([frame.encode(Frame(hello), None, hello.run_id)])
+    control = ControlConnection(station, bounds, on_message, ended, server_key=contact.transport_key)
+    control.post([frame.encode(Frame(question), None, question.run_id)])
+    relay = control.tcp_relay
     try:
-        async with asyncio.timeout(station.limits.knock):
-            await loop.create_connection(lambda: control.tcp_relay.outer, host, port)
+        async with asyncio.timeout(min(station.limits.knock, seconds)):
+            if source:
+                sock = await _connected(host, port, source)
+                await loop.create_connection(lambda: relay.outer, sock=sock)
+            else:
+                await loop.create_connection(lambda: relay.outer, host, port)
+            ours, theirs = relay.ends
             control.settle()
             answer = await done
     except ConnectionRefusedError:
@@ -174,13 +263,28 @@ async def knock(
     if isinstance(answer, str):
         return Refuse("unreachable", f"{contact.address}: {answer}"[:256])
     try:
-        message = _parse(memoryview(answer), hello.run_id, Welcome, Refuse)
-        if isinstance(message, Refuse):
-            return message
-        assert isinstance(message, Welcome)
-        record = PeerRecord.parse(message.record, run_id=hello.run_id, now=wall())
-    except (FrameError, RecordError) as error:
+        message = _parse(memoryview(answer), question.run_id, wanted, Refuse)
+    except FrameError as error:
         return Refuse("unreachable", f"{contact.address}: {error}"[:256])
-    if record.transport_key != contact.transport_key:
-        return Refuse("unreachable", f"{contact.address} is not who was expected")
-    return message, record
+    if isinstance(message, Refuse):
+        return message
+    return _Answer(message, ours, theirs, relay.receiving)
+
+
+async def _connected(host: str, port: int, source: int) -> socket.socket:
+    """Return a TCP connection from our port `source`. Raises OSError.
+
+    Connections to several peers may share the port: a translator that maps by source port shows them one address.
+    """
+    loop = asyncio.get_running_loop()
+    family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", source))
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

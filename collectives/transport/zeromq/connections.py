@@ -20,7 +20,7 @@ from thinwire.collectives.transport.zeromq.limits import Retry
 from thinwire.collectives.transport.zeromq.link import Link
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
-from thinwire.swarm.identity.address import split_address
+from thinwire.swarm.identity.address import split_address, subnet_of
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
 
@@ -251,7 +251,7 @@ class Connections:
         hello = Hello(VERSION, self._station.run_id, self._own_record(), self.token)
         answer: Welcome | Refuse = Refuse("unreachable", "no address")
         refused = bool(record.addresses)
-        for address in record.addresses:
+        for address in sorted(record.addresses, key=self._far):
             answer = await self._visit(Contact(address, record.transport_key), hello, peer)
             if isinstance(answer, Welcome):
                 return answer
@@ -265,6 +265,14 @@ class Connections:
         if refused and peer not in self.links and peer not in self._offers:
             self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer
+
+    def _far(self, address: str) -> bool:
+        """Return whether an address is outside of our subnets.
+
+        Those inside are tried first: a router may not lead its own outside address back.
+        """
+        places = {_place(own) for own in self.addresses}
+        return _place(address) not in places
 
     async def _visit(self, contact: Contact, hello: Hello, expected: PeerId | None) -> Welcome | Refuse:
         answer = await knock(self._station, contact, hello, self._wall)
@@ -294,3 +302,12 @@ class Connections:
                 identity, run_id=run_id, addresses=self.addresses, sequence=1, issued=self._wall()
             ).wire
         return self.own
+
+
+def _place(address: str) -> str:
+    """Return the subnet of "host:port"; a name stands for itself."""
+    host, _ = split_address(address)
+    try:
+        return subnet_of(host)
+    except ValueError:
+        return host

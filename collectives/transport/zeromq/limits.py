@@ -17,6 +17,7 @@ class Limits:
     - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
+    - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 
@@ -36,6 +37,9 @@ class Limits:
     address_rate: float = 20.0
     key_burst: int = 16
     key_rate: float = 1.0
+    returned: int = 8
+    ballast_burst: int = 4
+    ballast_rate: float = 0.1
     receive_queue: int = 64 << 20
     window: int = 4 << 20
     retry_first: float = 0.25

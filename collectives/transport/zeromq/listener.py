@@ -42,7 +42,10 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     Returns the server and its port. Raises PortTaken.
     """
     loop = asyncio.get_running_loop()
-    reason, hint = "the range of ports is empty", "choose another port, or stop the process that uses it"
+    reason, hint = (
+        "the range of ports is empty",
+        "choose another one with --port N (--port 0: any free one), or stop the process that uses it",
+    )
     # At most 64 tries: if a range is nearly full, the next dial tries other ports.
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:

@@ -22,6 +22,9 @@ FIRST_BYTE = 0xFF
 The relay closes connections that begin otherwise before libzmq sees them.
 """
 
+HANDSHAKE_BYTES = 2048
+"""More bytes than one side sends before its first message."""
+
 
 class _End(asyncio.Protocol):
     """One side of a relay."""
@@ -73,6 +76,9 @@ class TcpRelay:
         self.up = 0
         self.down = 0
         """Bytes to and from the outside."""
+        self.receiving = 0.0
+        """Seconds between the first bytes from outside after the handshake and the last ones."""
+        self._first = 0.0
         self.reason = ""
         self._window, self._opened, self._closed, self._met = window, opened, closed, met
         self._accepted, self._strict = accepted, strict
@@ -88,6 +94,15 @@ class TcpRelay:
         """The outside's address, without port."""
         transport = self.outer.transport
         return str((transport.get_extra_info("peername") or "?")[0]) if transport is not None else "?"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return "host:port" of our end and of the other end of the outside connection; "" if there is none."""
+        transport = self.outer.transport
+        if transport is None:
+            return "", ""
+        ours, theirs = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        return _text(ours), _text(theirs)
 
     @property
     def rtt(self) -> float | None:
@@ -160,6 +175,10 @@ class TcpRelay:
             self.close("not a ZeroMQ greeting")
             return
         self.down += len(data)
+        if self.down > HANDSHAKE_BYTES:
+            now = asyncio.get_running_loop().time()
+            self._first = self._first or now
+            self.receiving = now - self._first
         self._left -= len(data)
         if self._left < 0 and self._strict:
             self.close("said too much")
@@ -217,3 +236,10 @@ class TcpRelay:
             transport.pause_reading()
         elif not held and not transport.is_reading():
             transport.resume_reading()
+
+
+def _text(end: tuple[str, int] | None) -> str:
+    if not end:
+        return ""
+    host = end[0].removeprefix("::ffff:") if "." in end[0] else end[0].partition("%")[0]
+    return f"[{host}]:{end[1]}" if ":" in host else f"{host}:{end[1]}"

@@ -6,12 +6,14 @@ Control uses libzmq with CURVE, bulk data sealed TCP streams, all on one event l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact
-from thinwire.collectives.transport.zeromq.admission import AdmissionPort
+from thinwire.collectives.transport.sightings import Sighting
+from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
@@ -104,6 +106,11 @@ class ZmqTransport:
         """Own peer id."""
         return self._identity.peer_id
 
+    @property
+    def port(self) -> int:
+        """Port of the gate."""
+        return self._port
+
     def addresses(self) -> tuple[str, ...]:
         """Return the gate addresses to announce."""
         return self._advertise
@@ -111,6 +118,15 @@ class ZmqTransport:
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate. A Welcome means that the link is up."""
         return await self._connections.meet(contact, hello)
+
+    async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
+        """Ask gates from which address they see us, all from one port of ours, see Transport."""
+        with socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET) as free:
+            free.bind(("", 0))
+            source = free.getsockname()[1]
+        gate = self._port if port == 0 else max(port, 0)
+        asked = (observe(self._station, one, port=gate, size=size, source=source) for one in contacts)
+        return list(await asyncio.gather(*asked))
 
     def learn(self, record: PeerRecord) -> None:
         """Store the addresses of a peer."""

@@ -42,14 +42,14 @@ class Namespaces:
 
     def __enter__(self) -> Namespaces:
         try:
-            hub = self._hold()
-            _ip(hub, ["link set lo up", "link add hub type bridge", "link set hub up"])
+            hub = self.hold()
+            ip(hub, ["link set lo up", "link add hub type bridge", "link set hub up"])
             for index, address in enumerate(self.addresses):
-                pid = self._hold()
+                pid = self.hold()
                 port = f"port{index}"
                 link = f"link add {port} type veth peer name eth0 netns {pid}"
-                _ip(hub, [link, f"link set {port} master hub", f"link set {port} up"])
-                _ip(pid, ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"])
+                ip(hub, [link, f"link set {port} master hub", f"link set {port} up"])
+                ip(pid, ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"])
         except BaseException:
             self.__exit__()
             raise
@@ -62,7 +62,7 @@ class Namespaces:
             holder.wait()
         self._holders = []
 
-    def _hold(self) -> int:
+    def hold(self) -> int:
         """Start a process in a new namespace, and return its id."""
         holder = subprocess.Popen(
             ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -95,12 +95,12 @@ class Namespaces:
             self._nft(index, "add table inet wall\ndelete table inet wall\n")
 
     def _nft(self, index: int, script: str) -> None:
-        _run([*self.inside(index), "nft", "-f", "-"], script)
+        run([*self.inside(index), "nft", "-f", "-"], script)
 
 
-def _ip(pid: int, lines: Sequence[str]) -> None:
-    _run(["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"], "\n".join(lines))
+def ip(pid: int, lines: Sequence[str]) -> None:
+    run(["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"], "\n".join(lines))
 
 
-def _run(command: Sequence[str], told: str) -> None:
+def run(command: Sequence[str], told: str) -> None:
     subprocess.run(command, input=told, text=True, capture_output=True, check=True, timeout=30)

@@ -16,7 +16,7 @@ from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 
-INVITE = Invite(b"\x05" * 32, (Seed("192.0.2.1:7400", b"\x06" * 32),)).code()
+INVITE = Invite(b"\x05" * 32, (Seed("45.0.2.1:7400", b"\x06" * 32),)).code()
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +239,13 @@ def test_invite_command_prints_only_the_line(capsys, home):
     assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE}\n", [])
 
 
+def test_invite_command_warns_of_private_addresses(capsys, home):
+    code = Invite(b"\x05" * 32, (Seed("192.168.2.1:7400", b"\x06" * 32),)).code()
+    running(home, invite=code)
+    warning = "warning: this invite works only in this network: its addresses are private"
+    assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {code}\n", [warning])
+
+
 @pytest.mark.parametrize(
     ("flags", "callee", "given"),
     [((), "start", {}), (("--local", 4, "--chaos"), "local", {"local": 4, "chaos": True})],
@@ -441,3 +448,33 @@ def test_main_gives_errors_of_the_machine_a_hint(capsys, monkeypatch, number, wo
     assert main.main(["id"]) == 3
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"error: {os.strerror(number)}: /somewhere" and words in hint
+
+
+def test_doctor_prints_one_line_a_check_and_fails_with_one_of_them(capsys, home, monkeypatch):
+    from thinwire.node.doctor import doctor
+    from thinwire.node.doctor.check import failed, passed, skipped
+
+    checks = [passed("port", "7400"), skipped("nat", "no peer")]
+    asked = []
+    monkeypatch.setattr(doctor, "examine", lambda config, invite: asked.append((config.port, invite)) or checks)
+    assert outcome(capsys, "doctor", "--home", home, "--port", 9) == (
+        0, "OK   port        7400\nSKIP nat         no peer\n", []
+    )  # fmt: skip
+    checks.append(failed("disk", "full", "make room"))
+    code, out, _ = outcome(capsys, "doctor", INVITE, "--home", home, "--json")
+    assert code == 1 and msgspec.json.decode(out)[2] == {
+        "name": "disk", "result": "FAIL", "detail": "full", "fix": "make room"
+    }  # fmt: skip
+    assert asked == [(9, None), (7400, Invite.parse(INVITE))]
+    assert refused(capsys, "doctor", INVITE[:-1], "--home", home)[0] == 2
+
+
+def test_doctor_imports_no_torch_without_a_gpu(home):
+    code = (
+        "import sys; from thinwire.node.cli.main import main\n"
+        f"main(['doctor', '--home', {str(home)!r}, '--host', '127.0.0.1', '--port', '0'])\n"
+        "print([name for name in ('torch', 'numba') if name in sys.modules], file=sys.stderr)"
+    )
+    environment = {**os.environ, "THINWIRE_DEVICE": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.stderr == "[]\n" and "port" in done.stdout and "SKIP gpu" in done.stdout

@@ -23,7 +23,7 @@ def node_toml(home, text):
 
 def test_default_settings_name_their_source(home):
     settings = load({"home": home}, {})
-    assert settings.port == 0 and settings.device == "auto" and settings.data is None and settings.name
+    assert settings.port == 7400 and settings.device == "auto" and settings.data is None and settings.name
     assert settings.sources["port"] == "default" and settings.sources["home"] == "flag --home"
     assert set(settings.sources) == {setting.name for setting in SETTINGS}
 

@@ -110,3 +110,19 @@ def test_any_other_text_raises_invite_error(text):
 def test_invite_refuses_invalid_arguments(seeds):
     with pytest.raises(ValueError):
         Invite(b"r" * 32, seeds).code()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "note"),
+    [
+        (["127.0.0.1:1"], "this invite works only on this machine"),
+        (["[::1]:1", "localhost:2"], "this invite works only on this machine"),
+        (["127.0.0.1:1", "10.1.2.3:1"], "this invite works only in this network: its addresses are private"),
+        (["100.64.0.1:1"], "this invite works only in this network: its addresses are private"),
+        (["[fd00::1]:1"], "this invite works only in this network: its addresses are private"),
+        (["10.1.2.3:1", "45.1.2.3:1"], ""),
+        (["10.1.2.3:1", "seed.example.org:1"], ""),
+    ],
+)
+def test_invite_says_who_cannot_use_it(addresses, note):
+    assert Invite(b"r" * 32, tuple(Seed(address, b"k" * 32) for address in addresses)).note == note

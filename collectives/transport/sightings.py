@@ -1,0 +1,111 @@
+"""Addresses at which other peers see this one: judgement, and the kind of address translation.
+
+A sighting is a claim of one peer. Mappings and their names are those of RFC 4787, section 4.1: a translator whose
+mapping does not depend on the destination is a "cone", another one "symmetric".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from thinwire.swarm.identity.address import join_address, split_address, subnet_of
+
+Nat: TypeAlias = Literal["none", "cone", "symmetric", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Claim of one peer about a connection that we opened to it; all addresses are "host:port".
+
+    `by`: its end, `local`: our end, `seen`: our end as it sees it. `reached`: whether it reached our gate at the host
+    of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it
+    sent ballast to us, 0 if it sent none.
+    """
+
+    by: str
+    local: str
+    seen: str
+    reached: bool | None
+    gate: int = 0
+    wall: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Judgement of several sightings.
+
+    `nat`: translation between us and those peers. `address`: believed address of our gate outside of our network, "" if
+    unknown. `reached`: whether a peer has reached our gate there; None: no peer tried.
+    """
+
+    nat: Nat = "unknown"
+    address: str = ""
+    reached: bool | None = None
+
+    def addresses(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the addresses to announce: the believed one first, if our gate answered there, then `own`."""
+        return tuple(dict.fromkeys((*((self.address,) if self.address and self.reached else ()), *own)))
+
+    def __str__(self) -> str:
+        translation = {"none": "no address translation", "unknown": ""}.get(self.nat, f"{self.nat} address translation")
+        answer = {True: "reached there", False: "not reached there by others", None: ""}[self.reached]
+        return ", ".join(filter(None, (self.address, answer, translation)))
+
+
+def judge(sightings: Iterable[Sighting]) -> Reach:
+    """Return what to believe.
+
+    A host is believed if peers of two subnets (see `subnet_of`) claim it, or no other host is claimed. Peers that see
+    our own address share our network or have no translator between us and them; their claims do not count for the
+    outside. Of several believable hosts, none is believed.
+    """
+    usable = [sighting for sighting in sightings if _valid(sighting)]
+    outside = [sighting for sighting in usable if _host(sighting.seen) != _host(sighting.local)]
+    if not outside:
+        return Reach("none", *_gate(usable)) if usable else Reach()
+    claims: dict[str, list[Sighting]] = defaultdict(list)
+    for sighting in outside:
+        claims[_host(sighting.seen)].append(sighting)
+    subnets = {host: len({subnet_of(_host(one.by)) for one in said}) for host, said in claims.items()}
+    believed = [host for host in claims if subnets[host] > 1 or len(claims) == 1]
+    if len(believed) != 1:
+        return Reach()
+    said = claims[believed[0]]
+    return Reach(_mapping(said), *_gate(said))
+
+
+def _gate(said: list[Sighting]) -> tuple[str, bool | None]:
+    """Return the address of our gate, as one of the peers tried it, and whether one of them reached it."""
+    tried = [one for one in said if one.reached is not None]
+    best = next((one for one in tried if one.reached), tried[0] if tried else said[0])
+    address = join_address(_host(best.seen), best.gate) if best.gate else ""
+    return address, bool(best.reached) if tried else None
+
+
+def _mapping(said: list[Sighting]) -> Nat:
+    """Return the kind of the mapping of one local port, from the ports that different peers see."""
+    ports: dict[str, dict[str, int]] = defaultdict(dict)
+    for one in said:
+        ports[one.local][one.by] = split_address(one.seen)[1]
+    several = [set(seen.values()) for seen in ports.values() if len(seen) > 1]
+    if not several:
+        return "unknown"
+    return "symmetric" if any(len(seen) > 1 for seen in several) else "cone"
+
+
+def _valid(sighting: Sighting) -> bool:
+    """Return whether all three are IP addresses that can be dialled."""
+    try:
+        for address in (sighting.by, sighting.local, sighting.seen):
+            subnet_of(split_address(address)[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _host(address: str) -> str:
+    return split_address(address)[0]

@@ -1,0 +1,27 @@
+"""`thinwire doctor`: all checks, in the order in which they matter."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from thinwire.node.doctor.check import Check
+from thinwire.node.doctor.machine import check_machine
+from thinwire.node.doctor.network import check_network
+from thinwire.node.membership.port_file import PortFile
+from thinwire.node.peer.status import alive, read_status
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.swarm.identity.invite import Invite
+
+
+def examine(config: Config, invite: Invite | None) -> list[Check]:
+    """Return all checks. Without an invite, the peers are asked that the daemon here names, if one runs."""
+    status = read_status(config.directories.status)
+    listening = 0
+    if status is not None and alive(status):
+        listening = PortFile(config.directories.run(bytes.fromhex(status.run)).port, RealDisk()).load()
+        if invite is None and status.invite:
+            invite = Invite.parse(status.invite)
+    network = asyncio.run(check_network(config, invite, listening, time.time))
+    return [*network, *check_machine(config, time.monotonic)]

@@ -1,0 +1,108 @@
+"""Checks of the network: our port, how peers see us, their clocks, and the rate from one of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.sightings import Sighting, judge
+from thinwire.collectives.transport.zeromq.listener import PortTaken
+from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.node.doctor.check import Check, failed, passed, skipped
+from thinwire.node.runtime.config import SLOWEST, Config, Rate, member_ports
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite
+from thinwire.swarm.messages.registry import BALLAST, Refuse
+
+FARTHEST = 60
+"""Seconds by which our clock may differ from those of others: half of what records allow."""
+
+_NEEDS_PEER = "no peer to ask: give an invite, or start a daemon first"
+
+
+async def check_network(
+    config: Config, invite: Invite | None, listening: int, wall: Callable[[], float]
+) -> list[Check]:
+    """Return the checks of the network.
+
+    `invite`: run and peers to ask. `listening`: port of the gate of a daemon that runs here with this configuration, 0:
+    none. `wall`: seconds since 1970.
+    """
+    key = config.directories.key
+    identity = Identity.load(key) if key.exists() else Identity.generate()
+    transport = ZmqTransport(
+        identity,
+        run_id=invite.run_id if invite is not None else bytes(32),
+        admit=lambda hello, record: Refuse("busy", "this is only a check of the network"),
+        wall=lambda: int(wall()),
+        host=config.host,
+        port=0 if listening else config.port,
+        ports=None if listening else member_ports(config),
+    )
+    try:
+        await transport.open()
+    except PortTaken as error:
+        return [failed("port", str(error), error.hint), *(skipped(name, "no port") for name in _OTHERS)]
+    port = listening or transport.port
+    found = [passed("port", f"{port}, where the daemon listens" if listening else f"{port} on {config.host} is free")]
+    try:
+        seeds = invite.seeds if invite is not None else ()
+        contacts = [Contact(seed.address, seed.transport_key) for seed in seeds]
+        others = [contact for contact in contacts if contact.transport_key != identity.transport_public]
+        if not others:
+            return [*found, *(skipped(name, _NEEDS_PEER) for name in _OTHERS)]
+        answers = await transport.observe(others, port=listening)
+        ballast: Sequence[Sighting | Refuse] = ()
+        best = next((one for one, said in zip(others, answers, strict=True) if isinstance(said, Sighting)), None)
+        if best is not None:
+            ballast = await transport.observe([best], port=-1, size=BALLAST)
+    finally:
+        await transport.close()
+    sightings = [answer for answer in answers if isinstance(answer, Sighting)]
+    if not sightings:
+        refusal = next(answer for answer in answers if isinstance(answer, Refuse))
+        fault = f"no peer of the invite answers: {refusal.detail or refusal.code}"
+        rest = (skipped(name, "no peer answers") for name in _OTHERS[1:])
+        return [*found, failed("reached", fault, "ask for a new invite, or let a firewall pass what goes out"), *rest]
+    return [*found, *judged(sightings, port, wall()), check_rate(ballast)]
+
+
+_OTHERS = ("reached", "nat", "clock", "rate")
+
+
+def judged(sightings: Sequence[Sighting], port: int, wall: float) -> Iterable[Check]:
+    """Yield the checks that follow from sightings at `wall` seconds since 1970; our gate is at `port`."""
+    reach = judge(sightings)
+    if reach.reached is None:
+        yield skipped("reached", "no peer tried")
+    elif reach.reached:
+        yield passed("reached", f"others reach this machine at {reach.address}")
+    else:
+        yield failed(
+            "reached",
+            f"others do not reach this machine at {reach.address}",
+            f"forward TCP {port} and the ports for links at the router, let the firewall pass them, see docs/operations.md",
+        )
+    if reach.nat == "unknown":
+        yield skipped("nat", "it takes answers of peers in two networks")
+    else:
+        said = {"none": "no address translation", "cone": "cone (one outside port for all peers)"}
+        yield passed("nat", said.get(reach.nat, "symmetric (another outside port for each peer)"))
+    ahead = statistics.median(wall - sighting.wall for sighting in sightings)
+    said_ahead = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of peers"
+    if abs(ahead) > FARTHEST:
+        yield failed("clock", said_ahead, "set the clock, for example with `timedatectl set-ntp true`")
+    else:
+        yield passed("clock", "agrees with the clocks of peers" if abs(ahead) <= 2 else said_ahead)
+
+
+def check_rate(answers: Sequence[Sighting | Refuse]) -> Check:
+    """Return the check of the rate at which a peer sent ballast."""
+    sent = [answer for answer in answers if isinstance(answer, Sighting) and answer.rate > 0]
+    if not sent:
+        return skipped("rate", "the peer has no room for a measurement now; try again in a minute")
+    said = f"at least {Rate(sent[0].rate)} from {sent[0].by}"
+    if sent[0].rate < SLOWEST:
+        return failed("rate", said, "use a faster line, or stop other traffic on it")
+    return passed("rate", said)

@@ -1,0 +1,77 @@
+"""Reachability of this peer: other peers report the address at which they see it, and try it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.collectives.transport.sightings import Reach, Sighting, judge
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.identity.address import scope_of, split_address, subnet_of
+from thinwire.swarm.identity.peer_record import MAX_ADDRESSES, PeerRecord
+from thinwire.swarm.membership.roster import Roster
+
+MOST = 4
+"""Peers that are asked at one time."""
+
+CHECK_SECONDS = 2.0
+"""Seconds between looks at the roster: new subnets are asked at once, because one claim is weak."""
+
+AGAIN_SECONDS = 300.0
+"""Seconds after which the same peers are asked again: translators forget, and providers renumber."""
+
+
+def chosen(records: Iterable[PeerRecord], most: int = MOST) -> list[Contact]:
+    """Return the contacts of peers to ask, each in another subnet, at their first addresses."""
+    found: dict[str, Contact] = {}
+    for record in records:
+        if record.addresses:
+            host, _ = split_address(record.addresses[0])
+            try:
+                place = subnet_of(host)
+            except ValueError:
+                place = host
+            found.setdefault(place, Contact(record.addresses[0], record.transport_key))
+    return list(found.values())[:most]
+
+
+class Reachability:
+    """Asks peers for sightings and announces the resulting addresses. `reach` is the last judgement."""
+
+    def __init__(self, transport: Transport, roster: Roster, *, now: Callable[[], float], emit: Emit) -> None:
+        self.reach = Reach()
+        self._transport, self._roster, self._now, self._emit = transport, roster, now, emit
+        self._own = transport.addresses()
+
+    async def watch(self) -> None:
+        """Ask whenever peers of other subnets appear, and from time to time.
+
+        Ends if we listen on loopback only.
+        """
+        asked: frozenset[Contact] = frozenset()
+        at, seen, turn = 0.0, -1, 0
+        while not all(scope_of(address) == "machine" for address in self._own):
+            await asyncio.sleep(CHECK_SECONDS)
+            roster, due = self._roster, self._now() >= at
+            if not due and roster.view.number == seen:
+                continue
+            seen, others = roster.view.number, roster.others
+            # Each time it begins with other peers, so that no few of them can answer for good.
+            first = turn * MOST % max(1, len(others))
+            records = (roster.record_of(peer) for peer in [*others[first:], *others[:first]])
+            contacts = chosen(record for record in records if record is not None)
+            if contacts and (due or not asked.issuperset(contacts)):
+                asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
+                answers = await self._transport.observe(contacts)
+                self.judge([answer for answer in answers if isinstance(answer, Sighting)])
+
+    def judge(self, sightings: list[Sighting]) -> None:
+        """Announce what follows from these sightings; without any, the last judgement stays."""
+        if not sightings or (reach := judge(sightings)) == self.reach:
+            return
+        self.reach = reach
+        self._emit("reach", {"nat": reach.nat, "address": reach.address, "reached": reach.reached})
+        addresses = reach.addresses(self._own)[:MAX_ADDRESSES]
+        if addresses != self._roster.record.addresses and not self._roster.left:
+            self._roster.update(addresses, self._now())

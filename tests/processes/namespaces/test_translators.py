@@ -1,0 +1,105 @@
+"""Real daemons behind address translators, in network namespaces."""
+
+import json
+import subprocess
+import time
+
+import pytest
+from kit.daemons import CAP, COMMAND
+from kit.real.namespaces import lacking
+from kit.real.translators import Translators
+from thinwire.node.peer.status import read_status
+from thinwire.node.runtime.directories import directories
+from thinwire.swarm.identity.invite import Invite
+
+pytestmark = [
+    pytest.mark.trial,
+    pytest.mark.skipif(bool(lacking()), reason=lacking() or "-"),
+]
+
+
+@pytest.fixture
+def world(machine):
+    """Makes namespaces of these kinds and a function that starts the daemon of one of them."""
+    made = []
+
+    def make(*kinds):
+        spaces = Translators(kinds).__enter__()
+        made.append(spaces)
+        shared = machine(rounds=500, steps=4, grace=5.0)
+
+        def start(index, invite=None, *more):
+            daemon = shared.daemon(f"peer{index}")
+            daemon.host, daemon.program = spaces.addresses[index], (*spaces.inside(index), *daemon.program)
+            more = (*more, "--port", 7400)
+            return shared.join(daemon.name, invite, *more) if invite else shared.found(daemon.name, *more)
+
+        return spaces, start
+
+    yield make
+    for spaces in made:
+        spaces.__exit__()
+
+
+def seeds(code):
+    return [seed.address for seed in Invite.parse(code).seeds]
+
+
+def checks(spaces, index, invite):
+    """Return the checks of `thinwire doctor` in a namespace, by name; no daemon runs there."""
+    words = [*spaces.inside(index), COMMAND, "doctor", invite, "--host", spaces.addresses[index], "--port", "7400"]
+    home = ["--home", f"/proc/self/cwd/doctor{index}", "--json"]
+    done = subprocess.run([*words, *home], capture_output=True, text=True, timeout=CAP)
+    return {check["name"]: check for check in json.loads(done.stdout)}
+
+
+def reachable_code(daemon, address):
+    """Wait until the daemon's invite begins with this address; return it."""
+    until = time.monotonic() + CAP
+    while True:
+        said = read_status(directories(daemon.home).status)
+        if said is not None and said.invite and seeds(said.invite)[0] == address:
+            return said.invite
+        assert time.monotonic() < until, said
+        time.sleep(0.1)
+
+
+def test_peer_behind_a_forwarding_router_announces_its_outside_address(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spaces, start = world("public", "public", "cone", "public")
+    first = start(0, None, "--wait-for", 2)
+    second = start(1, first.invite())
+    first.wait("round", contributors=2)
+    found = checks(spaces, 2, second.newest_invite())
+    assert found["nat"]["detail"].startswith("cone") and found["clock"]["result"] == found["rate"]["result"] == "OK"
+    assert found["reached"]["result"] == "OK", found
+    behind = start(2, first.newest_invite())
+    outside = f"{spaces.outside[2]}:7400"
+    seen = behind.wait("reach", address=outside, reached=True, nat="cone")
+    assert seen["at"] > 0
+    first.wait("round", contributors=3)
+    # Its invite leads a stranger to it, and from there into the swarm.
+    invite = reachable_code(behind, outside)
+    alone = Invite.parse(invite)
+    last = start(3, Invite(alone.run_id, alone.seeds[:1]).code())
+    assert last.wait("round", contributors=4)
+
+
+def test_peer_behind_a_symmetric_translator_trains_over_the_links_that_it_opened(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spaces, start = world("public", "public", "symmetric")
+    first = start(0, None, "--wait-for", 3)
+    second = start(1, first.invite())
+    second.wait("ready")
+    found = checks(spaces, 2, second.newest_invite())
+    assert found["nat"]["detail"].startswith("symmetric") and found["reached"]["result"] == "FAIL"
+    behind = start(2, second.newest_invite())
+    behind.wait("reach", address=f"{spaces.outside[2]}:7400", reached=False, nat="symmetric")
+    for daemon in (first, second, behind):
+        daemon.wait("round", contributors=3, least=3)
+    # It comes back after a crash, too: the others cannot dial it.
+    behind.kill()
+    behind.exit()
+    left = first.wait("round", contributors=2)["at"]
+    start(2, second.newest_invite())
+    first.wait("round", contributors=3, after=left)

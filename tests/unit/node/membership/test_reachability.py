@@ -1,0 +1,148 @@
+"""Announced addresses of a peer after others have told it how they see it."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from thinwire.collectives.transport.sightings import Reach, Sighting
+from thinwire.node.membership.reachability import AGAIN_SECONDS, CHECK_SECONDS, Reachability, chosen
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.messages.registry import Refuse
+
+OWN = ("192.168.0.5:7400",)
+
+
+def record(number, *addresses):
+    return SimpleNamespace(addresses=addresses, transport_key=bytes([number]) * 32)
+
+
+class World:
+    """A roster and a transport whose gates see us at `seen`; None: they do not answer."""
+
+    def __init__(self, own=OWN, seen="198.51.7.9"):
+        self.own, self.seen, self.asked, self.events, self.updates = own, seen, [], [], []
+        self.records = {}
+        self.record = SimpleNamespace(addresses=own)
+        self.left = False
+
+    def addresses(self):
+        return self.own
+
+    @property
+    def view(self):
+        return SimpleNamespace(number=len(self.records))
+
+    @property
+    def others(self):
+        return list(self.records)
+
+    def record_of(self, peer):
+        return self.records[peer]
+
+    def update(self, addresses, now):
+        self.record = SimpleNamespace(addresses=addresses)
+        self.updates.append(addresses)
+
+    async def observe(self, contacts, *, port=0, size=0):
+        self.asked.append([contact.address for contact in contacts])
+        if self.seen is None:
+            return [Refuse("unreachable", "")] * len(contacts)
+        return [
+            Sighting(contact.address, "192.168.0.5:50000", f"{self.seen}:50000", True, 7400) for contact in contacts
+        ]
+
+    def run(self, play):
+        async def main():
+            now = virtual_loop.current().time
+            reachability = Reachability(self, self, now=now, emit=lambda kind, fields: self.events.append(kind))
+            watch = asyncio.create_task(reachability.watch())
+            await play(reachability)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            return watch.cancelled()
+
+        return virtual_loop.run(main(), seed=1)
+
+
+def test_believed_address_is_announced_first_and_taken_back():
+    world = World()
+
+    async def play(reachability):
+        await asyncio.sleep(10)
+        assert not world.asked and not world.updates, "there is no peer to ask"
+        world.records = {1: record(1, "45.1.1.1:7400", "10.0.0.1:7400"), 2: record(2, "45.2.1.1:7400"), 3: record(3)}
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert world.asked == [["45.1.1.1:7400", "45.2.1.1:7400"]]
+        assert world.updates == [("198.51.7.9:7400", *OWN)] and world.events == ["reach"]
+        assert reachability.reach == Reach("cone", "198.51.7.9:7400", True)
+        world.seen = None
+        await asyncio.sleep(AGAIN_SECONDS)
+        assert len(world.asked) == 2 and len(world.updates) == 1, "silence changes nothing"
+        world.seen = "192.168.0.5"
+        await asyncio.sleep(AGAIN_SECONDS)
+        assert world.updates[1:] == [OWN] and world.events == ["reach", "reach"]
+
+    assert world.run(play)
+
+
+def test_peer_of_another_subnet_is_asked_at_once():
+    world = World()
+
+    async def play(reachability):
+        world.records = {1: record(1, "45.1.1.1:7400")}
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert reachability.reach.nat == "unknown"
+        world.records[2] = record(2, "45.1.1.2:7400")
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert len(world.asked) == 1
+        world.records[3] = record(3, "45.3.1.1:7400")
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert len(world.asked) == 2 and reachability.reach.nat == "cone"
+
+    assert world.run(play)
+
+
+def test_other_peers_are_asked_each_time():
+    world = World()
+
+    async def play(reachability):
+        world.records = {number: record(number, f"45.{number}.1.1:7400") for number in range(1, 10)}
+        await asyncio.sleep(2 * AGAIN_SECONDS + 3 * CHECK_SECONDS)
+
+    world.run(play)
+    asked = [[int(address.split(".")[1]) for address in addresses] for addresses in world.asked]
+    assert asked == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]]
+
+
+def test_swarm_of_one_machine_is_not_asked():
+    world = World(own=("127.0.0.1:7400",))
+
+    async def play(reachability):
+        world.records = {1: record(1, "127.0.0.1:7401")}
+        await asyncio.sleep(1000)
+
+    assert not world.run(play) and not world.asked
+
+
+def test_a_peer_that_has_left_announces_nothing():
+    world = World()
+
+    async def play(reachability):
+        world.records, world.left = {1: record(1, "45.1.1.1:7400")}, True
+        await asyncio.sleep(10)
+
+    world.run(play)
+    assert world.asked and not world.updates
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_one_peer_of_each_subnet_is_chosen(most):
+    records = [
+        record(1),
+        record(2, "45.1.1.1:1"),
+        record(3, "45.1.1.2:1"),
+        record(4, "[2a00:1::1]:1"),
+        record(5, "a.b:1"),
+    ]
+    addresses = [contact.address for contact in chosen(records, most)]
+    assert addresses == ["45.1.1.1:1", "[2a00:1::1]:1", "a.b:1"][:most]
