@@ -1,0 +1,50 @@
+"""Directories with the settings of this machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from thinwire.node.discovery.dht_source import DhtSource, child_command
+from thinwire.node.discovery.directory import Directory, Source
+from thinwire.node.discovery.lan_source import LanSource
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.disk import Disk
+
+
+def open_directory(
+    config: Config,
+    *,
+    public: bool,
+    lan: bool,
+    publishes: bool,
+    disk: Disk,
+    rng: random.Random,
+    now: Callable[[], float],
+    wall: Callable[[], float],
+    warn: Callable[[str], None],
+    opened: Callable[[Sequence[str]], None] = lambda addresses: None,
+) -> Directory:
+    """Return a directory with the sources asked for. Raises NotInstalled if one lacks its package.
+
+    publishes: whether this machine's DHT node takes part in the DHT, or only asks other nodes. now, wall: as in
+    Environment. opened: called with the addresses of that node.
+    """
+    sources: list[Source] = []
+    if lan:
+        sources.append(LanSource(config.host))
+    if public:
+        kind = "ip6" if ":" in config.host else "ip4"
+        sources.append(
+            DhtSource(
+                child_command(config.directory_python),
+                bootstrap=config.bootstrap,
+                listen=[f"/{kind}/{config.host}/tcp/0"] if publishes else [],
+                known=config.directories.dht_nodes,
+                disk=disk,
+                rng=rng,
+                now=now,
+                opened=opened,
+            )
+        )
+    return Directory(sources, wall=wall, rng=rng, warn=warn)
