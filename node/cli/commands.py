@@ -203,14 +203,14 @@ def join(
     """Join a run: fetch its state from other peers, then train."""
     config, options = _shared(context, **shared)
     options = replace(options, memory=_memory(memory), stage=stage, search=search)
-    from thinwire.node.cli.runs import is_run, resolve
+    from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
     by_name = is_run(invite)
     if not by_name:
         Invite.parse(invite)  # report a typo at once
     _check_machine(config)
-    found = resolve(invite, config, options) if by_name else invite
+    found = find(invite, config, options) if by_name else invite
     from thinwire.node.daemon import daemon
 
     return daemon.join(found, config, options)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -18,7 +15,6 @@ from thinwire.node.discovery.directory import Directory, ListedRun
 from thinwire.node.discovery.sources import open_directory
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
-from thinwire.node.runtime.disk import RealDisk
 from thinwire.swarm.identity.invite import PREFIX, Invite
 
 Result = TypeVar("Result")
@@ -30,16 +26,20 @@ def is_run(text: str) -> bool:
     return _RUN.fullmatch(text) is not None and not text.lower().startswith(PREFIX)
 
 
-def resolve(target: str, config: Config, options: Options) -> Invite:
+def find(target: str, config: Config, options: Options) -> Invite:
     """Return an invite to the run called `target`. Raises DirectoryError, AmbiguousRun, NotInstalled."""
     public = options.public or bool(config.bootstrap) or not options.lan
-    return _ask(config, lambda directory: directory.resolve(target), public=public, lan=options.lan)
+    return _ask(config, lambda directory: directory.invite_to(target), public=public, lan=options.lan)
 
 
 def show(config: Config, *, lan: bool, as_json: bool) -> None:
     """Print the runs of the directory. Raises DirectoryError, NotInstalled."""
     public = not lan or bool(config.bootstrap)
-    found = _ask(config, lambda directory: directory.runs(), public=public, lan=lan)
+
+    async def read(directory: Directory) -> tuple[tuple[ListedRun, ...], float]:
+        return await directory.runs(), directory.wall()
+
+    found, wall = _ask(config, read, public=public, lan=lan)
     if as_json:
         print(msgspec.json.encode([_as_json(run) for run in found]).decode())
         return
@@ -50,7 +50,7 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
         table.add_column(column, justify="right")
     for run in found:
         loss = "-" if run.loss is None else f"{run.loss:.3f}"
-        age = f"{max(0, int(time.time()) - run.issued)} s"
+        age = f"{max(0, int(wall) - run.issued)} s"
         words = (run.name, run.run_id.hex()[:16], run.model, run.method, run.admission)
         table.add_row(*words, str(run.round), str(run.peers), loss, age)
     console = Console()
@@ -68,10 +68,6 @@ def _ask(config: Config, question: Callable[[Directory], Awaitable[Result]], *, 
             public=public,
             lan=lan,
             publishes=False,
-            disk=RealDisk(),
-            rng=random.Random(os.urandom(16)),
-            now=time.monotonic,
-            wall=time.time,
             warn=warn,
         )
         try:

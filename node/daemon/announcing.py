@@ -1,11 +1,8 @@
-"""Publication of a daemon's run in directories; the daemon goes on if it fails."""
+"""Publication of a daemon's run in directories; a failure does not end the daemon."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import time
 from collections.abc import Callable, Sequence
 
 from thinwire.node.discovery.announcer import CARD_SECONDS, announce
@@ -14,7 +11,6 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.disk import RealDisk
 from thinwire.swarm.identity.run_card import RunCard
 
 ADMISSION = "open"
@@ -22,7 +18,10 @@ ADMISSION = "open"
 
 
 def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
-    """Return the card of a peer's run at `wall` seconds since 1970; None while it has no state or no address."""
+    """Return the card of a peer's run; None while it has no state or no address.
+
+    `wall`: seconds since 1970.
+    """
     if not peer.ready:
         return None
     roster, manifest = peer.session.roster, peer.manifest
@@ -54,10 +53,6 @@ class Announcing:
             public=public,
             lan=lan,
             publishes=True,
-            disk=RealDisk(),
-            rng=random.Random(os.urandom(16)),
-            now=time.monotonic,
-            wall=time.time,
             warn=self._warn,
             opened=self._opened,
         )
@@ -67,7 +62,7 @@ class Announcing:
         """Publish the card of `peer()` again and again."""
 
         def card() -> RunCard | None:
-            return card_of(peer(), self._report.loss, time.time())
+            return card_of(peer(), self._report.loss, self._directory.wall())
 
         self._task = asyncio.create_task(announce(self._directory, card, self._published))
 

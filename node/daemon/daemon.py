@@ -54,7 +54,7 @@ def start(run: Path, config: Config, options: Options) -> int:
 
 
 def join(invite: str | Invite, config: Config, options: Options) -> int:
-    """Become a peer of the swarm that an invite, or its text, names, as `thinwire join` does. Return the exit code."""
+    """Become a peer of the swarm of an invite, or of its text. Return the exit code."""
     return _run(arriving(invite, config, options.search), options, here=Path.cwd())
 
 

@@ -19,7 +19,10 @@ CARD_SECONDS = 180
 
 
 async def announce(directory: Directory, card: Callable[[], RunCard | None], published: Callable[[], None]) -> None:
-    """Publish what `card` returns until cancelled; None: not yet. `published`: called after the first success."""
+    """Publish what `card` returns until cancelled; None: not yet.
+
+    `published`: called after the first success.
+    """
     first = True
     while True:
         made = card()

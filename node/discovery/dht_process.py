@@ -1,4 +1,6 @@
-"""Node of a hivemind DHT in a process of its own, which `dht_source.py` starts with the interpreter that has hivemind.
+"""Node of a hivemind DHT, in a separate process.
+
+`dht_source.py` starts it with the interpreter that has hivemind.
 
 Requests come on stdin and answers leave on stdout: a length of 4 bytes (big-endian), then JSON. A message of a stranger
 may end this process, for hivemind deserializes keys and dictionaries of its messages: nested extension types exhaust the

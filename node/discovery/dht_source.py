@@ -59,12 +59,15 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def run_key(run_id: bytes) -> str:
-    """Return the key of a run's cards: a hash, so that the key reveals no run id to those who do not know it."""
+    """Return the key of a run's cards: a hash, which reveals no run id."""
     return "thinwire/run/1/" + hashlib.blake2b(run_id, digest_size=32).hexdigest()
 
 
 def child_command(python: str) -> tuple[str, ...]:
-    """Return the command of the child. `python`: interpreter with hivemind; empty: this one. Raises NotInstalled."""
+    """Return the command of the child.
+
+    `python`: interpreter with hivemind; empty: this one. Raises NotInstalled.
+    """
     found = importlib.util.find_spec(_MODULE)
     if not python and importlib.util.find_spec("hivemind") is None:
         raise NotInstalled(
@@ -205,6 +208,7 @@ class DhtSource:
                     start_new_session=True,
                 )
             except OSError as error:
+                await self._fail()
                 raise DirectoryError(
                     f"cannot start {self._command[0]}: {error.strerror}", "check the setting directory_python"
                 ) from None

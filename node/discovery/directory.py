@@ -1,4 +1,4 @@
-"""Directory of public runs: cards that peers publish, read from one or several sources, none of which is trusted.
+"""Directory of public runs: cards that peers publish, read from sources that are not trusted.
 
 A source returns bytes of strangers. This module keeps those that are valid cards (swarm/identity/run_card.py), bounds
 their number, and ignores the rest. A card leads to peers to knock at, exactly as an invite does: the manifest that they
@@ -91,7 +91,7 @@ class Directory:
     def __init__(
         self, sources: Sequence[Source], *, wall: Callable[[], float], rng: random.Random, warn: Callable[[str], None]
     ) -> None:
-        self._sources, self._wall, self._rng, self._warn = sources, wall, rng, warn
+        self._sources, self.wall, self._rng, self._warn = sources, wall, rng, warn
 
     async def publish(self, card: RunCard) -> bool:
         """Publish a card everywhere; return True if a source accepted it."""
@@ -99,20 +99,23 @@ class Directory:
         return len(self._successes(answers)) > 0
 
     async def find(self, run_id: bytes) -> tuple[RunCard, ...]:
-        """Return valid cards of a run, one a peer, of peers that can be dialled, at most MOST_PEERS, in random order.
+        """Return valid cards of a run, at most MOST_PEERS, in random order.
 
-        Raises DirectoryError if no source works.
+        No two have the same publisher, and each publisher can be dialled. Raises DirectoryError if no source works.
         """
         found = self._verified(await self._ask([source.find(run_id) for source in self._sources]))
         cards = [card for card in found if card.run_id == run_id and card.record.addresses]
         return tuple(self._rng.sample(cards, min(MOST_PEERS, len(cards))))
 
     async def runs(self) -> tuple[ListedRun, ...]:
-        """Return all runs with a valid card, those with most peers first. Raises DirectoryError if no source works."""
+        """Return all runs with a valid card, those with most peers first.
+
+        Raises DirectoryError if no source works.
+        """
         return listing(self._verified(await self._ask([source.cards() for source in self._sources])))
 
-    async def resolve(self, target: str) -> Invite:
-        """Return an invite for a run that is named by its name or by the start of its id (8 or more hex digits).
+    async def invite_to(self, target: str) -> Invite:
+        """Return an invite to the run with this name or this start of its id, 8 or more hex digits.
 
         Raises DirectoryError, AmbiguousRun.
         """
@@ -162,7 +165,7 @@ class Directory:
         newest: dict[tuple[bytes, bytes], RunCard] = {}
         for wire in wires:
             try:
-                card = RunCard.parse(wire, now=int(self._wall()))
+                card = RunCard.parse(wire, now=int(self.wall()))
             except RecordError:
                 continue
             key = card.run_id, card.record.peer_id

@@ -1,4 +1,7 @@
-"""The local network as a directory: cards in the TXT records of a DNS-SD service (RFC 6762, RFC 6763), with zeroconf."""
+"""The local network as a directory: cards in the TXT records of a DNS-SD service, with zeroconf.
+
+Sources: RFC 6762 (multicast DNS), RFC 6763 (DNS-SD).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ _PART = 250
 
 
 class LanSource:
-    """Source of the local network. `host`: address of this machine whose network is used; "0.0.0.0": all of them.
+    """Source of the local network.
 
-    Raises NotInstalled if zeroconf is not installed.
+    `host`: address of this machine whose network is used; "0.0.0.0": all networks. Raises NotInstalled if zeroconf is not installed.
     """
 
     name = "LAN"

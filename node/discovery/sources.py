@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from thinwire.node.discovery.dht_source import DhtSource, child_command
 from thinwire.node.discovery.directory import Directory, Source
 from thinwire.node.discovery.lan_source import LanSource
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.disk import Disk
+from thinwire.node.runtime.disk import RealDisk
 
 
 def open_directory(
@@ -18,18 +20,15 @@ def open_directory(
     public: bool,
     lan: bool,
     publishes: bool,
-    disk: Disk,
-    rng: random.Random,
-    now: Callable[[], float],
-    wall: Callable[[], float],
     warn: Callable[[str], None],
     opened: Callable[[Sequence[str]], None] = lambda addresses: None,
 ) -> Directory:
     """Return a directory with the sources asked for. Raises NotInstalled if one lacks its package.
 
-    publishes: whether this machine's DHT node takes part in the DHT, or only asks other nodes. now, wall: as in
-    Environment. opened: called with the addresses of that node.
+    publishes: whether this machine's DHT node takes part in the DHT, or only asks other nodes. opened: called with the
+    addresses of that node.
     """
+    rng = random.Random(os.urandom(16))
     sources: list[Source] = []
     if lan:
         sources.append(LanSource(config.host))
@@ -41,10 +40,10 @@ def open_directory(
                 bootstrap=config.bootstrap,
                 listen=[f"/{kind}/{config.host}/tcp/0"] if publishes else [],
                 known=config.directories.dht_nodes,
-                disk=disk,
+                disk=RealDisk(),
                 rng=rng,
-                now=now,
+                now=time.monotonic,
                 opened=opened,
             )
         )
-    return Directory(sources, wall=wall, rng=rng, warn=warn)
+    return Directory(sources, wall=time.time, rng=rng, warn=warn)

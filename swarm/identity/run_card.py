@@ -1,4 +1,4 @@
-"""Signed description of a run for public directories: its name, model, method and progress, and one of its peers.
+"""Signed description of a run for public directories: name, model, method, progress, and a peer.
 
 A directory is written by strangers, so each card is judged on its own: `parse` accepts canonical bytes with a valid
 signature during the validity that they state. A valid card proves only that its publisher said so: the name, the

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kit.cards import NOW, card, identity
+from kit.planted.cards import NOW, card, identity
 from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
 from thinwire.compression.core.codec import CodecError

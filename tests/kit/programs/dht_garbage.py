@@ -1,19 +1,21 @@
-"""Fill keys of a hivemind DHT with garbage at all nodes; stdin: JSON with "keys", "values" (hexadecimal) and "bootstrap".
+"""Fill keys of a hivemind DHT with garbage at all nodes; stdin: JSON with "keys", "values" (hexadecimal), "bootstrap".
 
 Besides these values: random bytes, oversized ones, and values nested 200 deep in lists and in extension types. Needs
-hivemind, not thinwire. Prints the number of values that a node stored.
+hivemind, not thinwire. "victim": address of a node that gets a nested subkey, which ends it.
 """
 
 import asyncio
 import json
-import os
 import random
+import signal
 import sys
 import time
 
 import msgpack
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 
 
 def nested_types(depth):
@@ -46,8 +48,23 @@ async def main():
             for name, value in values.items():
                 stored = await node.protocol.call_store(peer, [where], [value], time.time() + 3600, [name])
                 print(name, stored)
+    if victim := asked.get("victim"):
+        request = dht_pb2.StoreRequest(
+            keys=[DHTID.generate(source="any").to_bytes()],
+            subkeys=[nested_types(200)],
+            values=[b""],
+            expiration_time=[time.time() + 60],
+            in_cache=[False],
+        )
+        stub = node.protocol.get_stub(PeerID.from_base58(victim.rsplit("/", 1)[1]))
+        try:
+            await asyncio.wait_for(stub.rpc_store(request), 10)
+            print("the victim survives")
+        except Exception as error:
+            print("the victim is gone:", type(error).__name__)
     await node.shutdown()
 
 
 asyncio.run(main())
-os._exit(0)
+print("done", flush=True)
+signal.raise_signal(signal.SIGKILL)  # Threads of hivemind do not end by themselves.

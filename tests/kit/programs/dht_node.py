@@ -1,7 +1,7 @@
 """Node of a hivemind DHT until stdin ends: dht_node.py [BOOTSTRAP]. Prints its address. Needs hivemind, not thinwire."""
 
 import asyncio
-import os
+import signal
 import sys
 
 from hivemind.dht.node import DHTNode
@@ -17,4 +17,4 @@ async def main():
 
 
 asyncio.run(main())
-os._exit(0)
+signal.raise_signal(signal.SIGKILL)  # Threads of hivemind do not end by themselves.

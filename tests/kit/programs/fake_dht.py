@@ -6,6 +6,7 @@ first request, "silent", "noise" instead of an answer, "oversized" length, "nest
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ send(addresses=["/ip4/127.0.0.1/tcp/1/p2p/me"])
 stored = {}
 while (request := read()) is not None:
     if fault == "dies":
-        os._exit(139)
+        signal.raise_signal(signal.SIGSEGV)
     elif fault == "silent":
         time.sleep(1000)
     elif fault == "noise":

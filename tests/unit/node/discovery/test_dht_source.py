@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kit
 import pytest
-from kit.cards import NOW, RUN, card
+from kit.planted.cards import NOW, RUN, card
 from thinwire.node.discovery import dht_process, dht_source
 from thinwire.node.discovery.dht_source import CARDS_KEY, DhtSource, child_command, run_key
 from thinwire.node.discovery.directory import DirectoryError, NotInstalled
@@ -20,7 +20,7 @@ CHILD = str(Path(*kit.__path__) / "programs" / "fake_dht.py")
 
 
 class Scene:
-    def __init__(self, tmp_path, fault="", command=None, listen=("/ip4/127.0.0.1/tcp/0",)):
+    def __init__(self, tmp_path, fault="", command=None, listen=("/ip4/127.0.0.1/tcp/0",), now=time.monotonic):
         self.folder, self.known = tmp_path / "starts", tmp_path / "home" / "dht-nodes.json"
         self.folder.mkdir(exist_ok=True)
         self.opened = []
@@ -31,7 +31,7 @@ class Scene:
             known=self.known,
             disk=RealDisk(),
             rng=random.Random(1),
-            now=time.monotonic,
+            now=now,
             opened=self.opened.append,
         )
 
@@ -117,20 +117,23 @@ def test_child_killed_between_two_requests_is_replaced(tmp_path):
 
 
 def test_waits_between_starts_double_up_to_a_limit(tmp_path, monkeypatch):
-    scenery, waits = Scene(tmp_path, command=[str(tmp_path / "absent")]), []
-    source = scenery.source
-    source._now = lambda: 0.0  # The clock stands still: what is left of the wait is the wait.
-    for _ in range(12):
-        asyncio.run(source._fail())
-        waits.append(source._again)
     monkeypatch.undo()
-    assert all(0.5 * 0.02 * 2**i <= wait <= 0.02 * 2**i for i, wait in enumerate(waits[:8]))
-    assert dht_source.LONGEST_WAIT == 60.0 and max(waits) <= 0.02 * 2**10
+    waits = []
 
+    async def sleep(seconds):
+        waits.append(seconds)
 
-def test_answer_of_another_form_ends_no_daemon(tmp_path):
-    with pytest.raises(DirectoryError, match="cannot start"):
-        Scene(tmp_path, command=[str(tmp_path / "absent")]).run(lambda source: source.cards())
+    monkeypatch.setattr(dht_source.asyncio, "sleep", sleep)
+
+    async def scene(source):
+        for _ in range(12):
+            with pytest.raises(DirectoryError, match="cannot start"):
+                await source.cards()
+
+    # The clock stands still, so each wait is whole.
+    Scene(tmp_path, command=[str(tmp_path / "absent")], now=lambda: 0.0).run(scene)
+    whole = [min(60.0, 2.0**count) for count in range(11)]
+    assert len(waits) == 11 and all(one / 2 <= wait <= one for one, wait in zip(whole, waits, strict=True))
 
 
 def test_missing_hivemind_is_told_with_a_hint(monkeypatch):

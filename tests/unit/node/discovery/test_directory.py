@@ -2,7 +2,7 @@ import asyncio
 import random
 
 import pytest
-from kit.cards import NOW, RUN, card
+from kit.planted.cards import NOW, RUN, card
 from thinwire.node.discovery.announcer import announce
 from thinwire.node.discovery.directory import (
     MOST_CARDS,
@@ -114,7 +114,7 @@ def test_listing_is_not_chosen_by_one_liar():
 def test_run_is_found_by_name_and_by_the_start_of_its_id():
     source = Planted(card(1).wire, card(2).wire, card(3, run=b"o" * 32, name="other").wire)
     for target in ("demo", RUN.hex(), RUN.hex()[:8].upper()):
-        invite = asyncio.run(directory(source).resolve(target))
+        invite = asyncio.run(directory(source).invite_to(target))
         assert invite.run_id == RUN
         assert {seed.address for seed in invite.seeds} == {"192.0.2.1:7001", "192.0.2.1:7002"}
         assert {seed.transport_key for seed in invite.seeds} == {card(n).record.transport_key for n in (1, 2)}
@@ -123,15 +123,15 @@ def test_run_is_found_by_name_and_by_the_start_of_its_id():
 @pytest.mark.parametrize("target", ["absent", RUN.hex()[:7], b"z".hex() * 32])
 def test_absent_run_is_an_error(target):
     with pytest.raises(DirectoryError):
-        asyncio.run(directory(Planted(card(1).wire)).resolve(target))
+        asyncio.run(directory(Planted(card(1).wire)).invite_to(target))
 
 
 def test_name_of_several_runs_is_an_error_that_lists_them():
     source = Planted(card(1).wire, card(2, run=b"o" * 32).wire)
     with pytest.raises(AmbiguousRun) as caught:
-        asyncio.run(directory(source).resolve("demo"))
+        asyncio.run(directory(source).invite_to("demo"))
     assert all(run.hex()[:16] in str(caught.value) for run in (RUN, b"o" * 32))
-    assert asyncio.run(directory(source).resolve(RUN.hex()[:16])).run_id == RUN
+    assert asyncio.run(directory(source).invite_to(RUN.hex()[:16])).run_id == RUN
 
 
 def test_card_is_published_once_there_is_one_and_success_is_told_once():

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.cards import NOW, RUN, card, identity, record
+from kit.planted.cards import NOW, RUN, card, identity, record
 from thinwire.swarm.identity.peer_record import SKEW, RecordError
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 

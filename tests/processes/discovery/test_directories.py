@@ -1,6 +1,6 @@
 """Runs that are found without an invite: on the local network with mDNS, and in a hivemind DHT of several processes.
 
-The DHT needs an interpreter with hivemind: this one, or that of the variable HIVEMIND_PYTHON; `make directory` makes one.
+The DHT needs an interpreter with hivemind: this one, or that of the variable HIVEMIND_PYTHON.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ def listed(daemon, *flags, cap=60.0):
             return found, done.stderr
 
 
+def polluted(garbage):
+    """Return what the program that stores garbage prints."""
+    command = [HIVEMIND, PROGRAMS / "dht_garbage.py"]
+    done = subprocess.run(command, input=json.dumps(garbage), capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("done\n"), done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.mark.skipif(find_spec("zeroconf") is None, reason="zeroconf is not installed: pip install 'thinwire[lan]'")
 def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
     monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
@@ -49,7 +57,7 @@ def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
 
 
 @pytest.mark.trial
-@pytest.mark.skipif(not HIVEMIND, reason="no interpreter with hivemind: set HIVEMIND_PYTHON, see `make directory`")
+@pytest.mark.skipif(not HIVEMIND, reason="no interpreter with hivemind: set HIVEMIND_PYTHON")
 def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("THINWIRE_DIRECTORY_PYTHON", HIVEMIND)
     monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
@@ -71,7 +79,7 @@ def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
         assert [run["run_id"] for run in listed(here.daemon("looker"))[0]] == [run_id]
 
         # A stranger stores garbage under both keys at all nodes; nested values kill what deserializes them.
-        from kit.cards import card
+        from kit.planted.cards import card
         from thinwire.node.discovery.dht_source import CARDS_KEY, run_key
 
         now, run = int(time.time()), bytes.fromhex(run_id)
@@ -86,15 +94,7 @@ def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
             "values": {name: wire.hex() for name, wire in bad.items()},
             "bootstrap": nodes[0].said,
         }
-        filled = subprocess.run(
-            [HIVEMIND, PROGRAMS / "dht_garbage.py"],
-            input=json.dumps(garbage),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert filled.returncode == 0, filled.stderr[-2000:]
-        print(filled.stdout)
+        assert "nested types [True]" in polluted(garbage)
         looked, errors = listed(here.daemon("looker"))
         assert [run["run_id"] for run in looked] == [run_id], errors
         assert looked[0]["publishers"] == 1
@@ -102,6 +102,13 @@ def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
         founder.wait("round", contributors=2)
         here.join("third", "e2e")
         founder.wait("round", contributors=3)
+
+        # A nested subkey ends the founder's DHT process; another one publishes the next card.
+        (first,) = founder.of("directory")
+        polluted({**garbage, "keys": [], "victim": first["addresses"][0]})
+        second = founder.wait("directory", after=first["at"])
+        assert second["addresses"] != first["addresses"]
+        founder.wait("round", least=founder.round + 2)
     finally:
         for node in nodes:
             node.stdin.close()
