@@ -29,7 +29,9 @@ _PART = 250
 class LanSource:
     """Source of the local network.
 
-    `host`: address of this machine whose network is used; "0.0.0.0": all networks. Raises NotInstalled if zeroconf is not installed.
+    `host`: address of this machine whose network is used; "0.0.0.0": all networks.
+
+    Raises NotInstalled if zeroconf is not installed.
     """
 
     name = "LAN"

@@ -51,7 +51,7 @@ def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
     (run,) = runs
     assert run["run_id"] == founder.of("start")[0]["run"]
     assert (run["name"], run["model"], run["method"], run["publishers"]) == ("e2e", "transformer-1x32", "diloco", 1)
-    here.join("other", "e2e", "--lan")
+    here.join("other", "e2e", "--lan").wait("ready")
     founder.wait("round", contributors=2)
     assert here.daemon("stranger").command("join", "absent", "--lan").returncode == 4
 
