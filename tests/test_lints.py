@@ -137,6 +137,7 @@ def test_all_lists_every_public_name():
 # The modules below may use them directly, for these reasons.
 DOORS = ("swarm", "compression", "collectives", "node")
 TRANSPORT = "is the transport of life"
+DHT = "a process of its own, without thinwire"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
 MAY_OPEN = {
     "clock": {
@@ -146,12 +147,15 @@ MAY_OPEN = {
         "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",
         "node/peer/bootstrap.py": "makes the doors",
+        "node/discovery/sources.py": "makes the doors",
         "node/local_swarm/evaluation.py": LOCAL,
         "node/local_swarm/baseline.py": LOCAL,
         "node/local_swarm/child_process.py": LOCAL,
         "node/local_swarm/launcher.py": LOCAL,
     },
     "chance": {
+        "node/discovery/sources.py": "makes the doors",
+        "node/discovery/dht_process.py": DHT,
         "node/peer/bootstrap.py": "makes the doors",
         "swarm/identity/identity.py": "a new key, when no seed is given, and the name of its draft",
         "collectives/transport/zeromq/link.py": TRANSPORT + ": keys of bulk streams",
@@ -172,6 +176,8 @@ MAY_OPEN = {
     "disk": {
         "node/doctor/machine.py": "checks the disk and the caches",
         "node/doctor/network.py": "looks for the key",
+        "node/discovery/dht_process.py": DHT,
+        "node/discovery/dht_source.py": "ends the process of the DHT",
         "node/runtime/disk.py": "is the disk of life",
         "swarm/identity/identity.py": "the key's file: read before there is a peer",
         "node/api/swarm.py": "reads the manifest it is given",
@@ -195,6 +201,8 @@ MAY_OPEN = {
         "collectives/transport/zeromq/listener.py": TRANSPORT + ": how many sockets the system still gives",
     },
     "threads": {
+        "node/discovery/dht_process.py": DHT,
+        "node/discovery/dht_source.py": "starts the process of the DHT",
         "compression/kernels/threads.py": "kernels, whose results do not depend on the number of threads",
         "node/api/allreduce.py": "the handle of what goes on beside a training loop of one's own",
         "node/runtime/loop_thread.py": "the threads beside a training loop of one's own",

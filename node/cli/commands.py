@@ -79,6 +79,11 @@ Stage = Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="
 Search = Annotated[
     float, typer.Option("--search", metavar="SECONDS", min=0, help="Time to look for a peer before giving up.")
 ]
+Lan = Annotated[bool, typer.Option("--lan", help="Use the local network as a directory of runs.")]
+Public = Annotated[bool, typer.Option("--public", help="Publish the run in the public directory.")]
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap", metavar="ADDR[,ADDR]", help="Nodes of the DHT with the public directory.")
+]
 Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
 
 
@@ -106,6 +111,9 @@ def _shared(
     site: Site = None,
     name: Name = None,
     place: Place = None,
+    public: Public = False,
+    lan: Lan = False,
+    bootstrap: Bootstrap = None,
     home: Home = None,
     log: Log = "auto",
     debug: Debug = False,
@@ -113,9 +121,10 @@ def _shared(
     """Return the machine's settings, and the options of this call that `start` and `join` share."""
     flags: Flags = dict(
         data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
-        site=site, name=name, home=home,
+        site=site, name=name, bootstrap=bootstrap, home=home,
     )  # fmt: skip
-    return _settings(context, debug, flags), Options(rounds=rounds, place=place, log=_log(log), debug=debug)
+    options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
+    return _settings(context, debug, flags), options
 
 
 def _with_shared(command: Callable[..., int]) -> Callable[..., int]:
@@ -180,7 +189,11 @@ def start(
 def join(
     context: typer.Context,
     invite: Annotated[
-        str, typer.Argument(metavar="INVITE", help="The invite that `thinwire start` or `invite` printed.")
+        str,
+        typer.Argument(
+            metavar="INVITE|RUN",
+            help="The invite that `thinwire start` or `invite` printed, or a run by its name or the start of its id.",
+        ),
     ],
     memory: Memory = None,
     stage: Stage = None,
@@ -190,13 +203,31 @@ def join(
     """Join a run: fetch its state from other peers, then train."""
     config, options = _shared(context, **shared)
     options = replace(options, memory=_memory(memory), stage=stage, search=search)
+    from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
-    Invite.parse(invite)  # report a typo at once
+    by_name = is_run(invite)
+    if not by_name:
+        Invite.parse(invite)  # report a typo at once
     _check_machine(config)
+    found = find(invite, config, options) if by_name else invite
     from thinwire.node.daemon import daemon
 
-    return daemon.join(invite, config, options)
+    return daemon.join(found, config, options)
+
+
+def runs(
+    context: typer.Context,
+    lan: Lan = False,
+    bootstrap: Bootstrap = None,
+    json: Json = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """List the runs in the public directory, or with --lan those on the local network."""
+    from thinwire.node.cli.runs import show
+
+    show(_settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)
 
 
 def _memory(size: str | None) -> int | None:

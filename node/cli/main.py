@@ -77,6 +77,7 @@ config_app.command("show")(commands.config_show)
 
 app.command("start")(commands.start)
 app.command("join")(commands.join)
+app.command("runs")(commands.runs)
 app.command("status")(commands.status)
 app.command("recover")(commands.recover)
 app.command("invite")(commands.invite)

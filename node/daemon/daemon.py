@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 from thinwire.compression.compile_kernels import warm_up
+from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
@@ -52,8 +53,8 @@ def start(run: Path, config: Config, options: Options) -> int:
     return _run(founding(run.read_bytes(), config, run.name), options, here=run.parent)
 
 
-def join(invite: str, config: Config, options: Options) -> int:
-    """Become a peer of the swarm that an invite names, as `thinwire join` does. Return the exit code."""
+def join(invite: str | Invite, config: Config, options: Options) -> int:
+    """Become a peer of the swarm of an invite, or of its text. Return the exit code."""
     return _run(arriving(invite, config, options.search), options, here=Path.cwd())
 
 
@@ -116,6 +117,10 @@ class Daemon:
             LOGGER.warning("stopping after this round; once more to stop at once")
             life.stop()
 
+        options, announcing = self._options, None
+        if options.public or options.lan:
+            announcing = Announcing(self._entry.config, self._report, public=options.public, lan=options.lan)
+            announcing.begin(lambda: self._peer)
         handled = ending()
         for number in handled:
             loop.add_signal_handler(number, signalled, number)
@@ -126,6 +131,8 @@ class Daemon:
                 await self._live(life, report_sinks)
             return 0
         finally:
+            if announcing is not None:
+                await announcing.end()
             report_sinks.close()
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)

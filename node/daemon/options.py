@@ -33,6 +33,8 @@ class Options:
     - stage: the stage of the model that this peer holds; None: derived from its memory.
     - search: seconds for which a joiner looks for the swarm.
     - weights: file or checkpoint with the first parameters of the run; None: random ones.
+    - public: publish this peer and its run in the public directory.
+    - lan: publish this peer and its run on the local network.
     - wait_for: peers that a founder waits for before it trains, for a minute at most.
     - log: "auto", "rich", "plain" or "json" (see console.log_style).
     - debug: print tracebacks to the terminal, too.
@@ -47,6 +49,8 @@ class Options:
     stage: int | None = None
     search: float = 60.0
     weights: Path | None = None
+    public: bool = False
+    lan: bool = False
     wait_for: int = 1
     log: str = "auto"
     debug: bool = False

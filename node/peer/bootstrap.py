@@ -71,12 +71,12 @@ def founding(toml: bytes, config: Config, name: str) -> RunEntry:
     return RunEntry(identity, run_id, config, begin)
 
 
-def arriving(invite: str, config: Config, search: float = SEARCH_SECONDS) -> RunEntry:
-    """Return the entry to the run of an invite; the search takes at most `search` seconds.
+def arriving(invite: str | Invite, config: Config, search: float = SEARCH_SECONDS) -> RunEntry:
+    """Return the entry to the run of an invite, or of its text; the search takes at most `search` seconds.
 
     Raises InviteError, ConfigError.
     """
-    parsed = Invite.parse(invite)
+    parsed = Invite.parse(invite) if isinstance(invite, str) else invite
     identity = Identity.load_or_create(config.directories.key)
     opener = _transport_opener(identity, parsed.run_id, config)
 

@@ -37,6 +37,7 @@ MEMBER_PORTS = 99
 SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
+_MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -70,6 +71,8 @@ class Config:
     device: str
     threads: int
     up: Rate | None
+    bootstrap: tuple[str, ...]
+    directory_python: str
     home: Path | None
     directories: Directories
     sources: Mapping[str, str]
@@ -136,6 +139,24 @@ def _advertise(value: Any) -> tuple[str, ...]:
     return result
 
 
+def _bootstrap(value: Any) -> tuple[str, ...]:
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("multiaddresses, separated with commas")
+    result = tuple(part for part in parts if part)
+    if len(result) > 32 or not all(_MULTIADDRESS.fullmatch(part) for part in result):
+        raise ValueError(
+            "at most 32 multiaddresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..., separated with commas"
+        )
+    return result
+
+
+def _command(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("the name or the path of a Python interpreter")
+    return value
+
+
 def _site(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 64 or not (value.isprintable() or not value):
         raise ValueError("up to 64 printable characters")
@@ -184,6 +205,13 @@ SETTINGS = (
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
+    Setting(
+        "bootstrap",
+        (),
+        _bootstrap,
+        "multiaddresses of nodes of the DHT with the public directory; empty: those seen before",
+    ),
+    Setting("directory_python", "", _command, 'Python interpreter that has hivemind; "": the one of thinwire'),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
 )
 """All settings, in the order of `thinwire config show`."""

@@ -41,6 +41,11 @@ class Directories:
         return self.state / "status.json"
 
     @property
+    def dht_nodes(self) -> Path:
+        """Addresses of nodes of the DHT with the public directory, see node/discovery/dht_source.py."""
+        return self.state / "dht-nodes.json"
+
+    @property
     def lock(self) -> Path:
         """Held while a daemon runs with these directories."""
         return self.state / "daemon.lock"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit.planted.cards import NOW, card, identity
 from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
 from thinwire.compression.core.codec import CodecError
@@ -25,8 +26,12 @@ from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense import blockint, e3m0, floats
 from thinwire.compression.kernels import payload as payloads
 from thinwire.compression.sparse import demo, header, rice, topk
+from thinwire.swarm.identity import run_card
+from thinwire.swarm.identity.identity import SIGNATURE_BYTES
+from thinwire.swarm.identity.peer_record import RecordError
+from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 
-PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace)
+PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card)
 """Modules whose functions are instrumented; compiled kernels cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -47,7 +52,7 @@ def targets() -> list[Target]:
     """Every decoder; its place in the list is the first byte of an input."""
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
-    return made + [_boundary(vocabulary) for vocabulary in (0, 300, 70_000)]
+    return [*made, *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)), _run_card()]
 
 
 def _dense(spec: str) -> Target:
@@ -116,6 +121,23 @@ def _boundary(vocabulary: int) -> Target:
 
     tokens = np.arange(6) if vocabulary else None
     return f"{codec.spec} {vocabulary}", take, [codec.encode(normal(4, "fuzz", 24).reshape(6, 4), tokens, vocabulary)]
+
+
+def _run_card() -> Target:
+    """Return the target of run cards: the input is a body, which its publisher signs, so that inputs come past that."""
+    first = card()
+    signer = identity(1)
+
+    def take(data: bytes) -> None:
+        body = data[1:]
+        try:
+            parsed = RunCard.parse(body + signer.sign("card", body), now=NOW)
+        except RecordError as error:
+            raise CodecError(str(error)) from None
+        assert len(parsed.wire) <= CARD_BYTES and parsed.wire[:-SIGNATURE_BYTES] == body
+        assert parsed.loss is None or math.isfinite(parsed.loss)
+
+    return "run card", take, [one.wire[:-SIGNATURE_BYTES] for one in (first, card(loss=None), card(addresses=()))]
 
 
 def _fitted(data: bytes, size: int) -> bytes:

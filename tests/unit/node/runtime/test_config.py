@@ -170,6 +170,14 @@ def test_advertised_addresses_get_the_default_port(home, given, read, dialled):
     assert config.advertised(settings, 7) == dialled
 
 
+def test_bootstrap_addresses_are_checked(home):
+    one, two = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWexample", "/dns4/dht.example.org/tcp/4001/p2p/12D3KooWother"
+    assert load({"home": home, "bootstrap": f"{one}, {two}"}, {}).bootstrap == (one, two)
+    for wrong in ("192.0.2.1:4001", "/ip4", f"{one} {two}", ",".join([one] * 33)):
+        with pytest.raises(ConfigError, match="bootstrap"):
+            load({"home": home, "bootstrap": wrong}, {})
+
+
 def test_config_show_has_every_setting_with_its_source(home):
     settings = load({"home": home, "advertise": "10.0.0.1"}, {"THINWIRE_PORTS": "7401-7499"})
     rows = {name: (value, source) for name, value, source in config.rows(settings)}
@@ -180,7 +188,7 @@ def test_config_show_has_every_setting_with_its_source(home):
     assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
     # The printed settings can be read again.
     again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
-    again["advertise"] = ",".join(again["advertise"])
+    again |= {name: ",".join(again[name]) for name in ("advertise", "bootstrap")}
     assert {k: v["value"] for k, v in config.as_json(load(again, {})).items()} == {
         k: v["value"] for k, v in plain.items()
     }

@@ -1,0 +1,85 @@
+"""Publication of a daemon's run in directories; a failure does not end the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from thinwire.node.discovery.announcer import CARD_SECONDS, announce
+from thinwire.node.discovery.sources import open_directory
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.reporter import Reporter
+from thinwire.node.runtime.asyncio_extra import cancelled
+from thinwire.node.runtime.config import Config
+from thinwire.swarm.identity.run_card import RunCard
+
+ADMISSION = "open"
+"""Admission of all runs: a peer that knows the run id is admitted."""
+
+
+def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
+    """Return the card of a peer's run; None while it has no state or no address.
+
+    `wall`: seconds since 1970.
+    """
+    if not peer.ready:
+        return None
+    roster, manifest = peer.session.roster, peer.manifest
+    if not roster.record.addresses:
+        return None
+    model = manifest.model
+    return RunCard.create(
+        peer.identity,
+        roster.record,
+        name=manifest.run.name,
+        model=f"{model.kind}-{model.layers}x{model.width}" if model.kind == "transformer" else model.kind,
+        method=manifest.outer.method,
+        admission=ADMISSION,
+        round=peer.replica.newest[0],
+        peers=len(roster.view),
+        loss=loss,
+        issued=int(wall),
+        ttl=CARD_SECONDS,
+    )
+
+
+class Announcing:
+    """Task that publishes the card of the peer. Raises NotInstalled if a directory lacks its package."""
+
+    def __init__(self, config: Config, report: Reporter, *, public: bool, lan: bool) -> None:
+        self._report, self._said = report, ""
+        self._directory = open_directory(
+            config,
+            public=public,
+            lan=lan,
+            publishes=True,
+            warn=self._warn,
+            opened=self._opened,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, peer: Callable[[], Peer]) -> None:
+        """Publish the card of `peer()` again and again."""
+
+        def card() -> RunCard | None:
+            return card_of(peer(), self._report.loss, self._directory.wall())
+
+        self._task = asyncio.create_task(announce(self._directory, card, self._published))
+
+    async def end(self) -> None:
+        """Stop publishing and close the directory."""
+        if self._task is not None:
+            await cancelled(self._task)
+        await self._directory.close()
+
+    def _published(self) -> None:
+        self._said = ""
+        self._report.emit("published", {"detail": "the run is in the directory"})
+
+    def _opened(self, addresses: Sequence[str]) -> None:
+        self._report.emit("directory", {"detail": "DHT node", "addresses": list(addresses)})
+
+    def _warn(self, text: str) -> None:
+        if text != self._said:
+            self._report.emit("alarm", {"detail": f"the directory fails: {text}"})
+        self._said = text

@@ -1,0 +1,1 @@
+"""Discovery: directories in which a run can be found without an invite."""

@@ -1,0 +1,151 @@
+"""Node of a hivemind DHT, in a separate process.
+
+`dht_source.py` starts it with the interpreter that has hivemind.
+
+Requests come on stdin and answers leave on stdout: a length of 4 bytes (big-endian), then JSON. A message of a stranger
+may end this process, for hivemind deserializes keys and dictionaries of its messages: nested extension types exhaust the
+stack. So nothing else lives here, and the file imports nothing of thinwire, which need not be installed beside hivemind.
+
+The first request has the options, and its answer the addresses of this node; then {"id", "do", ...} with "do" one of
+"store" (key, subkey, value, expires), "get" (key), "peers". The process ends with stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+import sys
+from typing import Any, BinaryIO
+
+MOST_VALUES, VALUE_BYTES, FRAME_BYTES, MOST_PEERS = 1024, 2048, 4 << 20, 64
+BUCKET, REPLICAS, WAIT_SECONDS = 20, 5, 3.0
+
+
+class Node:
+    """The DHT node and its answers to requests."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    @classmethod
+    async def open(cls, options: dict[str, Any]) -> Node:
+        """Join the DHT of the bootstrap addresses, or begin one without any."""
+        from hivemind.dht.node import DHTNode
+        from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+
+        class PlainValues(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types here
+            """Replacement of each value that is not plain bytes by None before hivemind deserializes it.
+
+            Without this one malformed value of a dictionary makes the whole dictionary unreadable.
+            """
+
+            def validate(self, record: DHTRecord) -> bool:
+                return True  # False would discard all other values of the dictionary, too.
+
+            def strip_value(self, record: DHTRecord) -> bytes:
+                return record.value if is_plain(record.value) else b"\xc0"
+
+        node = await DHTNode.create(
+            initial_peers=options["bootstrap"],
+            host_maddrs=options["listen"],
+            client_mode=options["client"],
+            record_validator=PlainValues(),
+            bucket_size=BUCKET,
+            num_replicas=REPLICAS,
+            wait_timeout=WAIT_SECONDS,
+            use_ipfs=False,
+            use_relay=False,
+            auto_nat=False,
+            nat_port_map=False,
+        )
+        return cls(node)
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Execute one request."""
+        match request["do"]:
+            case "store":
+                value = base64.b64decode(request["value"])
+                stored = await self._node.store(
+                    request["key"], value, float(request["expires"]), subkey=request["subkey"]
+                )
+                return {"stored": bool(stored)}
+            case "get":
+                found = await self._node.get(request["key"], latest=True)
+                values = found.value.values() if found is not None and isinstance(found.value, dict) else ()
+                raw = [one.value for one in values]
+                good = [one for one in raw if isinstance(one, bytes) and len(one) <= VALUE_BYTES]
+                chosen = random.sample(good, min(MOST_VALUES, len(good)))
+                return {"values": [base64.b64encode(one).decode() for one in chosen]}
+            case "peers":
+                infos = await self._node.p2p.list_peers()
+                texts = [f"{one}/p2p/{info.peer_id}" for info in infos for one in info.addrs]
+                return {"peers": texts[:MOST_PEERS]}
+        return {"error": "unknown request"}
+
+    async def addresses(self) -> list[str]:
+        """Return the addresses at which other nodes can bootstrap from this one."""
+        return [str(one) for one in await self._node.get_visible_maddrs()]
+
+
+def is_plain(value: bytes) -> bool:
+    """Return True if a value is the msgpack encoding of bytes, of at most VALUE_BYTES, and nothing else."""
+    kind, size = value[:1], len(value)
+    if kind == b"\xc4":
+        return size >= 2 and size == 2 + value[1]
+    return kind == b"\xc5" and 3 <= size <= 3 + VALUE_BYTES and size == 3 + int.from_bytes(value[1:3], "big")
+
+
+def _read(pipe: BinaryIO) -> dict[str, Any] | None:
+    head = pipe.read(4)
+    if len(head) < 4:
+        return None
+    size = int.from_bytes(head, "big")
+    data = pipe.read(size) if size <= FRAME_BYTES else b""
+    return json.loads(data) if len(data) == size else None
+
+
+def _write(pipe: BinaryIO, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    pipe.write(len(data).to_bytes(4, "big") + data)
+    pipe.flush()
+
+
+async def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests at the same time, until there are no more."""
+    options = await asyncio.to_thread(_read, requests)
+    if options is None:
+        return
+    try:
+        node = await Node.open(options)
+        _write(answers, {"addresses": [] if options["client"] else await node.addresses()})
+    except Exception as error:  # of hivemind, of any kind
+        _write(answers, {"error": f"{type(error).__name__}: {error}"[:500]})
+        return
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(request: dict[str, Any]) -> None:
+        try:
+            answer = await node.answer(request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        _write(answers, {**answer, "id": request["id"]})
+
+    while (request := await asyncio.to_thread(_read, requests)) is not None:
+        task = asyncio.create_task(one(request))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def main() -> None:
+    """Serve the pipes; what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    asyncio.run(serve(sys.stdin.buffer, answers))
+    os._exit(0)  # Threads of hivemind do not end by themselves.
+
+
+if __name__ == "__main__":
+    main()

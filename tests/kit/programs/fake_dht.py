@@ -1,0 +1,60 @@
+"""Child of the pipe protocol without a DHT: fake_dht.py FOLDER [FAULT]. Its values are kept in memory.
+
+FOLDER gets a file a start, with its options. FAULT, at the first start only ("always-" before it: at each): "dies" at the
+first request, "silent", "noise" instead of an answer, "oversized" length, "nested" JSON, "error" at the opening.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+folder, fault = Path(sys.argv[1]), "".join(sys.argv[2:])
+lives = len(list(folder.iterdir()))
+if lives and not fault.startswith("always-"):
+    fault = ""
+fault = fault.removeprefix("always-")
+
+
+def read():
+    head = sys.stdin.buffer.read(4)
+    return json.loads(sys.stdin.buffer.read(int.from_bytes(head, "big"))) if len(head) == 4 else None
+
+
+def write(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def send(**message):
+    data = json.dumps(message).encode()
+    write(len(data).to_bytes(4, "big") + data)
+
+
+options = read()
+(folder / f"{lives:03d}").write_text(json.dumps({**options, "process": os.getpid(), "at": time.monotonic()}))
+if fault == "error":
+    send(error="no bootstrap node answers")
+    sys.exit(0)
+send(addresses=["/ip4/127.0.0.1/tcp/1/p2p/me"])
+stored = {}
+while (request := read()) is not None:
+    if fault == "dies":
+        signal.raise_signal(signal.SIGSEGV)
+    elif fault == "silent":
+        time.sleep(1000)
+    elif fault == "noise":
+        write((8).to_bytes(4, "big") + b"\xff" * 8)
+    elif fault == "oversized":
+        write(b"\xff\xff\xff\xff")
+    elif fault == "nested":
+        write((200_000).to_bytes(4, "big") + b"[" * 200_000)
+    elif request["do"] == "store":
+        stored.setdefault(request["key"], {})[request["subkey"]] = request["value"]
+        send(id=request["id"], stored=True)
+    elif request["do"] == "get":
+        send(id=request["id"], values=list(stored.get(request["key"], {}).values()))
+    else:
+        send(id=request["id"], peers=["/ip4/192.0.2.9/tcp/9/p2p/other"])

@@ -1,0 +1,116 @@
+"""Runs that are found without an invite: on the local network with mDNS, and in a hivemind DHT of several processes.
+
+The DHT needs an interpreter with hivemind: this one, or that of the variable HIVEMIND_PYTHON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import kit
+import pytest
+
+PROGRAMS = Path(*kit.__path__) / "programs"
+HIVEMIND = os.environ.get("HIVEMIND_PYTHON", "") or (sys.executable if find_spec("hivemind") else "")
+NODES = 8
+
+
+def listed(daemon, *flags, cap=60.0):
+    """Return the listing of `thinwire runs` once it has a run."""
+    until = time.monotonic() + cap
+    while True:
+        done = daemon.command("runs", "--json", *flags)
+        if (found := json.loads(done.stdout or "[]")) or time.monotonic() > until:
+            return found, done.stderr
+
+
+def polluted(garbage):
+    """Return what the program that stores garbage prints."""
+    command = [HIVEMIND, PROGRAMS / "dht_garbage.py"]
+    done = subprocess.run(command, input=json.dumps(garbage), capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("done\n"), done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(find_spec("zeroconf") is None, reason="zeroconf is not installed: pip install 'thinwire[lan]'")
+def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
+    monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
+    here = machine()
+    founder = here.found("founder", "--lan")
+    founder.wait("published")
+    other = here.daemon("other")
+    runs, errors = listed(other, "--lan")
+    if not runs:
+        pytest.skip(f"no multicast on the loopback interface here: {errors[-200:]}")
+    (run,) = runs
+    assert run["run_id"] == founder.of("start")[0]["run"]
+    assert (run["name"], run["model"], run["method"], run["publishers"]) == ("e2e", "transformer-1x32", "diloco", 1)
+    here.join("other", "e2e", "--lan").wait("ready")
+    founder.wait("round", contributors=2)
+    assert here.daemon("stranger").command("join", "absent", "--lan").returncode == 4
+
+
+@pytest.mark.trial
+@pytest.mark.skipif(not HIVEMIND, reason="no interpreter with hivemind: set HIVEMIND_PYTHON")
+def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("THINWIRE_DIRECTORY_PYTHON", HIVEMIND)
+    monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
+    nodes: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(NODES):
+            address = [nodes[0].said] if nodes else []
+            node = subprocess.Popen(
+                [HIVEMIND, PROGRAMS / "dht_node.py", *address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            nodes.append(node)
+            node.said = node.stdout.readline().strip()
+            assert node.said.startswith("/ip4/")
+        monkeypatch.setenv("THINWIRE_BOOTSTRAP", nodes[0].said)
+        here = machine()
+        founder = here.found("founder", "--public")
+        founder.wait("published")
+        run_id = founder.of("start")[0]["run"]
+        assert [run["run_id"] for run in listed(here.daemon("looker"))[0]] == [run_id]
+
+        # A stranger stores garbage under both keys at all nodes; nested values kill what deserializes them.
+        from kit.planted.cards import card
+        from thinwire.node.discovery.dht_source import CARDS_KEY, run_key
+
+        now, run = int(time.time()), bytes.fromhex(run_id)
+        bad = {
+            "other run": card(1, run=b"o" * 32, issued=now - 4000).wire,
+            "expired": card(2, run=run, issued=now - 4000).wire,
+            "signature": card(3, run=run, issued=now).wire[:-1] + b"\0",
+            "future": card(4, run=run, issued=now + 4000).wire,
+        }
+        garbage = {
+            "keys": [CARDS_KEY, run_key(run)],
+            "values": {name: wire.hex() for name, wire in bad.items()},
+            "bootstrap": nodes[0].said,
+        }
+        assert "nested types [True]" in polluted(garbage)
+        looked, errors = listed(here.daemon("looker"))
+        assert [run["run_id"] for run in looked] == [run_id], errors
+        assert looked[0]["publishers"] == 1
+        here.join("other", run_id[:16])
+        founder.wait("round", contributors=2)
+        here.join("third", "e2e")
+        founder.wait("round", contributors=3)
+
+        # A nested subkey ends the founder's DHT process; another one publishes the next card.
+        (first,) = founder.of("directory")
+        polluted({**garbage, "keys": [], "victim": first["addresses"][0]})
+        second = founder.wait("directory", after=first["at"])
+        assert second["addresses"] != first["addresses"]
+        founder.wait("round", least=founder.round + 2)
+    finally:
+        for node in nodes:
+            node.stdin.close()
+        for node in nodes:
+            node.wait(30)
