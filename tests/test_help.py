@@ -10,7 +10,21 @@ from pathlib import Path
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden" / "help.txt"
-COMMANDS = ["", "start", "join", "status", "recover", "invite", "id", "export", "plan", "sim", "config", "config show"]
+COMMANDS = [
+    "",
+    "start",
+    "join",
+    "status",
+    "recover",
+    "invite",
+    "revoke",
+    "id",
+    "export",
+    "plan",
+    "sim",
+    "config",
+    "config show",
+]
 HEAVY = ("torch", "numba", "zmq", "numpy", "rich", "cryptography", "blake3", "msgspec", "psutil", "asyncio")
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from thinwire.swarm import evidence
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -27,6 +28,11 @@ MAX_MEMBERS = 4096
 
 Larger swarms would need another protocol.
 """
+
+MAX_REVOCATIONS = 4096
+"""Maximum number of revocations; only the author of the run makes them."""
+
+REVOKED = "the author of the run has revoked its admission"
 
 
 class Members:
@@ -54,6 +60,10 @@ class Members:
         """Peers whose state is "banned", in the order of their bans."""
         self.convicted: dict[PeerId, bytes] = {}
         """Evidence against peers, known or not, as the item that spreads it."""
+        self.policy: AdmissionPolicy | None = AdmissionPolicy(record.run_id, b"")
+        """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
+        self.revoked: dict[bytes, bytes] = {}
+        """Revocations by the author, by id or start of an id, as the item that spreads them."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -103,6 +113,8 @@ class Members:
             self._accept_own(record, now)
             return False
         member = self.table.get(peer)
+        if self.refusal(record):
+            return False
         if member is None:
             if len(self.table) >= MAX_MEMBERS:
                 return False
@@ -184,6 +196,27 @@ class Members:
             self.events.append(Event("banned", peer, self._reason(peer)))
         elif member is not None and member.state != "banned":
             self._ban(member, item, self._reason(peer), now)
+
+    def refusal(self, record: PeerRecord) -> str:
+        """Return why the peer of a validated record is not admitted; empty if it is."""
+        if self.policy is None:
+            return "the manifest is unknown"
+        if any(touches(record.token, record.peer_id, target) for target in self.revoked):
+            return REVOKED
+        return self.policy.refusal(record.token, record.peer_id)
+
+    def revoke(self, target: bytes, item: bytes, now: float) -> None:
+        """Process a validated revocation: exclude the peers that it touches, and spread it."""
+        if target in self.revoked or len(self.revoked) >= MAX_REVOCATIONS:
+            return
+        self.revoked[target] = item
+        self._broadcast.add(("revocation", target, target), item)
+        self.events.append(Event("revoked", target))
+        if touches(self.own.record.token, self.me, target):
+            self.events.append(Event("banned", self.me, REVOKED))
+        for peer, member in self.table.items():
+            if member.state != "banned" and touches(member.record.token, peer, target):
+                self._ban(member, item, REVOKED, now)
 
     def _reason(self, peer: PeerId) -> str:
         found = gossip_items.read_evidence(self.convicted[peer])
