@@ -184,7 +184,7 @@ class Admission:
         for wire in (told.record, *told.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
-                self.presence.roster.learn(record, self._environment.now())
+                self.presence.roster.learn(record, self._environment.now(), met=wire == told.record)
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
@@ -220,7 +220,7 @@ class Admission:
             reason = "the invite has expired"
         if reason:
             return Refuse("token", reason)
-        roster.learn(record, self._environment.now())
+        roster.learn(record, self._environment.now(), met=True)
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
         return welcome(self.signed, roster, record.peer_id, self._environment.rng)

@@ -67,7 +67,7 @@ def decode(token: bytes) -> Chain:
     if not token:
         return ()
     try:
-        chain = _decoder.decode(token)
+        chain: Chain = _decoder.decode(token)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise TokenError("the admission token is malformed", "ask for a new invite") from None
     if encode(chain) != token or not chain:

@@ -41,7 +41,7 @@ class Member:
     """Table entry of one peer.
 
     note: the signed item that explains a state other than alive. void: records with a sequence up to this one are
-    ignored. reason: of a ban.
+    ignored. reason: of a ban. met: it has proved its keys to this peer; otherwise we only know it from others.
     """
 
     record: PeerRecord
@@ -52,6 +52,7 @@ class Member:
     suspicion: Suspicion | None = None
     progress: int = 0
     reason: str = ""
+    met: bool = False
 
     @property
     def live(self) -> bool:

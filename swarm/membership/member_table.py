@@ -106,8 +106,11 @@ class Members:
 
     # --- items of a peer about itself
 
-    def accept(self, record: PeerRecord, now: float) -> bool:
-        """Process a validated record. Returns True if its peer is new in the view."""
+    def accept(self, record: PeerRecord, now: float, *, met: bool = False) -> bool:
+        """Process a validated record. Returns True if its peer is new in the view.
+
+        met: the peer itself has shown it here. Only such a peer takes the place of another one in a full table.
+        """
         peer = record.peer_id
         if peer == self.me:
             self._accept_own(record, now)
@@ -116,14 +119,15 @@ class Members:
         if self.refusal(record):
             return False
         if member is None:
-            if len(self.table) >= MAX_MEMBERS:
+            if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
                 return False
             if peer in self.convicted:
                 self.table[peer] = Member(record, "dead", now)
                 self._ban(self.table[peer], self.convicted[peer], self._reason(peer), now)
                 return False
-            self.table[peer] = Member(record, "alive", now)
+            self.table[peer] = Member(record, "alive", now, met=met)
             return self._welcome(record)
+        member.met = member.met or met
         if member.state == "banned":
             return False
         if record.sequence == member.record.sequence and record.wire != member.record.wire:
@@ -143,6 +147,25 @@ class Members:
             self.events.append(Event("refuted", peer))
         if moved:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
+        return False
+
+    def _make_room(self) -> bool:
+        """Forget a peer that we only know from others; False if there is none.
+
+        Identities are free, so a table that told records could fill would keep out peers that come in person, and one that
+        forgot any peer for a new one would lose members.
+        """
+        for peer, member in self.table.items():
+            if not member.met:
+                self._end_suspicion(member, member.since, refuted=False)
+                if member.live:
+                    self._exit(peer)
+                self.items.discard(gossip_items.announce(member.record))
+                self._broadcast.forget(("record", peer, peer))
+                self.banned.pop(peer, None)
+                del self.table[peer]
+                self.events.append(Event("dead", peer, "forgotten: the table is full of peers that are only told of"))
+                return True
         return False
 
     def _welcome(self, record: PeerRecord) -> bool:
@@ -188,8 +211,14 @@ class Members:
     def convict_voter(self, found: Evidence, now: float) -> None:
         """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
         peer, item = evidence.convicted(found), gossip_items.spread(found)
-        if peer in self.convicted or len(self.convicted) >= MAX_MEMBERS:
+        if peer in self.convicted:
             return
+        if len(self.convicted) >= MAX_MEMBERS:
+            # Evidence against made-up identities must not keep out that against peers which are here.
+            unknown = next((one for one in self.convicted if one not in self.table), None)
+            if unknown is None or peer not in self.table:
+                return
+            del self.convicted[unknown]
         self.convicted[peer] = item
         member = self.table.get(peer)
         if peer == self.me:

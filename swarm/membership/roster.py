@@ -155,10 +155,10 @@ class Roster:
 
     # --- inputs
 
-    def learn(self, record: PeerRecord, now: float) -> None:
-        """Process a validated record from a Welcome or Hello."""
+    def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
+        """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
         alone = self._members.alone
-        if self._members.accept(record, now):
+        if self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.alone:
             self._push_pull_at = now
@@ -206,6 +206,8 @@ class Roster:
         if self._gone:
             return []
         member = self._members.table.get(sender)
+        if member is not None:
+            member.met = True
         match message:
             case Ping():
                 self._ingest(sender, message.items, now)

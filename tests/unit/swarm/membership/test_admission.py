@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, record
+from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke, token_of
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership import gossip_items, member_table
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import Gossip, PushPull
+from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
 
 AUTHOR, ME, OTHER, NEW = IDENTITIES[:4]
 POLICY = AdmissionPolicy(RUN, AUTHOR.public_key, 4)
@@ -93,3 +95,36 @@ def test_an_open_run_can_revoke_too():
     assert roster.alive(NEW.peer_id)
     tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, NEW.peer_id)))
     assert not roster.alive(NEW.peer_id)
+
+
+def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(monkeypatch):
+    monkeypatch.setattr(member_table, "MAX_MEMBERS", 6)
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
+    strangers = [Identity.generate(bytes([100 + number]) * 32) for number in range(12)]
+    tell(roster, *map(gossip_items.announce, map(admitted, strangers[:6])))
+    assert roster.alive(OTHER.peer_id) and len(roster.states()) == 6
+    roster.learn(admitted(NEW), 2.0)
+    assert not roster.alive(NEW.peer_id), "told peers push nobody out"
+    for identity in (NEW, *strangers[6:]):
+        roster.learn(admitted(identity), 2.0, met=True)
+    assert roster.alive(OTHER.peer_id) and roster.alive(NEW.peer_id) and len(roster.states()) == 6
+    assert set(roster.others) == {OTHER.peer_id, NEW.peer_id, *(one.peer_id for one in strangers[6:10])}
+    assert set(roster.view.peers) == {ME.peer_id, *roster.others}
+
+
+def test_evidence_against_unknown_peers_gives_way_to_that_against_known_ones(monkeypatch):
+    monkeypatch.setattr(member_table, "MAX_MEMBERS", 3)
+    roster = roster_of()
+    roster.convict(
+        tuple(map(evidence_against, (AUTHOR, *(Identity.generate(bytes([n]) * 32) for n in range(90, 93))))), 1.0
+    )
+    assert len(roster.bans) == 3 and not roster.banned
+    roster.convict((evidence_against(OTHER),), 1.0)
+    assert len(roster.bans) == 3 and roster.banned == [OTHER.peer_id]
+
+
+def evidence_against(identity):
+    one = Vote(7, 0, Ballot(1, identity.peer_id), b"o" * 32, b"a" * 32, b"l" * LIFE)
+    votes = one, msgspec.structs.replace(one, digest=b"b" * 32)
+    signatures = tuple(sign_message(vote, b"", identity, RUN) for vote in votes)
+    return gossip_items.spread(Evidence(identity.public_key, *votes, signatures))
