@@ -1,4 +1,4 @@
-"""The commands `thinwire invite` and `thinwire revoke`: statements signed with the key of this machine."""
+"""The commands `thinwire invite` and `thinwire revoke`, which sign with the key of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.manifest.parser import MAX_TOML, parse
 from thinwire.swarm.membership.gossip_items import revocation
 
 
@@ -30,9 +30,9 @@ class NotAuthorError(HintedError):
 
 
 def invitation(status: Status, directories: Directories, peer: str, expires: int) -> tuple[str, str]:
-    """Return an invite and its serial: for the peer with this hexadecimal id (empty: any), until `expires` (0: for ever).
+    """Return an invite and its serial: for the peer with this hexadecimal id (empty: any).
 
-    Raises TokenError, WrongIdError.
+    expires: seconds since 1970; 0: never. Raises TokenError, WrongIdError.
     """
     standing = Invite.parse(status.invite)
     if not standing.token or not (peer or expires):
@@ -48,7 +48,10 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
 
 
 def revoked(status: Status, directories: Directories, target: str) -> str:
-    """Exclude a peer or an invite; return the hexadecimal id that was revoked. Raises WrongIdError, NotAuthorError."""
+    """Exclude a peer or an invite; return the hexadecimal id that was revoked.
+
+    Raises WrongIdError, NotAuthorError.
+    """
     target = target.lower()
     peers = [one.peer for one in status.peers if target and one.peer.startswith(target)]
     if len(peers) == 1:
@@ -72,7 +75,7 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
 
 def _run(status: Status, directories: Directories) -> tuple[Identity, Manifest, bytes]:
     run_id = bytes.fromhex(status.run)
-    manifest = parse(directories.run(run_id).manifest.read_bytes(), "the run's manifest")
+    manifest = parse(RealDisk().read(directories.run(run_id).manifest, MAX_TOML), "the run's manifest")
     return Identity.load(directories.key), manifest, run_id
 
 

@@ -1,4 +1,4 @@
-"""Evidence against banned peers, and revocations, kept with the state of this peer: a ban outlasts a restart of all."""
+"""Evidence against banned peers, and revocations, on disk: a ban outlasts a restart of all peers."""
 
 from __future__ import annotations
 

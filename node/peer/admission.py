@@ -68,7 +68,10 @@ class Admission:
         return joins
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
-        """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch, TokenError."""
+        """Find the swarm of an invite within `search` seconds.
+
+        Raises NoSwarm, Refused, ManifestMismatch, TokenError.
+        """
         self._token = token_of(invite, self._identity)
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]

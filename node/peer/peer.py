@@ -248,7 +248,7 @@ class Peer:
             roster = self.session.roster
             seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]
         try:
-            return self.admission.inviter.standing(Invite(self.run_id, tuple(seeds[:MAX_SEEDS]))) if seeds else None
+            return self.admission.inviter.invite(Invite(self.run_id, tuple(seeds[:MAX_SEEDS]))) if seeds else None
         except TokenError:
             return None
 

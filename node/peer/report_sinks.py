@@ -51,7 +51,7 @@ class ReportSinks:
         write_status(self._status, self.report.snapshot(peer))
 
     async def keep_telling(self, peer: Peer) -> None:
-        """Update status.json, and look for requests of `thinwire recover` and `thinwire revoke`, until cancelled."""
+        """Update status.json, and look for requests of `recover` and `revoke`, until cancelled."""
         while True:
             if take_request(self._request, self._process, time.time()):
                 count = recover(peer)

@@ -240,7 +240,7 @@ class SimWorld:
         invite = Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
         author = self.machines[0].identity
         policy = AdmissionPolicy(self.run_id, author.public_key, self.manifest.admission.longest)
-        return Inviter(author, b"", policy).standing(invite)
+        return Inviter(author, b"", policy).invite(invite)
 
     def learner(self, machine: Machine, manifest: Manifest) -> Played:
         """Return the learner of a peer's process."""

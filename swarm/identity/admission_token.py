@@ -11,7 +11,6 @@ holder; more if members may invite, too; 0 for open runs, which need no token.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar
@@ -112,7 +111,10 @@ class AdmissionPolicy:
     longest: int = 0
 
     def refusal(self, token: bytes, peer: PeerId) -> str:
-        """Return why a peer with this token is not admitted; empty if it is. Expiry and revocations are not checked."""
+        """Return why a peer with this token is not admitted; empty if it is.
+
+        Expiry and revocations are not checked.
+        """
         if not self.longest or peer == peer_id_of(self.author):
             return ""
         return _refusal(token, peer, self.run_id, self.author, self.longest)
@@ -183,12 +185,11 @@ class Inviter:
     token: bytes
     policy: AdmissionPolicy
 
-    def invite(
-        self, invite: Invite, peer: PeerId | None = None, *, expires: int = 0, secret: bytes | None = None
-    ) -> Invite:
-        """Return an invite with a token: for `peer`, or for any holder of its secret, new unless 32 bytes are given.
+    def invite(self, invite: Invite, peer: PeerId | None = None, *, expires: int = 0) -> Invite:
+        """Return an invite with a token: for `peer`, or for any holder of its secret.
 
-        Raises TokenError if this peer may not invite.
+        The secret follows from our key, the run and the expiry, so the invite without an expiry stays the same after each
+        restart. Raises TokenError if this peer may not invite.
         """
         if not self.policy.longest:
             return invite
@@ -199,20 +200,13 @@ class Inviter:
             raise TokenError("this peer may not invite others", "ask the author of the run for an invite")
         if peer is not None:  # As much as it would have with an invite for any peer.
             return self._with(invite, chain, peer, expires, max(0, further - 1), b"")
-        secret = secrets.token_bytes(32) if secret is None else secret
+        # Ed25519 signatures are deterministic, and this one is never sent.
+        secret = self.identity.sign("invite", self.policy.run_id, expires.to_bytes(4, "big"))[:32]
         return self._with(invite, chain, Identity.generate(secret).peer_id, expires, further, secret)
 
     def _with(self, invite: Invite, chain: Chain, subject: PeerId, expires: int, further: int, secret: bytes) -> Invite:
         token = encode(_issue(self.identity, self.policy.run_id, chain, subject, expires, further))
         return Invite(invite.run_id, invite.seeds, token, secret)
-
-    def standing(self, invite: Invite) -> Invite:
-        """Return the invite that this peer shows to all, the same after each restart.
-
-        Raises TokenError if this peer may not invite.
-        """
-        # Ed25519 signatures are deterministic, and this one is never sent.
-        return self.invite(invite, secret=self.identity.sign("invite", self.policy.run_id)[:32])
 
 
 def serial(invite: Invite) -> str:

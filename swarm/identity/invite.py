@@ -42,9 +42,9 @@ class Seed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Run id (32 bytes), 1 to MAX_SEEDS seeds, best first, and a token with the secret of its last subject, if any.
+    """Run id (32 bytes) and 1 to MAX_SEEDS seeds, best first.
 
-    See admission_token.py.
+    If the run is not open, also a token and the secret of its last subject, see admission_token.py.
     """
 
     run_id: bytes

@@ -95,7 +95,7 @@ class Roster:
         return list(self._members.banned)
 
     def set_policy(self, policy: AdmissionPolicy | None) -> None:
-        """Set the rule of admission. None: the manifest is not known yet, and all records are ignored."""
+        """Set the rule of admission; None, while it is unknown: all records are ignored."""
         self._members.policy = policy
 
     def refusal(self, record: PeerRecord) -> str:
@@ -164,7 +164,7 @@ class Roster:
             self._push_pull_at = now
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
-        """Process items with evidence or revocations: found here, or stored by an earlier process of this peer."""
+        """Process evidence and revocations: found here, or stored by an earlier process of this peer."""
         for item in items:
             policy = self._members.policy
             if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.collectives.transport.interface import Contact
-from thinwire.sims.simulation import world as worlds
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import revoke
@@ -98,7 +97,7 @@ def test_revoked_member_is_out_of_the_next_round_and_learns_why(played):
 
 
 def made_up(world: SimWorld, count: int, first: int = 10_000) -> list[PeerRecord]:
-    """Return valid records of identities that nobody uses."""
+    """Return valid records of identities that no peer uses."""
     wall = int(world.machines[1].clocks.wall())
     return [
         PeerRecord.create(
@@ -169,7 +168,6 @@ def knocks(count: int, answers: list[str]) -> Act:
 def test_a_thousand_free_identities_change_no_result(played, monkeypatch):
     """A thousand records told to a member, and three hundred identities that knock at all, in a swarm of six."""
     monkeypatch.setattr(SimWorld, "tasks", [], raising=False)
-    monkeypatch.setattr(worlds, "_identity", identity_of)
     answers: list[str] = []
     clean = played(6, "invited")
     run = played(6, "invited", {8.0: floods(1000), 9.0: knocks(300, answers)})

@@ -102,11 +102,11 @@ def test_an_invite_for_one_peer_or_with_another_secret_helps_no_other():
 
 
 def test_standing_invite_stays_the_same_and_differs_by_run():
-    made = Inviter(AUTHOR, b"", INVITED).standing(BASE)
-    assert made == Inviter(AUTHOR, b"", INVITED).standing(BASE)
+    made = Inviter(AUTHOR, b"", INVITED).invite(BASE)
+    assert made == Inviter(AUTHOR, b"", INVITED).invite(BASE)
     other = AdmissionPolicy(b"s" * 32, AUTHOR.public_key, MAX_GRANTS)
-    assert made.secret != Inviter(AUTHOR, b"", other).standing(BASE).secret
-    assert Inviter(AUTHOR, b"", OPEN).standing(BASE) == BASE and serial(BASE) == ""
+    assert made.secret != Inviter(AUTHOR, b"", other).invite(BASE).secret
+    assert Inviter(AUTHOR, b"", OPEN).invite(BASE) == BASE and serial(BASE) == ""
 
 
 def test_expiry_is_the_first_of_the_chain():

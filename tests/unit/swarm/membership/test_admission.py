@@ -19,7 +19,7 @@ from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, Pus
 
 AUTHOR, ME, OTHER, NEW = IDENTITIES[:4]
 POLICY = AdmissionPolicy(RUN, AUTHOR.public_key, 4)
-INVITE = Inviter(AUTHOR, b"", POLICY).standing(Invite(RUN, (Seed("192.0.2.1:7000", b"k" * 32),)))
+INVITE = Inviter(AUTHOR, b"", POLICY).invite(Invite(RUN, (Seed("192.0.2.1:7000", b"k" * 32),)))
 
 
 def admitted(identity, sequence=1):
