@@ -11,7 +11,7 @@ from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.collectives.transport.interface import Contact
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
-from thinwire.swarm.identity.admission_token import revoke
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -74,6 +74,26 @@ def test_peer_without_a_token_is_refused_by_every_member(played, monkeypatch, mo
     # The simulator reports the refusals of an honest peer.
     assert {(violation.oracle, violation.peer) for violation in run.violations} <= {("crash", 4)}
     assert len(rounds_of(run, 0)) > 8 and not memberships(run, 0, 4)
+
+
+def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, monkeypatch):
+    real = SimWorld.contacts
+
+    def ending(self: SimWorld, me: int) -> Invite:
+        """Return an invite that ends in the tenth second."""
+        invite = real(self, me)
+        now = self.machines[0].clocks
+        policy = AdmissionPolicy(self.run_id, identity_of(0).public_key, 2)
+        base = Invite(invite.run_id, invite.seeds)
+        return Inviter(identity_of(0), b"", policy).invite(base, expires=int(now.wall() - now.now()) + 10)
+
+    monkeypatch.setattr(SimWorld, "contacts", ending)
+    run = played(5, "closed", joins={4: 14.0})
+    reasons = [event.fields["reason"] for event in events_of(run, "down", 4)]
+    assert reasons and all("the invite has expired" in reason for reason in reasons)
+    assert {violation.peer for violation in run.violations} == {4}
+    last = rounds_of(run, 0)[max(rounds_of(run, 0))]
+    assert last["contributors"] == 4 and not memberships(run, 0, 4)
 
 
 def test_revoked_member_is_out_of_the_next_round_and_learns_why(played):
