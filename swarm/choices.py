@@ -36,6 +36,7 @@ Aggregation: TypeAlias = Literal[
     "multi-krum",
     "bulyan",
 ]
+AdmissionMode: TypeAlias = Literal["closed", "invited", "open"]
 SlowPeers: TypeAlias = Literal["report", "no-ownership"]
 OnSplit: TypeAlias = Literal["merge", "discard"]
 ChunkAssignment: TypeAlias = Literal["bandwidth", "equal"]

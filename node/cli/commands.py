@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from thinwire.node.daemon.options import Options, memory_of
+from thinwire.node.daemon.options import Options, memory_of, seconds_of
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
@@ -299,19 +299,42 @@ def recover(
     print(recovery.recover(said, config.directories))
 
 
-def invite(context: typer.Context, home: Home = None, debug: Debug = False) -> None:
+def invite(
+    context: typer.Context,
+    peer: Annotated[
+        str, typer.Option("--for", metavar="PEER-ID", help="Admit this peer only; `thinwire id` prints its id there.")
+    ] = "",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="End of the admission of new peers, such as 12h or 7d.")
+    ] = "",
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
     """Print the command with which others join the run of this machine's daemon."""
-    said, alive = _daemon(_settings(context, debug, {"home": home}))
+    config = _settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
     if said is None or not alive:
         raise _none_here(said)
     if not said.invite:
-        raise NoDaemonError("the daemon has no reachable address yet", "try again in a moment")
-    print(f"thinwire join {said.invite}")
+        raise NoDaemonError(
+            "the daemon has no reachable address yet, or may not invite others",
+            "try again in a moment, or ask the author of the run",
+        )
+    from thinwire.node.cli.invitations import invitation
+
+    try:
+        until = int(time.time()) + seconds_of(expires) if expires else 0
+    except ValueError as error:
+        raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
+    code, serial = invitation(said, config.directories, peer, until)
+    print(f"thinwire join {code}")
     from thinwire.node.runtime.console import warn
     from thinwire.swarm.identity.invite import Invite
 
-    if note := Invite.parse(said.invite).note:
+    if note := Invite.parse(code).note:
         warn(note)
+    if serial and sys.stderr is not None:
+        print(f"to take it back: thinwire revoke {serial}", file=sys.stderr)
 
 
 def doctor(
@@ -339,6 +362,24 @@ def doctor(
     else:
         print("\n".join(str(check) for check in checks))
     return int(any(check.result == "FAIL" for check in checks))
+
+
+def revoke(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Peer id, or serial of an invite.")],
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Exclude a peer, or all peers of an invite, for good; only the author of the run can."""
+    config = _settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
+    if said is None:
+        raise _none_here(said)
+    from thinwire.node.cli.invitations import revoked
+
+    target = revoked(said, config.directories, target)
+    when = "in a second" if alive else "at its next start"
+    print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
 
 
 def _daemon(config: Config) -> tuple[Status | None, bool]:

@@ -20,6 +20,14 @@ def memory_of(text: str) -> int:
     return size
 
 
+def seconds_of(text: str) -> int:
+    """Return the seconds of a duration such as "90s", "30m", "12h" or "7d". Raises ValueError."""
+    found = re.fullmatch(r"\s*(\d{1,6})\s*([smhd])\s*", text)
+    if found is None or not int(found[1]):
+        raise ValueError(f"{text!r} is no duration")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options for one call only, never from a file.

@@ -1,4 +1,4 @@
-"""Evidence against banned peers, kept with the state of this peer: a ban outlasts a restart of all."""
+"""Evidence against banned peers, and revocations, on disk: a ban outlasts a restart of all peers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import Disk
 
 LONGEST = 4 << 20
-"""Bytes of the file: less than 600 for each of at most MAX_MEMBERS peers."""
+"""Bytes of the file: less than 600 for each of at most MAX_MEMBERS peers, and 97 for each revocation."""
 
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class BanFile:
-    """Gossip items with evidence, one for each banned peer.
+    """Gossip items with evidence, one for each banned peer, and with revocations.
 
-    Readers check each of them, so the file needs no checksum.
+    Also the file with which `thinwire revoke` tells the daemon of revocations. Readers check each item, so the file needs
+    no checksum.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:

@@ -186,7 +186,7 @@ class Presence:
 
     def _answer_outcast(self, peer: PeerId) -> None:
         """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""
-        until, item = self._outcasts[peer], self.roster.convicted.get(peer)
+        until, item = self._outcasts[peer], self.roster.ban_item(peer)
         if self._now() >= until or item is None:
             self.transport.drop(peer, self.roster.reason_of(peer), ban=True)
         else:

@@ -16,6 +16,7 @@ from thinwire.node.peer.known_peers import KnownPeers
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, token_of
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
@@ -39,6 +40,7 @@ class Admission:
     reachability: Reachability
     signed: SignedManifest
     manifest: Manifest
+    policy: AdmissionPolicy
 
     def __init__(
         self,
@@ -54,6 +56,8 @@ class Admission:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
         self._file, self._known_peers, self._preset, self.site = directory.manifest, known_peers, preset, site
         self._ban_file = BanFile(directory.bans, environment.disk)
+        self._revocations = BanFile(directory.revocations, environment.disk)
+        self._token = b""
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
@@ -66,7 +70,11 @@ class Admission:
         return joins
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
-        """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
+        """Find the swarm of an invite within `search` seconds.
+
+        Raises NoSwarm, Refused, ManifestMismatch, TokenError.
+        """
+        self._token = token_of(invite, self._identity)
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
@@ -104,6 +112,7 @@ class Admission:
             addresses=self.transport.addresses()[:8],
             sequence=int(self._environment.wall() * 1000),
             issued=int(self._environment.wall()),
+            token=self._token,
         )
         self.transport.learn(record)
         roster = Roster(
@@ -125,9 +134,30 @@ class Admission:
             aside=environment.aside,
             wall=environment.wall,
         )
-        roster.convict(self._ban_file.load(), environment.now())
+        roster.set_policy(None)
+        if hasattr(self, "signed"):
+            self._judge()
         self.reachability = Reachability(self.transport, roster, now=environment.now, emit=self._emit)
         self.running = asyncio.create_task(self.presence.run(self.reachability.watch()))
+
+    def _judge(self) -> None:
+        """Judge records of others by the manifest's rule from now on, and by stored evidence and revocations."""
+        self.policy = AdmissionPolicy(self._run_id, self.signed.author, self.manifest.admission.longest)
+        self.presence.roster.set_policy(self.policy)
+        self._convict(self._ban_file.load())
+
+    @property
+    def inviter(self) -> Inviter:
+        """This peer as one that may invite others, once the manifest is known."""
+        return Inviter(self._identity, self._token, self.policy)
+
+    def take_revocations(self) -> None:
+        """Process the revocations of `thinwire revoke`; those that are known have no effect."""
+        if hasattr(self, "policy"):
+            self._convict(self._revocations.load())
+
+    def _convict(self, items: tuple[bytes, ...]) -> None:
+        self.presence.roster.convict(items, self._environment.now())
 
     async def _knock(
         self,
@@ -152,6 +182,7 @@ class Admission:
 
     def _welcome(self, told: Welcome) -> None:
         self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        self._judge()
         self._learn(told)
 
     def _learn(self, told: Welcome) -> None:
@@ -159,7 +190,7 @@ class Admission:
         for wire in (told.record, *told.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
-                self.presence.roster.learn(record, self._environment.now())
+                self.presence.roster.learn(record, self._environment.now(), met=wire == told.record)
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
@@ -187,15 +218,23 @@ class Admission:
         if not hasattr(self, "signed"):
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
-        roster.learn(record, self._environment.now())
+        if reason := roster.reason_of(record.peer_id):
+            return Refuse("banned", reason)
+        reason = roster.refusal(record)
+        # Peers that are here may stay: the expiry limits the time in which a token brings a peer in.
+        if not reason and not roster.alive(record.peer_id) and 0 < expiry(record.token) < self._environment.wall():
+            reason = "the invite has expired"
+        if reason:
+            return Refuse("token", reason)
+        roster.learn(record, self._environment.now(), met=True)
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
         return welcome(self.signed, roster, record.peer_id, self._environment.rng)
 
     def save_bans(self) -> None:
-        """Store the evidence against all banned peers."""
+        """Store the evidence against all banned peers, and the revocations."""
         try:
-            self._ban_file.save(tuple(self.presence.roster.convicted.values()))
+            self._ban_file.save(self.presence.roster.bans)
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
 

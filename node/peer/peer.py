@@ -37,6 +37,7 @@ from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.node.training.initial_weights import digest_of, missing_weights
+from thinwire.swarm.identity.admission_token import TokenError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seating, seating
@@ -240,18 +241,24 @@ class Peer:
     # While it runs
 
     def invite(self) -> Invite | None:
-        """Return an invite that names this peer first and then others; None if this peer cannot be dialled."""
+        """Return an invite that names this peer first and then others.
+
+        None if this peer cannot be dialled, or may not invite others.
+        """
         own = self.presence.roster.record.addresses[:OWN_SEEDS]
         seeds = [Seed(address, self.identity.transport_public) for address in own]
         if self.ready:
             roster = self.session.roster
             seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]
-        return Invite(self.run_id, tuple(seeds[:MAX_SEEDS])) if seeds else None
+        try:
+            return self.admission.inviter.invite(Invite(self.run_id, tuple(seeds[:MAX_SEEDS]))) if seeds else None
+        except TokenError:
+            return None
 
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
         """Log an event. Some peers are stored before their first round ends, which may take hours."""
         self.emit(kind, fields)
-        if kind == "banned":
+        if kind in ("banned", "revoked"):
             self.admission.save_bans()
         if kind == "joined" and self.ready and self._alone and self.known_peers.few:
             self.drop_anchor()

@@ -51,13 +51,14 @@ class ReportSinks:
         write_status(self._status, self.report.snapshot(peer))
 
     async def keep_telling(self, peer: Peer) -> None:
-        """Update status.json, and look for requests of `thinwire recover`, until cancelled."""
+        """Update status.json, and look for requests of `recover` and `revoke`, until cancelled."""
         while True:
             if take_request(self._request, self._process, time.time()):
                 count = recover(peer)
                 self.report.emit(
                     "recover", {"detail": "asked by hand to continue without a quorum", "fragments": count}
                 )
+            peer.admission.take_revocations()
             self.tell(peer)
             await asyncio.sleep(STATUS_SECONDS)
 

@@ -76,6 +76,11 @@ class RunDirectory:
         """Request of `thinwire recover` to the running daemon, see node/peer/recover_request.py."""
         return self.path / "recover.json"
 
+    @property
+    def revocations(self) -> Path:
+        """Revocations of `thinwire revoke`, which the daemon reads, see node/membership/ban_file.py."""
+        return self.path / "revocations"
+
     def votes(self, fragment: int) -> Path:
         """Promises and votes of this peer in the rounds of a fragment, see node/state/vote_file.py."""
         return self.path / f"votes-{fragment:05d}"

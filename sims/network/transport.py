@@ -276,7 +276,7 @@ class SimTransport:
             record = PeerRecord.create(
                 self._identity, run_id=self.run_id, addresses=self.addresses(), sequence=1, issued=issued
             ).wire
-        return Hello(VERSION, self.run_id, record, self._hello.token if self._hello else b"")
+        return Hello(VERSION, self.run_id, record)
 
     async def _knock(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         try:

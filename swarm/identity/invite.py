@@ -1,7 +1,8 @@
 """Invites: one line to paste with the run id and the peers to contact first.
 
 "tw1", then base32 (RFC 4648, lower case, unpadded) of: run id, 32 bytes; number of seeds, 1 byte; each seed: transport
-key, 32 bytes, host with its kind and length, port, 2 bytes; CRC-32 of everything before. A wrong letter changes 5
+key, 32 bytes, host with its kind and length, port, 2 bytes; unless the run is open, an admission token with its length in 2
+bytes, and the secret of its key, 32 bytes or none; CRC-32 of everything before. A wrong letter changes 5
 adjacent bits, two swapped neighbours change 10; CRC-32 detects every change within 32 bits, so each of these errors is
 reported as a typo at once instead of as a time-out later.
 """
@@ -22,7 +23,7 @@ from thinwire.swarm.identity.errors import HintedError
 PREFIX = "tw1"
 MAX_SEEDS = 4
 _GROUP = 8
-_LONGEST = 1024
+_LONGEST = 2048
 _IGNORED = re.compile(r"[\s\u200b\u2010-\u2015-]+")
 
 
@@ -41,10 +42,15 @@ class Seed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Run id (32 bytes) and 1 to MAX_SEEDS seeds, best first."""
+    """Run id (32 bytes) and 1 to MAX_SEEDS seeds, best first.
+
+    If the run is not open, also a token and the secret of its last subject, see admission_token.py.
+    """
 
     run_id: bytes
     seeds: tuple[Seed, ...]
+    token: bytes = b""
+    secret: bytes = b""
 
     @property
     def note(self) -> str:
@@ -60,6 +66,8 @@ class Invite:
         if len(self.run_id) != 32 or not 1 <= len(self.seeds) <= MAX_SEEDS:
             raise ValueError(f"an invite has a run id of 32 bytes and 1 to {MAX_SEEDS} seeds")
         data = self.run_id + bytes([len(self.seeds)]) + b"".join(_pack(seed) for seed in self.seeds)
+        if self.token:
+            data += len(self.token).to_bytes(2, "big") + self.token + self.secret
         data += zlib.crc32(data).to_bytes(4, "big")
         text = base64.b32encode(data).decode().rstrip("=").lower()
         return "-".join([PREFIX, *(text[i : i + _GROUP] for i in range(0, len(text), _GROUP))])
@@ -96,9 +104,12 @@ class Invite:
                 raise ValueError("cut short, or of an unknown kind")
             name = str(ipaddress.ip_address(host)) if kind else host.decode("ascii")
             seeds.append(Seed(join_address(name, int.from_bytes(port, "big")), key))
-        if rest or not 1 <= count <= MAX_SEEDS:
-            raise ValueError("wrong number of seeds")
-        return cls(run_id, tuple(seeds))
+        size = 2 + int.from_bytes(rest[:2], "big")
+        token, secret = rest[2:size], rest[size:]
+        whole = not rest or (size > 2 and len(token) == size - 2 and len(secret) in (0, 32))
+        if not whole or not 1 <= count <= MAX_SEEDS:
+            raise ValueError("wrong number of seeds, or a damaged token")
+        return cls(run_id, tuple(seeds), token, secret)
 
 
 def _typo() -> InviteError:

@@ -1,4 +1,4 @@
-"""Signed description of a peer: keys, addresses and stage claim.
+"""Signed description of a peer: keys, addresses, stage claim and admission token.
 
 Records are relayed, so each is judged on its own: `parse` accepts a record during the validity that it states.
 """
@@ -15,13 +15,16 @@ from thinwire.swarm.identity.address import split_address
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, peer_id_of, verify
 from thinwire.swarm.messages.registry import Id, PeerId
 
-BODY_BYTES = 1024
+BODY_BYTES = 1280
 MAX_ADDRESSES = 8
 MAX_TTL = 3600
 """Longest validity of a record in seconds. Peers issue a new record before it ends."""
 
 SKEW = 120
 """Largest difference in seconds between the clocks of honest peers."""
+
+MAX_TOKEN = 600
+"""Bytes of the longest admission token, see admission_token.py."""
 
 _DOMAIN = "record"
 _FORMAT = 1
@@ -42,6 +45,7 @@ class _Body(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     sequence: Annotated[int, Meta(ge=1, le=2**53 - 1)]
     issued: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     ttl: Annotated[int, Meta(ge=1, le=MAX_TTL)]
+    token: Annotated[bytes, Meta(max_length=MAX_TOKEN)]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -53,7 +57,8 @@ class PeerRecord:
     """Validated record, made by `create` or `parse` only.
 
     `issued` is unix time and `ttl` a duration, both in seconds. `sequence` orders the records of one peer. `addresses`
-    may be empty (a peer that only dials out). `wire` is the signed encoding.
+    may be empty (a peer that only dials out). `token`: see admission_token.py; members judge it, not `parse`. `wire` is the
+    signed encoding.
     """
 
     peer_id: PeerId
@@ -66,6 +71,7 @@ class PeerRecord:
     issued: int
     ttl: int
     wire: bytes
+    token: bytes = b""
 
     @classmethod
     def create(
@@ -78,6 +84,7 @@ class PeerRecord:
         sequence: int,
         issued: int,
         ttl: int = MAX_TTL,
+        token: bytes = b"",
     ) -> PeerRecord:
         """Sign a record of this peer. Raises ValueError if a value is out of bounds."""
         content = _Body(
@@ -90,6 +97,7 @@ class PeerRecord:
             sequence=sequence,
             issued=issued,
             ttl=ttl,
+            token=token,
         )
         try:
             body = _encode(content)
@@ -147,4 +155,5 @@ def _checked(wire: bytes, run_id: bytes) -> PeerRecord:
         issued=body.issued,
         ttl=body.ttl,
         wire=wire,
+        token=body.token,
     )

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import blake3
 import msgspec
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.manifest.tables import Data, Exchange, Inner, Model, Pipeline, Run
+from thinwire.swarm.manifest.tables import Admission, Data, Exchange, Inner, Model, Pipeline, Run
 from thinwire.swarm.method_specs.base import MethodSpec, Table
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
@@ -40,6 +40,7 @@ class Manifest(Table, frozen=True):
     outer: MethodSpec = DiLoCo()
     exchange: Exchange = Exchange()
     pipeline: Pipeline = Pipeline()
+    admission: Admission = Admission()
 
     def method(self, kind: type[S]) -> S:
         """Return [outer] as the keys of a method. Raises TypeError if the run has another one (our bug)."""

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import (
+    AdmissionMode,
     Aggregation,
     ChunkAssignment,
     Collective,
@@ -22,6 +23,7 @@ from thinwire.swarm.choices import (
     StagePaths,
     Topology,
 )
+from thinwire.swarm.identity.admission_token import MAX_GRANTS
 from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
 from thinwire.swarm.method_specs.base import Table
 
@@ -270,3 +272,19 @@ class Exchange(Table, frozen=True):
     def timeout_seconds(self) -> float:
         """Straggler time-out in seconds; with "auto" the one before anything was measured."""
         return AUTO_TIMEOUT if self.straggler_timeout == "auto" else self.straggler_timeout
+
+
+class Admission(Table, frozen=True):
+    """[admission]: peers that may join.
+
+    mode: "invited", peers with an invite of the author or of a member that was invited; a run id alone is not enough; "closed",
+        peers with an invite of the author only; "open", any key that finds the run. The author of the manifest is always
+        admitted, and can exclude peers and invites in every mode (`thinwire revoke`).
+    """
+
+    mode: AdmissionMode = "invited"
+
+    @property
+    def longest(self) -> int:
+        """Longest chain of grants from the author to a peer; 0: peers need none."""
+        return {"closed": 2, "invited": MAX_GRANTS, "open": 0}[self.mode]

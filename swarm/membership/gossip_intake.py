@@ -45,6 +45,8 @@ class Intake:
                 self._proof(source, item, now)
             elif kind == gossip_items.EVIDENCE:
                 self._evidence(source, item, now)
+            elif kind == gossip_items.REVOCATION:
+                self._revocation(source, item, now)
             else:
                 self._statement(source, item, now)
         return joined
@@ -80,6 +82,13 @@ class Intake:
             return
         if evidence.convicts(found, self._run_id):
             self._members.convict_voter(found, now)
+
+    def _revocation(self, source: PeerId, item: bytes, now: float) -> None:
+        policy = self._members.policy
+        if policy is None or item in self._members.revoked.values() or not self._affordable(source, now):
+            return
+        if target := policy.revocation(item[1:]):
+            self._members.revoke(target, item, now)
 
     def _statement(self, source: PeerId, item: bytes, now: float) -> None:
         statement = gossip_items.read(item)

@@ -2,7 +2,8 @@
 
 An item is one byte of kind, then: a PeerRecord ("I am here"); an accusation ("I cannot reach it"), signed by the
 accuser; a departure ("I leave"), signed by the departing peer; a proof that a peer signed two records with the same
-sequence; or evidence that it signed two statements about one ballot (swarm/evidence.py).
+sequence; evidence that it signed two statements about one ballot (swarm/evidence.py); or the author's revocation of an
+admission (swarm/identity/admission_token.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.messages.registry import U53, Evidence, Id
 
-MAX_BYTES = 2048
-RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE = 1, 2, 3, 4, 5
+MAX_BYTES = 3072
+RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION = 1, 2, 3, 4, 5, 6
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +88,7 @@ def signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
 def prove(one: PeerRecord, other: PeerRecord) -> bytes:
     """Return the proof that two different records have the same sequence.
 
-    The size limit is sufficient: a record with 8 addresses has 719 bytes.
+    The size limit is sufficient: a record with 8 addresses and the longest token has less than 1,300 bytes.
     """
     first, second = sorted((one.wire, other.wire))
     return bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
@@ -109,6 +110,11 @@ def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRe
 def spread(found: Evidence) -> bytes:
     """Return the item that spreads evidence; it has less than 600 bytes."""
     return bytes([EVIDENCE]) + evidence.encode(found)
+
+
+def revocation(statement: bytes) -> bytes:
+    """Return the item that spreads a revocation, see admission_token.revoke."""
+    return bytes([REVOCATION]) + statement
 
 
 def read_evidence(item: bytes) -> Evidence | None:

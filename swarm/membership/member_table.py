@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from thinwire.swarm import evidence
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -27,6 +28,11 @@ MAX_MEMBERS = 4096
 
 Larger swarms would need another protocol.
 """
+
+MAX_REVOCATIONS = 4096
+"""Maximum number of revocations; only the author of the run makes them."""
+
+REVOKED = "the author of the run has revoked its admission"
 
 
 class Members:
@@ -54,6 +60,10 @@ class Members:
         """Peers whose state is "banned", in the order of their bans."""
         self.convicted: dict[PeerId, bytes] = {}
         """Evidence against peers, known or not, as the item that spreads it."""
+        self.policy: AdmissionPolicy | None = AdmissionPolicy(record.run_id, b"")
+        """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
+        self.revoked: dict[bytes, bytes] = {}
+        """Revocations by the author, by id or start of an id, as the item that spreads them."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -96,22 +106,28 @@ class Members:
 
     # --- items of a peer about itself
 
-    def accept(self, record: PeerRecord, now: float) -> bool:
-        """Process a validated record. Returns True if its peer is new in the view."""
+    def accept(self, record: PeerRecord, now: float, *, met: bool = False) -> bool:
+        """Process a validated record. Returns True if its peer is new in the view.
+
+        met: the peer itself has shown it here. Only such a peer takes the place of another one in a full table.
+        """
         peer = record.peer_id
         if peer == self.me:
             self._accept_own(record, now)
             return False
         member = self.table.get(peer)
+        if self.refusal(record):
+            return False
         if member is None:
-            if len(self.table) >= MAX_MEMBERS:
+            if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
                 return False
             if peer in self.convicted:
                 self.table[peer] = Member(record, "dead", now)
                 self._ban(self.table[peer], self.convicted[peer], self._reason(peer), now)
                 return False
-            self.table[peer] = Member(record, "alive", now)
+            self.table[peer] = Member(record, "alive", now, met=met)
             return self._welcome(record)
+        member.met = member.met or met
         if member.state == "banned":
             return False
         if record.sequence == member.record.sequence and record.wire != member.record.wire:
@@ -131,6 +147,25 @@ class Members:
             self.events.append(Event("refuted", peer))
         if moved:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
+        return False
+
+    def _make_room(self) -> bool:
+        """Forget a peer that we only know from others; False if there is none.
+
+        Identities are free, so a table that told records could fill would keep out peers that come in person, and one that
+        forgot any peer for a new one would lose members.
+        """
+        for peer, member in self.table.items():
+            if not member.met:
+                self._end_suspicion(member, member.since, refuted=False)
+                if member.live:
+                    self._exit(peer)
+                self.items.discard(gossip_items.announce(member.record))
+                self._broadcast.forget(("record", peer, peer))
+                self.banned.pop(peer, None)
+                del self.table[peer]
+                self.events.append(Event("dead", peer, "forgotten: the table is full of peers that are only told of"))
+                return True
         return False
 
     def _welcome(self, record: PeerRecord) -> bool:
@@ -176,14 +211,41 @@ class Members:
     def convict_voter(self, found: Evidence, now: float) -> None:
         """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
         peer, item = evidence.convicted(found), gossip_items.spread(found)
-        if peer in self.convicted or len(self.convicted) >= MAX_MEMBERS:
+        if peer in self.convicted:
             return
+        if len(self.convicted) >= MAX_MEMBERS:
+            # Evidence against made-up identities must not keep out that against peers which are here.
+            unknown = next((one for one in self.convicted if one not in self.table), None)
+            if unknown is None or peer not in self.table:
+                return
+            del self.convicted[unknown]
         self.convicted[peer] = item
         member = self.table.get(peer)
         if peer == self.me:
             self.events.append(Event("banned", peer, self._reason(peer)))
         elif member is not None and member.state != "banned":
             self._ban(member, item, self._reason(peer), now)
+
+    def refusal(self, record: PeerRecord) -> str:
+        """Return why the peer of a validated record is not admitted; empty if it is."""
+        if self.policy is None:
+            return "the manifest is unknown"
+        if any(touches(record.token, record.peer_id, target) for target in self.revoked):
+            return REVOKED
+        return self.policy.refusal(record.token, record.peer_id)
+
+    def revoke(self, target: bytes, item: bytes, now: float) -> None:
+        """Process a validated revocation: exclude the peers that it touches, and spread it."""
+        if target in self.revoked or len(self.revoked) >= MAX_REVOCATIONS:
+            return
+        self.revoked[target] = item
+        self._broadcast.add(("revocation", target, target), item)
+        self.events.append(Event("revoked", target))
+        if touches(self.own.record.token, self.me, target):
+            self.events.append(Event("banned", self.me, REVOKED))
+        for peer, member in self.table.items():
+            if member.state != "banned" and touches(member.record.token, peer, target):
+                self._ban(member, item, REVOKED, now)
 
     def _reason(self, peer: PeerId) -> str:
         found = gossip_items.read_evidence(self.convicted[peer])

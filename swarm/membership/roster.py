@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from thinwire.swarm import evidence
+from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -93,10 +94,24 @@ class Roster:
         """
         return list(self._members.banned)
 
+    def set_policy(self, policy: AdmissionPolicy | None) -> None:
+        """Set the rule of admission; None, while it is unknown: all records are ignored."""
+        self._members.policy = policy
+
+    def refusal(self, record: PeerRecord) -> str:
+        """Return why the peer of a validated record is not admitted; empty if it is. Expiry is not checked."""
+        return self._members.refusal(record)
+
     @property
-    def convicted(self) -> Mapping[PeerId, bytes]:
-        """Evidence by peer, see swarm/evidence.py, as the gossip item that spreads it."""
-        return self._members.convicted
+    def bans(self) -> tuple[bytes, ...]:
+        """Evidence against peers, and revocations, as the items that spread them; `convict` takes them."""
+        return (*self._members.convicted.values(), *self._members.revoked.values())
+
+    def ban_item(self, peer: PeerId) -> bytes | None:
+        """Return the item that shows a peer why it is banned; None for two records with one sequence."""
+        member = self._members.table.get(peer)
+        note = member.note if member is not None and member.note[:1] == bytes([gossip_items.REVOCATION]) else None
+        return self._members.convicted.get(peer, note)
 
     def reason_of(self, peer: PeerId) -> str:
         """Return why a peer is banned; empty if it is not."""
@@ -140,17 +155,20 @@ class Roster:
 
     # --- inputs
 
-    def learn(self, record: PeerRecord, now: float) -> None:
-        """Process a validated record from a Welcome or Hello."""
+    def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
+        """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
         alone = self._members.alone
-        if self._members.accept(record, now):
+        if self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.alone:
             self._push_pull_at = now
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
-        """Process items with evidence: found here, or stored by an earlier process of this peer."""
+        """Process evidence and revocations: found here, or stored by an earlier process of this peer."""
         for item in items:
+            policy = self._members.policy
+            if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
+                self._members.revoke(target, item, now)
             found = gossip_items.read_evidence(item)
             if found is not None and evidence.convicts(found, self.record.run_id):
                 self._members.convict_voter(found, now)
@@ -188,6 +206,8 @@ class Roster:
         if self._gone:
             return []
         member = self._members.table.get(sender)
+        if member is not None:
+            member.met = True
         match message:
             case Ping():
                 self._ingest(sender, message.items, now)
@@ -348,4 +368,5 @@ class Roster:
                 yield gossip_items.announce(member.record)
             if member.note and (member.live or member.state == "banned" or now - member.since < recent):
                 yield member.note
+        yield from self._members.revoked.values()
         yield from (item for peer, item in self._members.convicted.items() if peer not in self._members.table)

@@ -70,6 +70,7 @@ class OwnRecord:
             sequence=self._floor,
             issued=self._wall(),
             ttl=old.ttl,
+            token=old.token,
         )
         self._published, self.publish_at = now, math.inf
 

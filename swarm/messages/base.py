@@ -42,7 +42,7 @@ LIFE = 16
 """Bytes of a life: a random value that is made with a peer's votes and stored with them."""
 
 Text = Annotated[str, Meta(max_length=512)]
-Blob = Annotated[bytes, Meta(max_length=2048)]
+Blob = Annotated[bytes, Meta(max_length=3072)]
 """A signed record or a signed gossip item, opaque until its own signature is checked."""
 
 

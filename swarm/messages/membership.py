@@ -11,9 +11,8 @@ from thinwire.swarm.messages.base import U16, U32, U53, Blob, Digest, Id, Messag
 
 
 class Hello(Message, frozen=True):
-    """Request of a stranger for admission. `record` is its signed PeerRecord.
-
-    `token` is an admission token, or empty.
+    """Request of a stranger for admission. `record` is its signed PeerRecord, which has
+    its admission token.
     """
 
     limit: ClassVar[int] = 4096
@@ -22,7 +21,6 @@ class Hello(Message, frozen=True):
     version: U16
     run_id: Digest
     record: Blob
-    token: Blob = b""
 
 
 class Welcome(Message, frozen=True):

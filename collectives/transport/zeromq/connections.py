@@ -38,13 +38,12 @@ class Connections:
     """
 
     def __init__(
-        self, station: SharedSockets, admit: Admit, wall: Wall, *, host: str, ports: range, streams: int, token: bytes
+        self, station: SharedSockets, admit: Admit, wall: Wall, *, host: str, ports: range, streams: int
     ) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()
         self.own = b""
         self.addresses: tuple[str, ...] = ()
-        self.token = token
         self.bulk_port = 0
         self._station, self._admit, self._wall = station, admit, wall
         self._host, self._ports, self._streams = host, ports, streams
@@ -205,7 +204,7 @@ class Connections:
 
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate and, if welcome, open a link; one dial per transport key at a time."""
-        self.own, self.token = hello.record, hello.token
+        self.own = hello.record
         while (dial := self._dials.get(contact.transport_key)) is not None:
             await asyncio.wait({dial})
         if self._closed:
@@ -248,7 +247,7 @@ class Connections:
 
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
         peer, limits = record.peer_id, self._station.limits
-        hello = Hello(VERSION, self._station.run_id, self._own_record(), self.token)
+        hello = Hello(VERSION, self._station.run_id, self._own_record())
         answer: Welcome | Refuse = Refuse("unreachable", "no address")
         refused = bool(record.addresses)
         for address in sorted(record.addresses, key=self._far):

@@ -49,7 +49,7 @@ class ZmqTransport:
 
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
-    `streams`: bulk streams per link; `token`: admission token shown at gates. `up`: limit in bytes/s for outgoing bulk
+    `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
     data (0: none).
     """
 
@@ -65,7 +65,6 @@ class ZmqTransport:
         advertise: tuple[str, ...] | None = None,
         ports: range | None = None,
         streams: int = 2,
-        token: bytes = b"",
         limits: Limits | None = None,
         up: int = 0,
     ) -> None:
@@ -80,9 +79,7 @@ class ZmqTransport:
         self._station = SharedSockets(
             identity, run_id, self._limits, self._context, self._gatekeeper, receive_queue, rate_limit=RateLimit(up)
         )
-        self._connections = Connections(
-            self._station, admit, wall, host=host, ports=self._ports, streams=streams, token=token
-        )
+        self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)
         self._gate = AdmissionPort(self._station, self._connections.judge, wall)
         clock = asyncio.get_running_loop().time
         sources = TokenBuckets(self._limits.address_burst * streams, self._limits.address_rate * streams)

@@ -308,9 +308,9 @@ def test_message_has_one_encoding():
     ):
         with pytest.raises(FrameError):
             read(wire_of(Nack, other))
-    short = msgspec.msgpack.encode([VERSION, RUN, b"record"])
+    short = msgspec.msgpack.encode([1, 0, 0, RUN, RUN, 1, b"", True, 2.0, 3.0])
     with pytest.raises(FrameError, match="canonical"):
-        read(wire_of(Hello, short))
+        read(wire_of(Ready, short))
     for wrong in ([7, 7], [], [None], ["7"], [-1], [2**32], [7.0], [True], {"sequence": 7}, 7):
         with pytest.raises(FrameError):
             read(wire_of(Nack, msgspec.msgpack.encode(wrong)))

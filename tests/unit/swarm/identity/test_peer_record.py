@@ -34,6 +34,7 @@ def body(**changes):
         "sequence": 7,
         "issued": NOW,
         "ttl": 3600,
+        "token": b"",
     }
     assert set(changes) <= set(values)
     return list({**values, **changes}.values())
@@ -82,6 +83,8 @@ def test_peer_record_refuses_times_and_sequences_out_of_bounds(field, value):
         {"addresses": ["a." * 40 + "a:1"]},
         {"addresses": "1.2.3.4:5"},
         {"addresses": [b"1.2.3.4:5"]},
+        {"token": bytes(601)},
+        {"token": "text"},
     ],
 )
 def test_peer_record_refuses_values_out_of_bounds(changes):
@@ -159,12 +162,12 @@ def test_peer_record_refuses_wrong_run_key_or_bit():
 
 def test_peer_record_has_one_encoding():
     data = msgspec.msgpack.encode(body())
-    assert data[:2] == b"\x99\x01"
+    assert data[:2] == b"\x9a\x01"
     for other in (
-        b"\xdc\x00\x09" + data[1:],
-        b"\x99\xcc\x01" + data[2:],
+        b"\xdc\x00\x0a" + data[1:],
+        b"\x9a\xcc\x01" + data[2:],
         data + b"\xc0",
-        data[:-3] + b"\xce\x00\x00\x0e\x10",
+        data[:-5] + b"\xce\x00\x00\x0e\x10\xc4\x00",
     ):
         with pytest.raises(RecordError, match="canonical|malformed"):
             PeerRecord.parse(signed(other), run_id=RUN, now=NOW)
@@ -174,7 +177,7 @@ def test_peer_record_has_one_encoding():
         PeerRecord.parse(signed(body()[:-1]), run_id=RUN, now=NOW)
 
 
-@pytest.mark.parametrize("size", [0, 1, 64, 1024 + 65, 10**6])
+@pytest.mark.parametrize("size", [0, 1, 64, 1280 + 65, 10**6])
 def test_peer_record_checks_size_first(size):
     with pytest.raises(RecordError, match=f"{size} bytes"):
         PeerRecord.parse(b"\x99" * size, run_id=RUN, now=NOW)

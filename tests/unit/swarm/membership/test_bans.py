@@ -72,14 +72,14 @@ def test_other_statements_convict_no_peer(found):
     assert not convicts(found, RUN)
     roster = roster_of()
     roster.handle(OTHER.peer_id, Gossip((gossip_items.spread(found),)), 1.0)
-    assert not roster.banned and not roster.events and not roster.convicted
+    assert not roster.banned and not roster.events and not roster.bans
 
 
 @pytest.mark.parametrize("item", [ITEM[:-1], ITEM + b"x", ITEM[:1], b"\x05" + bytes(100), b"\x05" + b"\x93" * 2000])
 def test_malformed_evidence_is_ignored(item):
     roster = roster_of()
     roster.handle(OTHER.peer_id, Gossip((item,)), 1.0)
-    assert not roster.banned and not roster.convicted
+    assert not roster.banned and not roster.bans
 
 
 def test_evidence_bans_is_passed_on_and_outlasts_later_records():
@@ -98,7 +98,7 @@ def test_evidence_bans_is_passed_on_and_outlasts_later_records():
 def test_evidence_against_an_unknown_peer_bans_it_when_it_comes():
     roster = roster_of(others=0)
     roster.convict((ITEM,), 0.0)
-    assert not roster.banned and list(roster.convicted) == [LIAR.peer_id]
+    assert not roster.banned and roster.bans == (ITEM,) and roster.ban_item(LIAR.peer_id) == ITEM
     (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 0.5)
     assert ITEM in page.items
     roster.learn(record(1), 1.0)
@@ -118,4 +118,4 @@ def test_one_piece_of_evidence_is_stored_for_each_peer():
     roster = roster_of()
     other = gossip_items.spread(evidence(changed(ONE, round=8), changed(TWO, round=8)))
     roster.convict((ITEM, other), 1.0)
-    assert roster.convicted == {LIAR.peer_id: ITEM} and len(ITEM) < 600
+    assert roster.bans == (ITEM,) and len(ITEM) < 600

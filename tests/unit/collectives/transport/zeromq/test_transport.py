@@ -93,10 +93,10 @@ def test_every_message_type_arrives_both_ways(wire, loop):
     wire.run(work, loop=loop)
 
 
-def test_welcome_has_manifest_and_token(wire):
+def test_welcome_has_the_manifest(wire):
     async def work():
         first, second = await wire.peer(1), await wire.peer(2)
-        hello = Hello(first.hello.version, first.run_id, first.record.wire, b"token")
+        hello = Hello(first.hello.version, first.run_id, first.record.wire)
         answer = await first.transport.meet(second.contact, hello)
         assert isinstance(answer, Welcome) and answer.manifest == b"the manifest"
         assert second.hellos == [hello]

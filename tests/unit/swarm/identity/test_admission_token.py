@@ -1,0 +1,148 @@
+"""Admission tokens: chains of grants, invites that carry them, and their limits."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinwire.swarm.identity.admission_token import (
+    MAX_GRANTS,
+    AdmissionPolicy,
+    Inviter,
+    TokenError,
+    decode,
+    encode,
+    expiry,
+    revoke,
+    serial,
+    token_of,
+    touches,
+)
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord
+
+RUN = b"r" * 32
+AUTHOR, ANN, BEN, CAROL = (Identity.generate(bytes([number]) * 32) for number in range(4))
+CLOSED, INVITED, OPEN = (AdmissionPolicy(RUN, AUTHOR.public_key, longest) for longest in (2, MAX_GRANTS, 0))
+BASE = Invite(RUN, (Seed("192.0.2.1:7000", b"k" * 32),))
+
+
+def joined(policy, inviter, token, peer, *, named=False, expires=0):
+    """Return the token of `peer` after an invite of `inviter`, which has `token`."""
+    made = Inviter(inviter, token, policy).invite(BASE, peer.peer_id if named else None, expires=expires)
+    assert made.secret == b"" if named else len(made.secret) == 32
+    return token_of(Invite.parse(made.code()), peer)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("policy", [CLOSED, INVITED])
+def test_author_admits_a_peer_and_no_other(policy, named):
+    token = joined(policy, AUTHOR, b"", ANN, named=named)
+    assert policy.refusal(token, ANN.peer_id) == "" and policy.refusal(b"", AUTHOR.peer_id) == ""
+    assert policy.refusal(b"", ANN.peer_id) and policy.refusal(token, BEN.peer_id)
+    assert AdmissionPolicy(b"s" * 32, AUTHOR.public_key, 4).refusal(token, ANN.peer_id), "a token of another run"
+    assert AdmissionPolicy(RUN, BEN.public_key, 4).refusal(token, ANN.peer_id), "of another author"
+    assert OPEN.refusal(b"", ANN.peer_id) == ""
+
+
+def test_members_of_an_invited_run_invite_and_those_of_a_closed_one_do_not():
+    ann = joined(INVITED, AUTHOR, b"", ANN)
+    ben = joined(INVITED, ANN, ann, BEN)
+    assert INVITED.refusal(ben, BEN.peer_id) == "" and CLOSED.refusal(ben, BEN.peer_id)
+    with pytest.raises(TokenError, match="may not invite"):
+        joined(INVITED, BEN, ben, CAROL)
+    ann = joined(CLOSED, AUTHOR, b"", ANN)
+    for named in (False, True):
+        with pytest.raises(TokenError, match="may not invite"):
+            joined(CLOSED, ANN, ann, BEN, named=named)
+        with pytest.raises(TokenError, match="may not invite"):
+            joined(INVITED, BEN, b"", CAROL, named=named)
+
+
+def test_named_peers_may_invite_as_much_as_others():
+    ann = joined(INVITED, AUTHOR, b"", ANN, named=True)
+    assert decode(ann)[-1].further == decode(joined(INVITED, AUTHOR, b"", ANN))[-1].further
+    assert INVITED.refusal(joined(INVITED, ANN, ann, BEN), BEN.peer_id) == ""
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_chain_with_any_bit_changed_is_refused(place):
+    chain = decode(joined(INVITED, ANN, joined(INVITED, AUTHOR, b"", ANN), BEN))
+    good = chain[place]
+    for changes in (
+        {"subject": CAROL.peer_id},
+        {"expires": good.expires + 1},
+        {"further": (good.further + 1) % MAX_GRANTS},
+        {"key": CAROL.public_key},
+        {"signature": bytes(64)},
+    ):
+        bad = (*chain[:place], msgspec.structs.replace(good, **changes), *chain[place + 1 :])
+        assert INVITED.refusal(encode(bad), BEN.peer_id), changes
+    for shorter in (chain[:place], chain[place + 1 :], (*chain[:place], *chain[place + 1 :])):
+        assert INVITED.refusal(encode(shorter), BEN.peer_id)
+
+
+def test_a_subject_cannot_lengthen_what_it_was_granted():
+    """Ann, who may not invite any more, signs a grant that gives more than she has."""
+    ann = decode(joined(CLOSED, AUTHOR, b"", ANN))
+    for further in range(MAX_GRANTS):
+        forged = joined(INVITED, ANN, encode((*ann[:-1], msgspec.structs.replace(ann[-1], further=3))), BEN)
+        grants = (*ann, msgspec.structs.replace(decode(forged)[2], further=further))
+        assert INVITED.refusal(encode(grants), ANN.peer_id) and INVITED.refusal(forged, BEN.peer_id)
+
+
+def test_an_invite_for_one_peer_or_with_another_secret_helps_no_other():
+    named = Inviter(AUTHOR, b"", CLOSED).invite(BASE, ANN.peer_id)
+    with pytest.raises(TokenError, match="is for peer"):
+        token_of(named, BEN)
+    with pytest.raises(TokenError, match="is for peer"):
+        token_of(replace(Inviter(AUTHOR, b"", CLOSED).invite(BASE), secret=bytes(32)), BEN)
+
+
+def test_standing_invite_stays_the_same_and_differs_by_run():
+    made = Inviter(AUTHOR, b"", INVITED).invite(BASE)
+    assert made == Inviter(AUTHOR, b"", INVITED).invite(BASE)
+    other = AdmissionPolicy(b"s" * 32, AUTHOR.public_key, MAX_GRANTS)
+    assert made.secret != Inviter(AUTHOR, b"", other).invite(BASE).secret
+    assert Inviter(AUTHOR, b"", OPEN).invite(BASE) == BASE and serial(BASE) == ""
+
+
+def test_expiry_is_the_first_of_the_chain():
+    ann = joined(INVITED, AUTHOR, b"", ANN, expires=2000)
+    assert expiry(ann) == 2000 and expiry(joined(INVITED, AUTHOR, b"", ANN)) == expiry(b"") == 0
+    assert expiry(joined(INVITED, ANN, ann, BEN, expires=1000)) == 1000
+
+
+def test_revocations_are_the_authors_and_touch_peers_and_invites():
+    made = Inviter(AUTHOR, b"", INVITED).invite(BASE)
+    ann = token_of(made, ANN)
+    ben = joined(INVITED, ANN, ann, BEN)
+    statement = revoke(AUTHOR, RUN, bytes.fromhex(serial(made)))
+    target = INVITED.revocation(statement)
+    assert touches(ann, ANN.peer_id, target) and touches(ben, BEN.peer_id, target)
+    assert touches(ben, BEN.peer_id, ANN.peer_id), "Ann has invited Ben"
+    assert not touches(ann, ANN.peer_id, BEN.peer_id) and not touches(b"", CAROL.peer_id, target)
+    assert touches(b"", CAROL.peer_id, CAROL.peer_id)
+    assert INVITED.revocation(revoke(ANN, RUN, BEN.peer_id)) == b""
+    assert INVITED.revocation(revoke(AUTHOR, b"s" * 32, BEN.peer_id)) == b""
+    for wrong in (b"", bytes(64), statement[:-1], b"x" + statement):
+        assert INVITED.revocation(wrong) == b""
+    for length in (7, 33):
+        with pytest.raises(ValueError, match="bytes"):
+            revoke(AUTHOR, RUN, bytes(length))
+
+
+def test_longest_token_fits_in_a_record_with_the_longest_addresses():
+    token = joined(INVITED, ANN, joined(INVITED, AUTHOR, b"", ANN), BEN, expires=2**32 - 1)
+    assert len(decode(token)) == MAX_GRANTS and len(token) <= MAX_TOKEN
+    hosts = tuple(f"{number}{'a' * 49}.example:65535" for number in range(8))
+    made = PeerRecord.create(BEN, run_id=RUN, addresses=hosts, sequence=2**53 - 1, issued=2**32 - 1, token=token)
+    assert PeerRecord.parse(made.wire, run_id=RUN, now=2**32 - 1).token == token
+
+
+@given(st.binary(max_size=700))
+@settings(max_examples=100)
+def test_random_bytes_are_no_token(data):
+    assert INVITED.refusal(data, ANN.peer_id) and (not data or touches(data, ANN.peer_id, BEN.peer_id))
