@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 from thinwire.node.daemon.options import Options
-from thinwire.node.discovery.directory import Directory, ListedRun
+from thinwire.node.discovery.directory import Directory, DirectoryError, ListedRun
 from thinwire.node.discovery.sources import open_directory
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
@@ -27,9 +27,27 @@ def is_run(text: str) -> bool:
 
 
 def find(target: str, config: Config, options: Options) -> Invite:
-    """Return an invite to the run called `target`. Raises DirectoryError, AmbiguousRun, NotInstalled."""
+    """Return an invite to the run called `target`, looking again for `options.search` seconds.
+
+    One look may miss it: a peer on the local network repeats no answer within a second (RFC 6762, section 6). Raises
+    DirectoryError, AmbiguousRun, NotInstalled.
+    """
+
+    async def search(directory: Directory) -> Invite:
+        until, told = directory.wall() + options.search, False
+        while True:
+            try:
+                return await directory.invite_to(target)
+            except DirectoryError as error:
+                if directory.wall() >= until:
+                    raise
+                if not told:
+                    warn(f"{error}; looking again for {options.search:.0f} s")
+                told = True
+            await asyncio.sleep(1.0)
+
     public = options.public or bool(config.bootstrap) or not options.lan
-    return _ask(config, lambda directory: directory.invite_to(target), public=public, lan=options.lan)
+    return _ask(config, search, public=public, lan=options.lan)
 
 
 def show(config: Config, *, lan: bool, as_json: bool) -> None:

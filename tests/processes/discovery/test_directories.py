@@ -53,7 +53,7 @@ def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
     assert (run["name"], run["model"], run["method"], run["publishers"]) == ("e2e", "transformer-1x32", "diloco", 1)
     here.join("other", "e2e", "--lan").wait("ready")
     founder.wait("round", contributors=2)
-    assert here.daemon("stranger").command("join", "absent", "--lan").returncode == 4
+    assert here.daemon("stranger").command("join", "absent", "--lan", "--search", "0").returncode == 4
 
 
 @pytest.mark.trial
