@@ -2,8 +2,8 @@
 
 Two kinds of statement are evidence, in one slot (lineage, fragment, round, ballot):
 
-- two votes: a vote is durable before it is sent, so a peer that restarts remembers it, and one that has lost its votes
-  is no member of the round any more (see `Open.lives`);
+- two votes: only members vote; a vote is durable before it is sent, so a peer that restarts remembers it, and one that
+  has lost its votes is no member of the round any more (see `Open.lives`);
 - two proposals of the leader: it stores its own promise for a ballot before it proposes, and never takes a ballot twice.
 
 Two announcements (`Ready`) with one number are none: the number follows from the clock of the peer's process, so a clock

@@ -45,6 +45,8 @@ class Farewells:
             return False
         if opened is not None and not (sound(opened, terms) and name_of(opened) == leave.farewell.voted):
             return False
+        if opened is not None and opened.ballot > leave.farewell.promised:
+            return False  # A vote is a promise. A ballot that carries this farewell could not be justified.
         if not self._verify(peer, statement(leave), leave.farewell.signature):
             return False
         self._known[peer] = leave

@@ -134,7 +134,9 @@ class Agreement:
     def complete(self, digest: Digest, now: float) -> None:
         """Vote: every result of the open ballot is here; `digest` is blake3 over their hashes."""
         opened = self.opened
-        if opened is None or self.commit is not None or not self._acceptor.vote(opened, digest):
+        if opened is None or self.commit is not None or self.me not in self.terms.members:
+            return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
+        if not self._acceptor.vote(opened, digest):
             return
         self._patient(opened.ballot.leader, now)
         vote = vote_for(opened, digest)

@@ -13,9 +13,6 @@ from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
 from thinwire.swarm.identity.run_card import RunCard
 
-ADMISSION = "open"
-"""Admission of all runs: a peer that knows the run id is admitted."""
-
 
 def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
     """Return the card of a peer's run; None while it has no state or no address.
@@ -34,7 +31,7 @@ def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
         name=manifest.run.name,
         model=f"{model.kind}-{model.layers}x{model.width}" if model.kind == "transformer" else model.kind,
         method=manifest.outer.method,
-        admission=ADMISSION,
+        admission=manifest.admission.mode,
         round=peer.replica.newest[0],
         peers=len(roster.view),
         loss=loss,

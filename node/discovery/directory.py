@@ -47,6 +47,12 @@ class AmbiguousRun(HintedError):
     exit_code: ClassVar[int] = 2
 
 
+class InviteNeeded(HintedError):
+    """The run admits only peers with an invite."""
+
+    exit_code: ClassVar[int] = 5
+
+
 class Source(Protocol):
     """One directory. All methods raise DirectoryError if it does not work now."""
 
@@ -117,7 +123,7 @@ class Directory:
     async def invite_to(self, target: str) -> Invite:
         """Return an invite to the run with this name or this start of its id, 8 or more hex digits.
 
-        Raises DirectoryError, AmbiguousRun.
+        Raises DirectoryError, AmbiguousRun, InviteNeeded.
         """
         runs = await self.runs()
         named = [run for run in runs if run.name == target] or [
@@ -136,6 +142,12 @@ class Directory:
         if not cards:
             raise DirectoryError(
                 f"no peer of run {run_id.hex()[:16]} in the directory", "try again in a minute, or ask for an invite"
+            )
+        modes = sorted({card.admission for card in cards} - {"open"})
+        if all(card.admission != "open" for card in cards):
+            raise InviteNeeded(
+                f"run {run_id.hex()[:16]} admits only peers with an invite (admission.mode = {modes[0]!r})",
+                "ask one of its peers for one: `thinwire invite` prints it there",
             )
         return Invite(run_id, tuple(Seed(card.record.addresses[0], card.record.transport_key) for card in cards))
 

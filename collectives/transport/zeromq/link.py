@@ -21,7 +21,18 @@ from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.gossip_items import announce
-from thinwire.swarm.messages.registry import TYPES, Gossip, Hello, Message, PeerId, Refuse, Vote, Welcome
+from thinwire.swarm.messages.registry import (
+    TYPES,
+    Found,
+    Gossip,
+    Hello,
+    Message,
+    PeerId,
+    Promise,
+    Refuse,
+    Vote,
+    Welcome,
+)
 
 READY = b""
 """First message each way: the handshake is over."""
@@ -36,6 +47,9 @@ BYE = b"\0"
 
 It is sent on an orderly close, so a dead process sends none.
 """
+
+PROOFS = frozenset((Vote, Promise, Found))
+"""Messages with signatures that others are shown."""
 
 _CONTROL = [
     kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
@@ -301,7 +315,7 @@ class Link:
     def _hear_word(self, head: bytes) -> None:
         """Deliver a round message from the express stream, which proves the sender.
 
-        Signatures exist to be shown to others, which happens with votes only. So the signature of any other message is
+        Signatures exist to be shown to others, which happens with those of PROOFS. The signature of any other message is
         checked after the message was handled.
         """
         frame = self._take(memoryview(head), memoryview(b""), True, WORDS, later=True)
@@ -333,7 +347,7 @@ class Link:
             if header.kind not in kinds or not whole:
                 raise FrameError(f"{header.kind.__name__} does not belong on this channel")
             public_key, run_id = self._record.public_key, self._station.run_id
-            later = later and header.kind is not Vote
+            later = later and header.kind not in PROOFS
             frame = frames.decode(
                 header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, later=later
             )

@@ -59,6 +59,12 @@ def test_farewell_of_a_member_is_added_once():
     assert list(book) == [BEN] and BEN in book and ANN not in book and book.messages() == [leave]
 
 
+def test_farewell_with_a_vote_above_its_promise_is_refused():
+    """Honest leaders would carry it, and no acceptor would follow them."""
+    assert not farewells().add(said(BEN, Ballot(1, ANN), opened(9), RESULTS))
+    assert farewells().add(said(BEN, Ballot(9, ANN), opened(9), RESULTS))
+
+
 def test_second_farewell_of_a_member_does_not_replace_the_first():
     book, first = farewells(), said(BEN)
     book.add(first)

@@ -10,6 +10,7 @@ from thinwire.node.discovery.directory import (
     AmbiguousRun,
     Directory,
     DirectoryError,
+    InviteNeeded,
     listing,
 )
 
@@ -132,6 +133,16 @@ def test_name_of_several_runs_is_an_error_that_lists_them():
         asyncio.run(directory(source).invite_to("demo"))
     assert all(run.hex()[:16] in str(caught.value) for run in (RUN, b"o" * 32))
     assert asyncio.run(directory(source).invite_to(RUN.hex()[:16])).run_id == RUN
+
+
+def test_run_that_needs_an_invite_is_not_joined_by_name():
+    for modes, needed in ((("closed", "invited"), True), (("closed", "open"), False)):
+        source = Planted(*(card(number, admission=mode).wire for number, mode in enumerate(modes, 1)))
+        if needed:
+            with pytest.raises(InviteNeeded, match="closed"):
+                asyncio.run(directory(source).invite_to("demo"))
+        else:
+            assert asyncio.run(directory(source).invite_to("demo")).run_id == RUN
 
 
 def test_card_is_published_once_there_is_one_and_success_is_told_once():
