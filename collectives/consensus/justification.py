@@ -2,12 +2,12 @@
 
 A leader that lies could otherwise propose another value than the one that was chosen. The promises are the messages that
 the leader has received, so a leader can neither change the vote in one nor take it from another ballot, round or lineage:
-the signature covers all of these. To leave out the promise of a voter makes that member silent, and silent members count
-as voters of every reported value (`proposal.bound`).
+the signature covers all of these. If a leader leaves out the promise of a voter, that member counts as silent, and silent
+members count as voters of every reported value (`proposal.bound`).
 
 An honest acceptor votes in a ballot above the first only if it is justified. This differs from Paxos, where acceptors
 trust the proposer, and from PBFT (Castro and Liskov 1999), where a value is locked in a phase of its own before it is
-chosen: here one phase less has the price that two possible values stop the round until more members answer.
+chosen. A round here has one phase less than PBFT. The price: two possible values stop it until more members answer.
 """
 
 from __future__ import annotations

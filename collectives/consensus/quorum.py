@@ -1,4 +1,4 @@
-"""Quorum of a round: a majority of the members that the last committed round decided.
+"""Quorum of a round: a majority, or two thirds, of the members that the last round decided.
 
 No peer's own observation (refused, unreachable, silent) makes a quorum smaller. A ballot may carry farewells: final,
 signed statements of members that leave. Then the quorum is a majority of the other members. On an exact tie the side with
@@ -9,6 +9,7 @@ and let b' > b have farewells F' and promises of P, a majority of C - F'. A ball
 not above it, and a peer promises nothing after its farewell. The proposer of b' must learn of the value:
 
 - If a voter of V is in F', its farewell reports the vote: a farewell is the peer's last statement, so the vote was earlier.
+  (A farewell with a vote above its promise is refused: no honest peer sends one.)
 - Otherwise V is within C - F - F'. No x in F - F' is in P: it would have promised b' before its farewell, whose promise
   would then be above b. So P is within C - F - F', too. V and P are majorities of supersets of this set, so they have a
   member in common. If both hold exactly half of it, F = F', and both have the same most senior member.
@@ -32,7 +33,7 @@ from collections.abc import Collection, Sequence
 from thinwire.swarm.messages.registry import PeerId
 
 TWO_THIRDS = 2 / 3
-"""Fraction from which on a quorum tolerates members that lie."""
+"""Least fraction with which quorums tolerate members that lie."""
 
 
 def tolerated(count: int, fraction: float) -> int:
