@@ -27,6 +27,7 @@ from thinwire.compression.kernels.base import outer_step
 from thinwire.compression.sparse.mean import norm
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
+from thinwire.swarm.choices import Aggregation, Denominator
 
 PEERS, CLASSES, INPUTS, HIDDEN = 16, 10, 24, 32
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
@@ -76,7 +77,8 @@ class Task:
             for value, part in zip((w1, b1, w2, b2), parts, strict=True):
                 value -= step.reshape(-1, *[1] * (part.ndim - 1)) * part
         now = np.concatenate([part.reshape(peers, -1) for part in (w1, b1, w2, b2)], axis=1)
-        return (theta - now).astype(np.float32)
+        delta: Floats = (theta - now).astype(np.float32)
+        return delta
 
     def accuracy(self, theta: Floats) -> float:
         """Return the held-out accuracy in per cent; 0 for parameters that are not finite."""
@@ -112,7 +114,8 @@ class View:
     @property
     def mean(self) -> Floats:
         """Mean of the honest contributions."""
-        return self.honest.mean(0)
+        mean: Floats = self.honest.mean(0)
+        return mean
 
     @property
     def length(self) -> float:
@@ -179,7 +182,7 @@ ATTACKS: Mapping[str, Attack] = {
     "scale*900": Attack(_scaled(900)),
     "constant*1": Attack(lambda view: view.long(np.ones_like(view.own), 1.0)),
     "constant*1000": Attack(lambda view: view.long(np.ones_like(view.own), 1000.0)),
-    "noise*10": Attack(lambda view: view.long(view.rng.standard_normal(view.own.shape), 10.0)),
+    "noise*10": Attack(lambda view: view.long(view.rng.standard_normal(view.own.shape).astype(np.float32), 10.0)),
     "inner .1": Attack(_inner(0.1)),
     "inner .6": Attack(_inner(0.6)),
     "reversed mean": Attack(lambda view: view.all(-2.0 * len(view.honest) / len(view.own) * view.mean)),
@@ -230,7 +233,7 @@ def dense(spec: AggregationSpec, *, screened: bool = True) -> Callable[[], Aggre
     return make
 
 
-def sparse(spec: AggregationSpec, denominator: str = "contributor_mean") -> Callable[[], Aggregate]:
+def sparse(spec: AggregationSpec, denominator: Denominator = "contributor_mean") -> Callable[[], Aggregate]:
     """Return a maker of aggregators of top-k payloads with error feedback of the honest peers."""
 
     def make() -> Aggregate:
@@ -262,7 +265,8 @@ def sparse(spec: AggregationSpec, denominator: str = "contributor_mean") -> Call
 def run(task: Task, make: Callable[[], Aggregate], attack: str = "", liars: int = 0, *, rounds: int = ROUNDS) -> float:
     """Return the accuracy in per cent after training with `liars` liars, the last peers."""
     rng, theta, aggregate = np.random.default_rng(1), task.first.copy(), make()
-    momentum, past, lie = np.zeros_like(theta), [], ATTACKS[attack] if attack else Attack()
+    momentum, lie = np.zeros_like(theta), ATTACKS[attack] if attack else Attack()
+    past: list[Floats] = []
     peers = len(task.x)
     for _ in range(rounds):
         rows = task.updates(theta, rng, liars if lie.labels else 0)
@@ -285,7 +289,7 @@ def run(task: Task, make: Callable[[], Aggregate], attack: str = "", liars: int 
 def rules(liars: int) -> dict[str, Callable[[], Aggregate]]:
     """Return the rows of the table; rules that cannot withstand so many liars of PEERS assume as many as they can."""
 
-    def spec(rule: str) -> AggregationSpec:
+    def spec(rule: Aggregation) -> AggregationSpec:
         fits = [f for f in range(1, liars + 1) if AggregationSpec(rule, f).needs <= PEERS]
         return AggregationSpec(rule, max(fits))
 
