@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from thinwire.swarm.identity.address import join_address, split_address, subnet_of
+from thinwire.swarm.identity.address import join_address, scope_of, split_address, subnet_of
 
 Nat: TypeAlias = Literal["none", "cone", "symmetric", "unknown"]
 
@@ -60,11 +60,11 @@ def judge(sightings: Iterable[Sighting]) -> Reach:
     """Return what to believe.
 
     A host is believed if peers of two subnets (see `subnet_of`) claim it, or no other host is claimed. Peers that see
-    our own address share our network or have no translator between us and them; their claims do not count for the
-    outside. Of several believable hosts, none is believed.
+    our own private address share our network; their claims do not count for the outside. Those that see our own internet
+    address do. Of several believable hosts, none is believed.
     """
     usable = [sighting for sighting in sightings if _valid(sighting)]
-    outside = [sighting for sighting in usable if _host(sighting.seen) != _host(sighting.local)]
+    outside = [one for one in usable if _host(one.seen) != _host(one.local) or scope_of(one.local) == "internet"]
     if not outside:
         return Reach("none", *_gate(usable)) if usable else Reach()
     claims: dict[str, list[Sighting]] = defaultdict(list)
@@ -75,6 +75,8 @@ def judge(sightings: Iterable[Sighting]) -> Reach:
     if len(believed) != 1:
         return Reach()
     said = claims[believed[0]]
+    if all(believed[0] == _host(one.local) for one in said):
+        return Reach("none", *_gate(said))
     return Reach(_mapping(said), *_gate(said))
 
 

@@ -324,6 +324,8 @@ def invite(
 
     try:
         until = int(time.time()) + seconds_of(expires) if expires else 0
+        if until >= 1 << 32:
+            raise ValueError(f"{expires} from now is after the year 2105")
     except ValueError as error:
         raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
     code, serial = invitation(said, config.directories, peer, until)

@@ -17,6 +17,10 @@ from thinwire.swarm.manifest.parser import MAX_TOML, parse
 from thinwire.swarm.membership.gossip_items import revocation
 
 
+LEAST = 8
+"""Least number of digits of the id of a known peer; a revocation cannot be taken back."""
+
+
 class WrongIdError(HintedError):
     """An id on the command line that names no peer or invite, or more than one."""
 
@@ -53,7 +57,7 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
     Raises WrongIdError, NotAuthorError.
     """
     target = target.lower()
-    peers = [one.peer for one in status.peers if target and one.peer.startswith(target)]
+    peers = [one.peer for one in status.peers if len(target) >= LEAST and one.peer.startswith(target)]
     if len(peers) == 1:
         target = peers[0]
     try:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from thinwire.node.discovery.directory import Directory
+from thinwire.swarm.identity.peer_record import RecordError
 from thinwire.swarm.identity.run_card import RunCard
 
 REFRESH_SECONDS = 60.0
@@ -25,7 +26,10 @@ async def announce(directory: Directory, card: Callable[[], RunCard | None], pub
     """
     first = True
     while True:
-        made = card()
+        try:
+            made = card()
+        except RecordError:
+            made = None  # Our clock was set; the record is renewed soon.
         if made is None:
             await asyncio.sleep(FIRST_SECONDS)
             continue

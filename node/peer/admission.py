@@ -58,6 +58,7 @@ class Admission:
         self._ban_file = BanFile(directory.bans, environment.disk)
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
+        self._former: set[bytes] = set()
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
@@ -134,6 +135,7 @@ class Admission:
             aside=environment.aside,
             wall=environment.wall,
         )
+        self._former = {contact.transport_key for contact in self._known_peers.known()}
         roster.set_policy(None)
         if hasattr(self, "signed"):
             self._judge()
@@ -221,8 +223,10 @@ class Admission:
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
         reason = roster.refusal(record)
-        # Peers that are here may stay: the expiry limits the time in which a token brings a peer in.
-        if not reason and not roster.alive(record.peer_id) and 0 < expiry(record.token) < self._environment.wall():
+        # The expiry limits the time in which a token brings a peer in. Those that were here, also in our last process, may
+        # come back.
+        known = roster.record_of(record.peer_id) is not None or record.transport_key in self._former
+        if not reason and not known and 0 < expiry(record.token) < self._environment.wall():
             reason = "the invite has expired"
         if reason:
             return Refuse("token", reason)

@@ -193,8 +193,8 @@ class Inviter:
         """
         if not self.policy.longest:
             return invite
-        chain, longest = decode(self.token), self.policy.longest
-        author = self.identity.public_key == self.policy.author
+        author, longest = self.identity.public_key == self.policy.author, self.policy.longest
+        chain = () if author else decode(self.token)  # The author may have come back by an invite of another peer.
         further = longest - 1 if author else chain[-1].further - 1 if chain else -1
         if further < (0 if peer else 1):
             raise TokenError("this peer may not invite others", "ask the author of the run for an invite")

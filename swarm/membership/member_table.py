@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
-from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
@@ -230,7 +230,7 @@ class Members:
         """Return why the peer of a validated record is not admitted; empty if it is."""
         if self.policy is None:
             return "the manifest is unknown"
-        if any(touches(record.token, record.peer_id, target) for target in self.revoked):
+        if any(self._touched(record.token, record.peer_id, target) for target in self.revoked):
             return REVOKED
         return self.policy.refusal(record.token, record.peer_id)
 
@@ -241,11 +241,16 @@ class Members:
         self.revoked[target] = item
         self._broadcast.add(("revocation", target, target), item)
         self.events.append(Event("revoked", target))
-        if touches(self.own.record.token, self.me, target):
+        if self._touched(self.own.record.token, self.me, target):
             self.events.append(Event("banned", self.me, REVOKED))
         for peer, member in self.table.items():
-            if member.state != "banned" and touches(member.record.token, peer, target):
+            if member.state != "banned" and self._touched(member.record.token, peer, target):
                 self._ban(member, item, REVOKED, now)
+
+    def _touched(self, token: bytes, peer: PeerId, target: bytes) -> bool:
+        """Return True if a revocation excludes a peer; it never excludes the author, who may have come by an invite."""
+        author = self.policy is not None and self.policy.author and peer == peer_id_of(self.policy.author)
+        return not author and touches(token, peer, target)
 
     def _reason(self, peer: PeerId) -> str:
         found = gossip_items.read_evidence(self.convicted[peer])

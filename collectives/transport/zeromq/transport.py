@@ -118,9 +118,12 @@ class ZmqTransport:
 
     async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
         """Ask gates from which address they see us, all from one port of ours, see Transport."""
-        with socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET) as free:
-            free.bind(("", 0))
-            source = free.getsockname()[1]
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET) as free:
+                free.bind(("", 0))
+                source = free.getsockname()[1]
+        except OSError as error:  # no file descriptors, for example
+            return [Refuse("unreachable", str(error.strerror)) for _ in contacts]
         gate = self._port if port == 0 else max(port, 0)
         asked = (observe(self._station, one, port=gate, size=size, source=source) for one in contacts)
         return list(await asyncio.gather(*asked))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.collectives.transport.interface import Contact
+from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
@@ -76,7 +77,9 @@ def test_peer_without_a_token_is_refused_by_every_member(played, monkeypatch, mo
     assert len(rounds_of(run, 0)) > 8 and not memberships(run, 0, 4)
 
 
-def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, monkeypatch):
+@pytest.fixture
+def ending(monkeypatch):
+    """All invites end in the tenth second."""
     real = SimWorld.contacts
 
     def ending(self: SimWorld, me: int) -> Invite:
@@ -88,6 +91,18 @@ def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, monk
         return Inviter(identity_of(0), b"", policy).invite(base, expires=int(now.wall() - now.now()) + 10)
 
     monkeypatch.setattr(SimWorld, "contacts", ending)
+
+
+@pytest.mark.parametrize("down", [(2,), (0, 1, 2, 3)])
+def test_members_come_back_after_their_invite_has_expired(played, ending, down):
+    faults = tuple(Fault(20.0, "restart", (peer,), 4.0) for peer in down)
+    run = played(4, "closed", faults=faults, seconds=60.0)
+    assert not run.violations
+    last = rounds_of(run, 0)[max(rounds_of(run, 0))]
+    assert last["contributors"] == 4 and max(event.at for event in events_of(run, "round", 0)) > 50.0
+
+
+def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, ending):
     run = played(5, "closed", joins={4: 14.0})
     reasons = [event.fields["reason"] for event in events_of(run, "down", 4)]
     assert reasons and all("the invite has expired" in reason for reason in reasons)

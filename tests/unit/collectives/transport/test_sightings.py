@@ -32,6 +32,9 @@ def sight(by, host, port=50000, reached=None, local=LOCAL):
         ([sight(A, LIE), sight(D, LIE), sight(B, OUT)], "unknown", "", None),
         # Two hosts that two subnets claim each: a machine with two ways out, or liars. Neither is believed.
         ([sight(A, OUT), sight(B, OUT), sight(C, LIE), sight(D, LIE)], "unknown", "", None),
+        # A liar against peers that see the internet address that we have.
+        ([*(sight(one, OUT, local=f"{OUT}:50000") for one in (A, B)), sight(C, LIE, reached=True, local=f"{OUT}:50000")],
+         "none", OUT, None),
         # What is no address counts as nothing.
         ([sight(A, OUT), sight(B, "0.0.0.0"), Sighting(C, LOCAL, "x", True), Sighting("y:1", LOCAL, "z:1", None)],
          "unknown", OUT, None),

@@ -47,6 +47,12 @@ def test_author_admits_a_peer_and_no_other(policy, named):
     assert OPEN.refusal(b"", ANN.peer_id) == ""
 
 
+@pytest.mark.parametrize("policy", [CLOSED, INVITED])
+def test_author_that_came_back_by_an_invite_still_invites_as_the_author(policy):
+    token = joined(policy, AUTHOR, b"", AUTHOR)
+    assert policy.refusal(joined(policy, AUTHOR, token, BEN), BEN.peer_id) == ""
+
+
 def test_members_of_an_invited_run_invite_and_those_of_a_closed_one_do_not():
     ann = joined(INVITED, AUTHOR, b"", ANN)
     ben = joined(INVITED, ANN, ann, BEN)
