@@ -63,7 +63,7 @@ class DataPlane(ABC):
         self.whole = 0.0
         """Time when useful data last arrived completely."""
         self.ratios: Mapping[PeerId, float] = {}
-        """After the round: the norms of contributions that we saw, in units of the norm to which each would be clipped."""
+        """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._contributions = contributions
         self._source: Sequence[Buffer] = ()

@@ -248,7 +248,10 @@ class Members:
                 self._ban(member, item, REVOKED, now)
 
     def _touched(self, token: bytes, peer: PeerId, target: bytes) -> bool:
-        """Return True if a revocation excludes a peer; it never excludes the author, who may have come by an invite."""
+        """Return True if a revocation excludes a peer.
+
+        It never excludes the author, even if it has come back by an invite.
+        """
         author = self.policy is not None and self.policy.author and peer == peer_id_of(self.policy.author)
         return not author and touches(token, peer, target)
 
