@@ -16,7 +16,6 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import MAX_TOML, parse
 from thinwire.swarm.membership.gossip_items import revocation
 
-
 LEAST = 8
 """Least number of digits of the id of a known peer; a revocation cannot be taken back."""
 

@@ -178,7 +178,7 @@ def test_daemon_under_nohup_survives_sighup(machine):
 def _code_of(done):
     """Return the code that `thinwire invite` printed, and the command that takes it back."""
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-1], done.stderr.strip().removeprefix("to take it back: thinwire ").split()
+    return done.stdout.split()[-1], done.stderr.splitlines()[-1].removeprefix("to take it back: thinwire ").split()
 
 
 def _id_of(daemon):

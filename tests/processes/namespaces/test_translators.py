@@ -81,7 +81,7 @@ def test_peer_behind_a_forwarding_router_announces_its_outside_address(world, tm
     # Its invite leads a stranger to it, and from there into the swarm.
     invite = reachable_code(behind, outside)
     alone = Invite.parse(invite)
-    last = start(3, Invite(alone.run_id, alone.seeds[:1]).code())
+    last = start(3, Invite(alone.run_id, alone.seeds[:1], alone.token, alone.secret).code())
     assert last.wait("round", contributors=4)
 
 

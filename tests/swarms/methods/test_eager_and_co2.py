@@ -10,7 +10,7 @@ def test_eager_hides_links_as_slow_as_the_inner_steps():
     """Eager updates hide most of the exchange that DiLoCo waits for on the same links."""
     waits = {}
     for method in ("eager", "diloco"):
-        run = play(one_round_late(method, peers=4, late=0, up=12e3, seed=4))
+        run = play(one_round_late(method, peers=4, late=0, up=16e3, seed=4))
         found = [event.fields["sync_seconds"] for event in events_of(run, "round")]
         waits[method] = sum(found) / len(found)
     assert waits["eager"] < 0.5 * waits["diloco"], waits

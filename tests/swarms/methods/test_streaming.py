@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from kit.scenarios import CHURN, events_of, last_round, play, rounds_of, streaming
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials.trial import PACE
@@ -24,7 +26,7 @@ def test_streaming_overlap_hides_the_exchange():
         run = play(streaming(overlap=overlap, outer="local_mix = 0.0", peers=4, late=0, step=0.5, up=18e3))
         made[overlap] = last_round(rounds_of(run))
         waits[overlap] = [event.fields["sync_seconds"] for event in events_of(run, "round")][8:]
-    assert min(waits[0]) > 0.5 > max(waits[3]) and sum(waits[3]) < 0.1 * sum(waits[0]), waits
+    assert median(waits[0]) > 0.5 > max(waits[3]) and sum(waits[3]) < 0.1 * sum(waits[0]), waits
     assert made[3] >= 1.15 * made[0], made
 
 
