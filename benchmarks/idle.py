@@ -1,4 +1,4 @@
-"""What thinwire costs when nothing happens: CPU of a daemon that waits, and seconds of `thinwire --help`.
+"""Cost of thinwire when nothing happens: CPU of a daemon that waits, and seconds of `thinwire --help`.
 
     python benchmarks/idle.py
 
@@ -99,7 +99,7 @@ def spawn(*arguments: str) -> subprocess.Popen[str]:
 
 
 def status(home: Path) -> dict[str, Any]:
-    """What the daemon of a home says of itself."""
+    """Return the status of the daemon of a home."""
     done = subprocess.run([THINWIRE, "status", "--json", "--home", str(home)], capture_output=True, text=True)
     try:
         found: dict[str, Any] = json.loads(done.stdout)["status"] or {}

@@ -104,7 +104,7 @@ def _softmax(logits: Doubles) -> Doubles:
 
 @dataclass
 class View:
-    """What the liars of a round know: honest contributions, their own ones, earlier ones, the round."""
+    """Knowledge of the liars in a round: honest contributions, their own ones, earlier ones, the round."""
 
     honest: Floats
     own: Floats
