@@ -74,6 +74,14 @@ def test_a_revocation_bans_spreads_and_lasts():
     assert not fresh.alive(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
 
 
+@pytest.mark.parametrize("target", [AUTHOR.peer_id, Identity.generate(INVITE.secret).peer_id])
+def test_no_revocation_touches_the_author_that_came_back_by_an_invite(target):
+    roster = roster_of()
+    tell(roster, gossip_items.announce(admitted(AUTHOR)))
+    tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, target)))
+    assert roster.alive(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
+
+
 def test_the_revocation_of_an_invite_excludes_all_that_came_by_it():
     roster = roster_of()
     tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, Identity.generate(INVITE.secret).peer_id[:8])))
