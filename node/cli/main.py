@@ -28,10 +28,10 @@ ENTRY_POINTS = "thinwire.commands"
 """Entry point group of commands that other packages provide."""
 
 EXIT_CODES = """\b
-Exit codes: 0 done, 1 the run failed, 2 usage or configuration,
+Exit codes: 0 done or left in order, 1 the run failed, 2 usage or configuration,
 3 could not start here (port, key, device, disk), 4 no swarm reachable,
 5 manifest or protocol mismatch, 6 nothing to recover,
-130 and 143 stopped by a signal."""
+130 and 143 stopped at once by a second signal."""
 
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"

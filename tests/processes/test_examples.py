@@ -1,14 +1,19 @@
-"""Examples, run like a user runs them: averages without training, and a custom training loop."""
+"""Examples, run like a user runs them: averages without training, a custom training loop, a service."""
 
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit.daemons import COMMAND
+from thinwire.node.runtime.config import MEMBER_PORTS, PORT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AVERAGE, OWN_LOOP = EXAMPLES / "average.py", EXAMPLES / "own_loop.py"
+UNIT = EXAMPLES / "service" / "thinwire.service"
 
 
 @pytest.mark.trial
@@ -37,3 +42,55 @@ def test_own_loop_example_two_processes_learn_digits():
 
 def test_own_loop_example_is_short():
     assert len(OWN_LOOP.read_text().splitlines()) < 70
+
+
+def _unit():
+    """Return the settings of the unit: key -> values."""
+    found = {}
+    for line in UNIT.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_service_unit_runs_and_stops_a_daemon_as_systemd_would(shared_machine):
+    """The command, the environment and the signal of the unit; only user and paths are those of the test."""
+    unit, machine = _unit(), shared_machine
+    peer = machine.daemon("service")
+    values = dict(word.split("=", 1) for line in unit["Environment"] for word in line.split())
+    assert values.pop("THINWIRE_HOME") == "/var/lib/" + unit["StateDirectory"][0]
+    values |= {"COMMAND": "start", "RUN": str(machine.manifest)}
+    program, *words = unit["ExecStart"][0].split()
+    assert Path(program).name == Path(COMMAND).name
+    peer.run(
+        *(values[word[1:]] if word.startswith("$") else word for word in words),
+        "--data",
+        machine.text,
+        "--host",
+        "127.0.0.1",
+    )
+    peer.wait("round")
+    peer.process.send_signal(signal.Signals[unit["KillSignal"][0]])
+    assert peer.exit() == 0 and peer.of("left"), peer.stderr
+    peer.run("join", "tw1-aaaa")
+    assert str(peer.exit()) in unit["RestartPreventExitStatus"][0].split(), "a wrong invite does not become right"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
+def test_service_unit_is_valid_for_systemd(tmp_path):
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/thinwire/bin/thinwire", COMMAND))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_container_file_names_the_default_ports_and_existing_files():
+    """It is not built here: tests need no container runtime."""
+    lines = (EXAMPLES / "service" / "Containerfile").read_text().splitlines()
+    assert f"EXPOSE {PORT}-{PORT + MEMBER_PORTS}" in lines
+    (installs,) = (line for line in lines if line.startswith("RUN pip install"))
+    copied = [word.removeprefix("/src/") for word in installs.split() if word.startswith("/src/")]
+    assert copied == ["constraints.txt"] and (EXAMPLES.parent / copied[0]).exists()
+    home = next(line.split("=", 1)[1] for line in lines if line.startswith("ENV THINWIRE_HOME="))
+    assert f"VOLUME {home}" in lines
