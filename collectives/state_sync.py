@@ -18,17 +18,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-import blake3
-from thinwire.collectives.consensus.chain import Configuration, decode
-from thinwire.collectives.consensus.proposal import lives_of
+from thinwire.collectives.state_offers import Offers, best, newest, vouched
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
-    LIFE,
     Chain,
     Digest,
     Message,
@@ -75,65 +70,11 @@ class OtherModelState:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """Offer of one peer with the content of its payload."""
-
-    offer: StateOffer
-    hashes: tuple[Digest, ...]
-    chain: Chain
-
-
-Offers = dict[PeerId, Offered]
-
 Mail = tuple[PeerId, Frame | None]
 """A peer's message about its state, or no frame if the link to the peer is lost."""
 
 Accept = Callable[[StateOffer, Chain], bool]
 """Returns True if this peer can use a state, and its chain proves it."""
-
-
-def state_digest(
-    round: int,
-    layout: Digest,
-    members: Sequence[PeerId],
-    hashes: Sequence[Digest],
-    lives: bytes = b"",
-    lineage: bytes = b"",
-) -> Digest:
-    """Return blake3 over round, layout, members, their lives, the lineage and the chunk hashes."""
-    hasher = blake3.blake3(b"thinwire/state/3\0" + round.to_bytes(8, "big") + layout)
-    hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
-    hasher.update(len(lives).to_bytes(8, "big") + lives)
-    hasher.update(len(lineage).to_bytes(8, "big") + lineage)
-    hasher.update(b"".join(hashes))
-    return hasher.digest()
-
-
-def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
-    """Return an offer with the content of its payload, or None if that does not match its digest.
-
-    Also None if the offer has no members: then it is not the result of a round, but the state of a peer that looks for
-    a state itself. The chain is not checked.
-    """
-    raw, count = bytes(payload), 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
-    if len(offer.lives) not in (0, LIFE * len(offer.members)) or not offer.members or len(raw) < count:
-        return None
-    hashes = tuple(raw[at : at + 32] for at in range(0, count, 32))
-    if state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, offer.lineage) != offer.digest:
-        return None
-    try:
-        return Offered(offer, hashes, decode(raw[count:]))
-    except ValueError:
-        return None
-
-
-def matches(offer: StateOffer, proven: Configuration | None) -> bool:
-    """Return True if an offer has the state after the last round that its chain proves."""
-    return proven is not None and (
-        (offer.lineage, offer.round, offer.members, lives_of(offer.members, offer.lives))
-        == (proven.lineage, proven.round, proven.members, dict(proven.lives))
-    )
 
 
 async def fetch_state(
@@ -170,7 +111,7 @@ async def fetch_state(
     question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
 
     def choose(found: Offers) -> tuple[tuple[PeerId, ...], bool]:
-        return _best(found, ours, peers) if copy_below is None else (_newest(found, copy_below, ours), False)
+        return best(found, ours, peers) if copy_below is None else (newest(found, copy_below, ours), False)
 
     async def find() -> tuple[Offers, StateOffer] | OtherModelState | None:
         found, chosen = await _offers(
@@ -352,57 +293,3 @@ async def _offers(
             found.clear()  # some peers had already made a step that the others were about to make
             answered.clear()
     return found, chosen
-
-
-def _best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
-    """Return the peers, sorted, with the best offer, and True if it is sure.
-
-    It is sure if more than half of its members among `peers` make it.
-
-    Offers of different states after one round, without a majority, are no offer. An offer of a state like `ours` is
-    better than others. A peer without a chain cannot compare two beginnings of the run by different founders; then most
-    peers decide.
-    """
-    same = {peer: one for peer, one in offers.items() if (one.offer.layout, one.offer.nbytes) == ours}
-    found = same or offers
-    if not found:
-        return (), False
-    roots = Counter(one.chain[0].fork.members for one in found.values() if one.chain)
-    root = max(roots, key=lambda members: (roots[members], members), default=None)
-    chains = [one.chain for one in found.values() if one.chain and one.chain[0].fork.members == root]
-    # Strangers can make a lineage of any round. It does not count while members of that round are here.
-    held = {lineage_of(one.chain) for peer, one in found.items() if peer in one.offer.members}
-    best: Chain = ()
-    for chain in chains:
-        taken = any(by_strangers(*pair) and name_of_fork(pair[0].fork) in held for pair in pairwise(chain))
-        best = chain if not taken and prevails(chain, best) else best
-    lineage = {peer: one for peer, one in found.items() if lineage_of(one.chain) == lineage_of(best)}
-    newest = max(one.offer.round for one in lineage.values())
-    latest = {peer: one.offer for peer, one in lineage.items() if one.offer.round == newest}
-    count = Counter(offer.digest for offer in latest.values())
-    known = Counter(offer.digest for peer, offer in latest.items() if peer in offer.members)
-    votes = known or count
-    digest = max(votes, key=lambda one: (votes[one], one))
-    if 2 * votes[digest] <= votes.total():
-        return (), False  # It is unknown which of them is right.
-    chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
-    asked = {*latest[chosen[0]].members}.intersection(peers)
-    sure = 2 * known[digest] > len(asked) and not any(by_strangers(*pair) for pair in pairwise(best))
-    return chosen, bool(same) and sure
-
-
-def _newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
-    """Return the peers, sorted, that have the newest copy of a state like `ours` of a round below `below`.
-
-    Of two copies of the same round, the one that more peers have is taken.
-    """
-    found = {peer: one.offer for peer, one in offers.items()}
-    copies = Counter(
-        (offer.round, offer.digest)
-        for offer in found.values()
-        if offer.round < below and (offer.layout, offer.nbytes) == ours
-    )
-    if not copies:
-        return ()
-    _, digest = max(copies, key=lambda one: (one[0], copies[one], one[1]))
-    return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))

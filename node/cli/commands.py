@@ -1,4 +1,4 @@
-"""The commands.
+"""Commands that start a daemon, and those that need none.
 
 Each one collects its arguments and passes them on; heavy modules are imported inside the functions.
 """
@@ -6,95 +6,42 @@ Each one collects its arguments and passes them on; heavy modules are imported i
 from __future__ import annotations
 
 import inspect
-import os
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from thinwire.node.daemon.options import Options, memory_of, seconds_of
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.node.cli.arguments import (
+    Advertise,
+    Bootstrap,
+    Data,
+    Debug,
+    Device,
+    Home,
+    Host,
+    InputError,
+    Json,
+    Lan,
+    Log,
+    Memory,
+    Name,
+    Place,
+    Port,
+    Ports,
+    Public,
+    Rounds,
+    Search,
+    Site,
+    Stage,
+    Threads,
+    Up,
+    settings,
+)
+from thinwire.node.daemon.options import Options, memory_of
 
 if TYPE_CHECKING:
-    from thinwire.node.peer.status import Status
     from thinwire.node.runtime.config import Config, Flags
-
-
-@dataclass(slots=True)
-class CliSession:
-    """State that the error handler needs when a command fails.
-
-    It is the log file, and whether to show tracebacks.
-    """
-
-    log: Path | None = None
-    debug: bool = False
-
-
-class NoDaemonError(HintedError):
-    """The command needs a running daemon, and none is running."""
-
-    exit_code: ClassVar[int] = 4
-
-
-class InputError(HintedError):
-    """A file named on the command line cannot be used."""
-
-    exit_code: ClassVar[int] = 2
-
-
-Home = Annotated[Path | None, typer.Option("--home", metavar="DIR", help="Keep key, settings and state in DIR.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name that others see beside this peer's id.")]
-Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[
-    int | None, typer.Option("--port", metavar="N", help="Port for joiners; 0: any free port [7400, or as last time].")
-]
-Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
-Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
-Site = Annotated[
-    str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
-]
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
-]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
-Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for computing.")]
-Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for outgoing data, such as 20Mbit/s.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
-Place = Annotated[
-    int | None, typer.Option("--place", metavar="N", min=0, help="This peer's shards of the data [from the key].")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="SIZE", help="Memory for training; if the model does not fit, hold a stage of it."
-    ),
-]
-Stage = Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="Hold this stage of the model.")]
-Search = Annotated[
-    float, typer.Option("--search", metavar="SECONDS", min=0, help="Time to look for a peer before giving up.")
-]
-Lan = Annotated[bool, typer.Option("--lan", help="Use the local network as a directory of runs.")]
-Public = Annotated[bool, typer.Option("--public", help="Publish the run in the public directory.")]
-Bootstrap = Annotated[
-    str | None, typer.Option("--bootstrap", metavar="ADDR[,ADDR]", help="Nodes of the DHT with the public directory.")
-]
-Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
-
-
-def _settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
-    from thinwire.node.runtime.config import load
-
-    session = context.find_object(CliSession) or CliSession()
-    session.debug = debug
-    config = load(flags, os.environ)
-    session.log = config.directories.log
-    return config
 
 
 def _shared(
@@ -124,7 +71,7 @@ def _shared(
         site=site, name=name, bootstrap=bootstrap, home=home,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
-    return _settings(context, debug, flags), options
+    return settings(context, debug, flags), options
 
 
 def _with_shared(command: Callable[..., int]) -> Callable[..., int]:
@@ -227,7 +174,7 @@ def runs(
     """List the runs in the public directory, or with --lan those on the local network."""
     from thinwire.node.cli.runs import show
 
-    show(_settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)
+    show(settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)
 
 
 def _memory(size: str | None) -> int | None:
@@ -258,87 +205,6 @@ def _check_machine(config: Config) -> None:
         choose_device(config.device)
 
 
-def status(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
-    """Show the status of this machine's daemon."""
-    said, alive = _daemon(_settings(context, debug, {"home": home}))
-    if json:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.encode({"running": alive, "status": said}).decode() + "\n")
-    if said is None or not alive:
-        raise _none_here(said)
-    if not json:
-        from thinwire.node.peer.status_table import show
-
-        show(said, time.time())
-
-
-def recover(
-    context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by its name or the start of its id.")] = "",
-    now: Annotated[bool, typer.Option("--now", help="Continue now, and wait until it is done.")] = False,
-    home: Home = None,
-    debug: Debug = False,
-) -> None:
-    """Show which peers would continue without a quorum; with --now, let them do so."""
-    from thinwire.node.cli import recovery
-
-    config = _settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None or not alive:
-        raise _none_here(said)
-    if run not in ("", said.run_name) and not said.run.startswith(run.lower()):
-        raise InputError(
-            f"the daemon here trains {said.run_name or 'a run'} {said.run[:8]}, not {run!r}",
-            "name that run or none, or give the directory of the other daemon with --home",
-        )
-    recovery.check(said)
-    if not now:
-        print(recovery.plan(said, time.time()))
-        return
-    print(recovery.recover(said, config.directories))
-
-
-def invite(
-    context: typer.Context,
-    peer: Annotated[
-        str, typer.Option("--for", metavar="PEER-ID", help="Admit this peer only; `thinwire id` prints its id there.")
-    ] = "",
-    expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="End of the admission of new peers, such as 12h or 7d.")
-    ] = "",
-    home: Home = None,
-    debug: Debug = False,
-) -> None:
-    """Print the command with which others join the run of this machine's daemon."""
-    config = _settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None or not alive:
-        raise _none_here(said)
-    if not said.invite:
-        raise NoDaemonError(
-            "the daemon has no reachable address yet, or may not invite others",
-            "try again in a moment, or ask the author of the run",
-        )
-    from thinwire.node.cli.invitations import invitation
-
-    try:
-        until = int(time.time()) + seconds_of(expires) if expires else 0
-        if until >= 1 << 32:
-            raise ValueError(f"{expires} from now is after the year 2105")
-    except ValueError as error:
-        raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
-    code, serial = invitation(said, config.directories, peer, until)
-    print(f"thinwire join {code}")
-    from thinwire.node.runtime.console import warn
-    from thinwire.swarm.identity.invite import Invite
-
-    if note := Invite.parse(code).note:
-        warn(note)
-    if serial and sys.stderr is not None:
-        print(f"to take it back: thinwire revoke {serial}", file=sys.stderr)
-
-
 def doctor(
     context: typer.Context,
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="Ask the peers of this invite.")] = "",
@@ -350,7 +216,7 @@ def doctor(
     debug: Debug = False,
 ) -> int:
     """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
-    config = _settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
+    config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
     from thinwire.swarm.identity.invite import Invite
 
     parsed = Invite.parse(invite) if invite else None
@@ -366,45 +232,11 @@ def doctor(
     return int(any(check.result == "FAIL" for check in checks))
 
 
-def revoke(
-    context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="ID", help="Peer id, or serial of an invite.")],
-    home: Home = None,
-    debug: Debug = False,
-) -> None:
-    """Exclude a peer, or all peers of an invite, for good; only the author of the run can."""
-    config = _settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None:
-        raise _none_here(said)
-    from thinwire.node.cli.invitations import revoked
-
-    target = revoked(said, config.directories, target)
-    when = "in a second" if alive else "at its next start"
-    print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
-
-
-def _daemon(config: Config) -> tuple[Status | None, bool]:
-    from thinwire.node.peer.status import alive, read_status
-
-    said = read_status(config.directories.status)
-    return said, said is not None and alive(said)
-
-
-def _none_here(said: Status | None) -> NoDaemonError:
-    message = "no daemon is running here"
-    if said is not None:
-        message += f"; the last one ended in round {said.round} of run {said.run_name or said.run[:8]}"
-    return NoDaemonError(
-        message, "start one with `thinwire start` or `thinwire join`, or give its directory with --home"
-    )
-
-
 def show_id(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Print this peer's id and the path of its key, which is created if missing."""
     from thinwire.swarm.identity.identity import Identity
 
-    config = _settings(context, debug, {"home": home})
+    config = settings(context, debug, {"home": home})
     identity = Identity.load_or_create(config.directories.key)
     _print_pairs([("peer", identity.peer_id.hex()), ("key", str(config.directories.key))], json)
 
@@ -413,7 +245,7 @@ def config_show(context: typer.Context, json: Json = False, home: Home = None, d
     """Print every setting of this machine and the source of its value."""
     from thinwire.node.runtime.config import as_json, rows
 
-    config = _settings(context, debug, {"home": home})
+    config = settings(context, debug, {"home": home})
     if json:
         import msgspec
 
@@ -452,5 +284,5 @@ def export(
     """Write the weights of the newest valid checkpoint."""
     from thinwire.node.training.export import export as write
 
-    config = _settings(context, debug, {"home": home})
+    config = settings(context, debug, {"home": home})
     write(config, out, run, format, homes or ())

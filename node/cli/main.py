@@ -1,6 +1,6 @@
 """Frame of the command line: parse, run, and turn errors into two lines and an exit code.
 
-Nothing heavy is imported here or in commands.py before a command runs: `thinwire --help` must not wait for torch.
+Nothing heavy is imported here or in the modules of commands before a command runs: `thinwire --help` must not wait for torch.
 
 Other packages add commands through the entry point group `thinwire.commands`: each entry names a function with Typer's
 annotations. `sim` and `plan` come from the simulator this way.
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from thinwire.node.cli import commands
-from thinwire.node.cli.commands import CliSession
+from thinwire.node.cli import commands, daemon_commands
+from thinwire.node.cli.arguments import CliSession
 from thinwire.node.runtime.console import record_traceback, tell, warn
 from thinwire.swarm.identity.errors import HintedError
 from typer.core import TyperGroup
@@ -78,11 +78,11 @@ config_app.command("show")(commands.config_show)
 app.command("start")(commands.start)
 app.command("join")(commands.join)
 app.command("runs")(commands.runs)
-app.command("status")(commands.status)
-app.command("recover")(commands.recover)
-app.command("invite")(commands.invite)
+app.command("status")(daemon_commands.status)
+app.command("recover")(daemon_commands.recover)
+app.command("invite")(daemon_commands.invite)
 app.command("doctor")(commands.doctor)
-app.command("revoke")(commands.revoke)
+app.command("revoke")(daemon_commands.revoke)
 app.command("id")(commands.show_id)
 app.command("export")(commands.export)
 app.add_typer(config_app, name="config")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
-from thinwire.collectives.state_sync import FetchedState, OtherModelState, matches
+from thinwire.collectives.state_offers import matches
+from thinwire.collectives.state_sync import FetchedState, OtherModelState
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
+from thinwire.collectives.state_offers import vouched
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
     LAST_ROUND,
@@ -16,7 +17,6 @@ from thinwire.collectives.state_sync import (
     OtherModelState,
     PartialState,
     fetch_state,
-    vouched,
 )
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.runtime.asyncio_extra import Result, Work

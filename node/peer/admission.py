@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
@@ -28,6 +29,15 @@ from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
 
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """Manifest of the run, as its author signed it, and the rule of admission that follows from it."""
+
+    signed: SignedManifest
+    manifest: Manifest
+    policy: AdmissionPolicy
+
+
 class Admission:
     """Transport, presence and manifest of one peer, from its admission to the run until `close`.
 
@@ -38,9 +48,6 @@ class Admission:
     transport: Transport
     presence: Presence
     reachability: Reachability
-    signed: SignedManifest
-    manifest: Manifest
-    policy: AdmissionPolicy
 
     def __init__(
         self,
@@ -59,12 +66,14 @@ class Admission:
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
         self._former: set[bytes] = set()
+        self.terms: RunTerms | None = None
+        """None until the manifest is known: at once if this peer founds the run, else from its admission on."""
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
-        self._take(signed)
+        self.terms = self._checked(signed)
         await self._open(open_transport)
         joins = await self._known_peers.come_back(self._knock)
         self._seek_others()
@@ -137,25 +146,30 @@ class Admission:
         )
         self._former = {contact.transport_key for contact in self._known_peers.known()}
         roster.set_policy(None)
-        if hasattr(self, "signed"):
-            self._judge()
+        if self.terms is not None:
+            self._judge(self.terms)
         self.reachability = Reachability(self.transport, roster, now=environment.now, emit=self._emit)
         self.running = asyncio.create_task(self.presence.run(self.reachability.watch()))
 
-    def _judge(self) -> None:
+    def _judge(self, terms: RunTerms) -> None:
         """Judge records of others by the manifest's rule from now on, and by stored evidence and revocations."""
-        self.policy = AdmissionPolicy(self._run_id, self.signed.author, self.manifest.admission.longest)
-        self.presence.roster.set_policy(self.policy)
+        self.presence.roster.set_policy(terms.policy)
         self._convict(self._ban_file.load())
+
+    @property
+    def known(self) -> RunTerms:
+        """Terms of the run; only once its manifest is known."""
+        assert self.terms is not None
+        return self.terms
 
     @property
     def inviter(self) -> Inviter:
         """This peer as one that may invite others, once the manifest is known."""
-        return Inviter(self._identity, self._token, self.policy)
+        return Inviter(self._identity, self._token, self.known.policy)
 
     def take_revocations(self) -> None:
         """Process the revocations of `thinwire revoke`; those that are known have no effect."""
-        if hasattr(self, "policy"):
+        if self.terms is not None and self.running is not None:
             self._convict(self._revocations.load())
 
     def _convict(self, items: tuple[bytes, ...]) -> None:
@@ -183,8 +197,8 @@ class Admission:
         )
 
     def _welcome(self, told: Welcome) -> None:
-        self._take(SignedManifest(told.manifest, told.author, told.manifest_signature))
-        self._judge()
+        self.terms = self._checked(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        self._judge(self.terms)
         self._learn(told)
 
     def _learn(self, told: Welcome) -> None:
@@ -196,8 +210,8 @@ class Admission:
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
-    def _take(self, signed: SignedManifest) -> None:
-        """Check the run's manifest and store its text for tools that read checkpoints without a peer.
+    def _checked(self, signed: SignedManifest) -> RunTerms:
+        """Return the checked terms of the run; store the text of the manifest for tools without a peer.
 
         Raises ManifestMismatch.
         """
@@ -206,18 +220,17 @@ class Admission:
             check_codec(manifest, "the swarm's manifest")
         except ManifestError as error:  # The author's version allowed what this version refuses.
             raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
-        self.manifest = manifest
-        self.signed = signed
-        for warning in self.manifest.warnings():
+        for warning in manifest.warnings():
             self._emit("alarm", {"detail": warning})
         try:
             replace_file(self._file, self._environment.disk, signed.toml)
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot write {self._file}: {error.strerror}"})
+        return RunTerms(signed, manifest, AdmissionPolicy(self._run_id, signed.author, manifest.admission.longest))
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """Decide on the admission of a stranger whose record has been checked."""
-        if not hasattr(self, "signed"):
+        if self.terms is None:
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
         if reason := roster.reason_of(record.peer_id):
@@ -233,7 +246,7 @@ class Admission:
         roster.learn(record, self._environment.now(), met=True)
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
-        return welcome(self.signed, roster, record.peer_id, self._environment.rng)
+        return welcome(self.terms.signed, roster, record.peer_id, self._environment.rng)
 
     def save_bans(self) -> None:
         """Store the evidence against all banned peers, and the revocations."""

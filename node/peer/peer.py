@@ -113,7 +113,7 @@ class Peer:
     @property
     def manifest(self) -> Manifest:
         """Manifest of the run, once the first stage has it."""
-        return self.admission.manifest
+        return self.admission.known.manifest
 
     # Second stage: the model
 
@@ -195,7 +195,7 @@ class Peer:
             votes=votes.__getitem__,
             patience=PATIENCE,
             on_commit=on_commit,
-            founder=peer_id_of(self.admission.signed.author),
+            founder=peer_id_of(self.admission.known.signed.author),
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)

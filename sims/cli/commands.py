@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from thinwire.node.cli.commands import CliSession, Debug, InputError, Json
+from thinwire.node.cli.arguments import CliSession, Debug, InputError, Json
 
 
 def _debug(context: typer.Context, debug: bool) -> None:

@@ -37,16 +37,20 @@ class Packer:
         self._identity, self._run_id, self._encode = identity, run_id, encode
         self._last = Frame(Ask(0, 0))
         self._size = 0
+        self._wire = b""
 
     def pack(self, frame: Frame) -> Packet:
         """Return a packet with a copy of the payload, so that the caller may reuse its buffer."""
         message, payload = frame.message, frame.payload
         if not isinstance(payload, bytes):
             payload = bytes(memoryview(payload))
+        # The last message is cached, because most messages are sent to many peers.
         if self._encode:
-            wire = frames.encode(Frame(message, payload), self._identity, self._run_id)
-            return Packet(wire, payload, None, len(wire) + len(payload))
-        if message is not self._last.message:  # cached, because most messages are sent to many peers
+            if message is not self._last.message or payload != self._last.payload or not self._wire:
+                self._last = Frame(message, payload)
+                self._wire = frames.encode(self._last, self._identity, self._run_id)
+            return Packet(self._wire, payload, None, len(self._wire) + len(payload))
+        if message is not self._last.message:
             signature = b""
             self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
             # These are shown to others as proofs; the other signatures only need their size.

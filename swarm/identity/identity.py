@@ -127,7 +127,10 @@ class Identity:
 
     def sign(self, domain: str, *parts: bytes) -> bytes:
         """Return a signature (64 bytes) over the parts, each with its length, for the use named by `domain`."""
-        return self._signer.sign(_statement(domain, parts))
+        statement = _statement(domain, parts)
+        signature = self._signer.sign(statement)
+        _remember(_name(self.public_key, signature, statement))
+        return signature
 
     def __repr__(self) -> str:
         return f"Identity({short(self.peer_id)})"
@@ -161,7 +164,17 @@ def _statement(domain: str, parts: tuple[bytes, ...]) -> bytes:
 
 
 _good: dict[bytes, None] = {}
-"""Hashes of valid signatures, oldest first."""
+"""Hashes of valid signatures, oldest first: those that were checked, and those that this process made."""
+
+
+def _name(public_key: bytes, signature: bytes, statement: bytes) -> bytes:
+    return hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
+
+
+def _remember(name: bytes) -> None:
+    if len(_good) >= REMEMBERED:
+        del _good[next(iter(_good))]
+    _good[name] = None
 
 
 @lru_cache(maxsize=4096)
@@ -178,21 +191,20 @@ def verify(public_key: bytes, domain: str, signature: bytes, *parts: bytes) -> b
     """Return True if `signature` is a valid signature of the parts for this key and domain.
 
     Returns False for malformed input. Valid signatures are cached by hash, because a vote arrives alone and again in a
-    certificate, and gossip arrives many times.
+    certificate, and gossip arrives many times. The signatures of this process are cached when they are made: they come back
+    in certificates and gossip, and in a simulation all peers are in one process.
     """
     if len(public_key) != 32 or len(signature) != SIGNATURE_BYTES:
         return False  # also because other divisions of the same bytes would have the same hash
     statement = _statement(domain, parts)
-    name = hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
+    name = _name(public_key, signature, statement)
     if name in _good:
         return True
     try:
         _verifier(public_key).verify(signature, statement)
     except (InvalidSignature, ValueError):
         return False
-    if len(_good) >= REMEMBERED:
-        del _good[next(iter(_good))]
-    _good[name] = None
+    _remember(name)
     return True
 
 

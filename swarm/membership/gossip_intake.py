@@ -78,14 +78,18 @@ class Intake:
 
     def _evidence(self, source: PeerId, item: bytes, now: float) -> None:
         found = gossip_items.read_evidence(item)
-        if found is None or evidence.convicted(found) in self._members.convicted or not self._affordable(source, now):
+        if (
+            found is None
+            or evidence.convicted(found) in self._members.excluded.convicted
+            or not self._affordable(source, now)
+        ):
             return
         if evidence.convicts(found, self._run_id):
             self._members.convict_voter(found, now)
 
     def _revocation(self, source: PeerId, item: bytes, now: float) -> None:
-        policy = self._members.policy
-        if policy is None or item in self._members.revoked.values() or not self._affordable(source, now):
+        policy = self._members.excluded.policy
+        if policy is None or item in self._members.excluded.revoked.values() or not self._affordable(source, now):
             return
         if target := policy.revocation(item[1:]):
             self._members.revoke(target, item, now)

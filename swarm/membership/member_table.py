@@ -10,11 +10,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from thinwire.swarm import evidence
-from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
-from thinwire.swarm.identity.identity import Identity, peer_id_of, short
+from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.member import Event, Member
 from thinwire.swarm.membership.presets import Preset
@@ -28,11 +28,6 @@ MAX_MEMBERS = 4096
 
 Larger swarms would need another protocol.
 """
-
-MAX_REVOCATIONS = 4096
-"""Maximum number of revocations; only the author of the run makes them."""
-
-REVOKED = "the author of the run has revoked its admission"
 
 
 class Members:
@@ -58,12 +53,7 @@ class Members:
         self.behind: dict[PeerId, None] = {}
         self.banned: dict[PeerId, None] = {}
         """Peers whose state is "banned", in the order of their bans."""
-        self.convicted: dict[PeerId, bytes] = {}
-        """Evidence against peers, known or not, as the item that spreads it."""
-        self.policy: AdmissionPolicy | None = AdmissionPolicy(record.run_id, b"")
-        """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
-        self.revoked: dict[bytes, bytes] = {}
-        """Revocations by the author, by id or start of an id, as the item that spreads them."""
+        self.excluded = Exclusions(record.run_id)
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -116,14 +106,14 @@ class Members:
             self._accept_own(record, now)
             return False
         member = self.table.get(peer)
-        if self.refusal(record):
+        if self.excluded.refusal(record):
             return False
         if member is None:
             if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
                 return False
-            if peer in self.convicted:
+            if peer in self.excluded.convicted:
                 self.table[peer] = Member(record, "dead", now)
-                self._ban(self.table[peer], self.convicted[peer], self._reason(peer), now)
+                self._ban(self.table[peer], self.excluded.convicted[peer], self.excluded.reason(peer), now)
                 return False
             self.table[peer] = Member(record, "alive", now, met=met)
             return self._welcome(record)
@@ -211,53 +201,25 @@ class Members:
     def convict_voter(self, found: Evidence, now: float) -> None:
         """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
         peer, item = evidence.convicted(found), gossip_items.spread(found)
-        if peer in self.convicted:
+        if not self.excluded.convict(peer, item, self.table):
             return
-        if len(self.convicted) >= MAX_MEMBERS:
-            # Evidence against made-up identities must not keep out that against peers which are here.
-            unknown = next((one for one in self.convicted if one not in self.table), None)
-            if unknown is None or peer not in self.table:
-                return
-            del self.convicted[unknown]
-        self.convicted[peer] = item
         member = self.table.get(peer)
         if peer == self.me:
-            self.events.append(Event("banned", peer, self._reason(peer)))
+            self.events.append(Event("banned", peer, self.excluded.reason(peer)))
         elif member is not None and member.state != "banned":
-            self._ban(member, item, self._reason(peer), now)
-
-    def refusal(self, record: PeerRecord) -> str:
-        """Return why the peer of a validated record is not admitted; empty if it is."""
-        if self.policy is None:
-            return "the manifest is unknown"
-        if any(self._touched(record.token, record.peer_id, target) for target in self.revoked):
-            return REVOKED
-        return self.policy.refusal(record.token, record.peer_id)
+            self._ban(member, item, self.excluded.reason(peer), now)
 
     def revoke(self, target: bytes, item: bytes, now: float) -> None:
         """Process a validated revocation: exclude the peers that it touches, and spread it."""
-        if target in self.revoked or len(self.revoked) >= MAX_REVOCATIONS:
+        if not self.excluded.revoke(target, item):
             return
-        self.revoked[target] = item
         self._broadcast.add(("revocation", target, target), item)
         self.events.append(Event("revoked", target))
-        if self._touched(self.own.record.token, self.me, target):
+        if self.excluded.touched(self.own.record.token, self.me, target):
             self.events.append(Event("banned", self.me, REVOKED))
         for peer, member in self.table.items():
-            if member.state != "banned" and self._touched(member.record.token, peer, target):
+            if member.state != "banned" and self.excluded.touched(member.record.token, peer, target):
                 self._ban(member, item, REVOKED, now)
-
-    def _touched(self, token: bytes, peer: PeerId, target: bytes) -> bool:
-        """Return True if a revocation excludes a peer.
-
-        It never excludes the author, even if it has come back by an invite.
-        """
-        author = self.policy is not None and self.policy.author and peer == peer_id_of(self.policy.author)
-        return not author and touches(token, peer, target)
-
-    def _reason(self, peer: PeerId) -> str:
-        found = gossip_items.read_evidence(self.convicted[peer])
-        return evidence.told(found) if found is not None else ""
 
     def convict(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
         """Process a validated proof against a peer, known or not."""

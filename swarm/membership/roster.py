@@ -96,22 +96,22 @@ class Roster:
 
     def set_policy(self, policy: AdmissionPolicy | None) -> None:
         """Set the rule of admission; None, while it is unknown: all records are ignored."""
-        self._members.policy = policy
+        self._members.excluded.policy = policy
 
     def refusal(self, record: PeerRecord) -> str:
         """Return why the peer of a validated record is not admitted; empty if it is. Expiry is not checked."""
-        return self._members.refusal(record)
+        return self._members.excluded.refusal(record)
 
     @property
     def bans(self) -> tuple[bytes, ...]:
         """Evidence against peers, and revocations, as the items that spread them; `convict` takes them."""
-        return (*self._members.convicted.values(), *self._members.revoked.values())
+        return (*self._members.excluded.convicted.values(), *self._members.excluded.revoked.values())
 
     def ban_item(self, peer: PeerId) -> bytes | None:
         """Return the item that shows a peer why it is banned; None for two records with one sequence."""
         member = self._members.table.get(peer)
         note = member.note if member is not None and member.note[:1] == bytes([gossip_items.REVOCATION]) else None
-        return self._members.convicted.get(peer, note)
+        return self._members.excluded.convicted.get(peer, note)
 
     def reason_of(self, peer: PeerId) -> str:
         """Return why a peer is banned; empty if it is not."""
@@ -166,7 +166,7 @@ class Roster:
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence and revocations: found here, or stored by an earlier process of this peer."""
         for item in items:
-            policy = self._members.policy
+            policy = self._members.excluded.policy
             if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
                 self._members.revoke(target, item, now)
             found = gossip_items.read_evidence(item)
@@ -368,5 +368,5 @@ class Roster:
                 yield gossip_items.announce(member.record)
             if member.note and (member.live or member.state == "banned" or now - member.since < recent):
                 yield member.note
-        yield from self._members.revoked.values()
-        yield from (item for peer, item in self._members.convicted.items() if peer not in self._members.table)
+        yield from self._members.excluded.revoked.values()
+        yield from (item for peer, item in self._members.excluded.convicted.items() if peer not in self._members.table)

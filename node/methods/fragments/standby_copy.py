@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.chain import Prove
-from thinwire.collectives.state_sync import FetchedState, matches
+from thinwire.collectives.state_offers import matches
+from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer

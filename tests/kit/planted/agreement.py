@@ -16,7 +16,7 @@ from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Equivocation
 from thinwire.collectives.consensus.vote_store import VoteRecord
-from thinwire.collectives.state_sync import state_digest
+from thinwire.collectives.state_offers import state_digest
 from thinwire.node.outer import round_session
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
@@ -91,8 +91,8 @@ def chain_not_checked(patch):
 
 def older_state_taken(patch):
     """Of the states of one lineage the oldest one is taken."""
-    best = state_sync._best
-    patch.setattr(state_sync, "_best", lambda offers, ours, peers: best(_oldest(offers), ours, peers))
+    best = state_sync.best
+    patch.setattr(state_sync, "best", lambda offers, ours, peers: best(_oldest(offers), ours, peers))
     useful = CatchUp._useful
 
     def lax(self, offer, chain, behind):

@@ -9,8 +9,9 @@ from thinwire.collectives.transport.interface import Arrival, Contact, Transport
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
+from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.transport import SimTransport
-from thinwire.swarm.frame import Frame
+from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Chunk, Gossip, Hello, Refuse, Welcome
@@ -75,6 +76,24 @@ async def _ring(net: SimNet, peers: Sequence[SimTransport], total: int) -> float
     start = net.loop.time()
     await asyncio.gather(*(turn(i) for i in range(count)))
     return net.loop.time() - start
+
+
+def test_packer_encodes_repeated_and_changed_frames_as_the_wire_does() -> None:
+    """The packer caches the last frame; the same message with another payload is another frame."""
+    identity = Identity.generate(bytes(32))
+    packer, chunk, gossip = Packer(identity, RUN, encode=True), _chunk(1).message, _gossip(1).message
+    sent = [
+        Frame(chunk, b"a"),
+        Frame(chunk, b"a"),
+        Frame(chunk, b"bc"),
+        Frame(gossip),
+        Frame(gossip),
+        Frame(chunk, b"a"),
+    ]
+    for frame in sent:
+        packet = packer.pack(frame)
+        assert packet.wire == encode(frame, identity, RUN) and packet.payload == frame.payload
+        assert packet.size == len(packet.wire) + len(packet.payload)
 
 
 @pytest.mark.parametrize(("count", "encode"), [(4, True), (16, False)])

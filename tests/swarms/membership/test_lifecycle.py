@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_sync import state_digest
+from thinwire.collectives.state_offers import state_digest
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import NoSwarm
 from thinwire.node.outer import round_session, state_server
@@ -443,7 +443,7 @@ def test_receive_error_ends_peer(tmp_path):
 
     async def scene(world):
         one = One(world, 0)
-        await one.until(lambda: hasattr(one.peer.admission, "presence"))
+        await one.until(lambda: one.peer.admission.running is not None)
 
         def fail(now):
             raise ArithmeticError("inside")
@@ -464,7 +464,7 @@ def test_joiner_whose_only_contact_dies_gives_up(tmp_path, count):
         await founder.until(lambda: founder.invites)
         joiners = [One(world, 1 + place, invite=founder.invites[0]) for place in range(count)]
         for joiner in joiners:
-            await joiner.until(lambda joiner=joiner: hasattr(joiner.peer, "manifest"))
+            await joiner.until(lambda joiner=joiner: joiner.peer.admission.terms is not None)
             assert not joiner.peer.ready
         founder.kill()
         for joiner in joiners:

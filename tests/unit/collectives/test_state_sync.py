@@ -3,7 +3,8 @@ from collections import Counter
 
 import blake3
 import pytest
-from thinwire.collectives.state_sync import OtherModelState, fetch_state, state_digest
+from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync import OtherModelState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import StateAsk, StateChunk, StateFetch, StateOffer

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from kit.outer.chains import certificate
 from thinwire.collectives.consensus.chain import encode
-from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state, state_digest
+from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of

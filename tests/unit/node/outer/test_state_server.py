@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.collectives.consensus.chain import encode
-from thinwire.collectives.state_sync import IN_FLIGHT, Offered, vouched
+from thinwire.collectives.state_offers import Offered, vouched
+from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica

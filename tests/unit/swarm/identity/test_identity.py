@@ -163,6 +163,19 @@ def test_cached_signature_verifies_nothing_else():
     assert not verify(ME.public_key, "vote", signature[:-1] + bytes([signature[-1] ^ 1]), b"ab", b"c")
 
 
+def test_signature_made_by_another_process_is_checked():
+    """A process caches the signatures that it makes; these bytes come from elsewhere, with the key of ME."""
+    made = bytes.fromhex(
+        "5bf163ad49849fbd1ee9ab8b2dd720f30d9443c0f48ea7b4b94e2476de2b4c67"
+        "2056265cc69d6c99156984201d61d6c04b89440708d8d6a294525cd120fb1404"
+    )
+    for _ in range(2):
+        assert not verify(ME.public_key, "vote", made, b"made", b"here")
+        assert not verify(Identity.generate(b"2" * 32).public_key, "vote", made, b"made", b"elsewhere")
+        assert not verify(ME.public_key, "open", made, b"made", b"elsewhere")
+        assert verify(ME.public_key, "vote", made, b"made", b"elsewhere")
+
+
 def test_signature_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(identity, "REMEMBERED", 3)
     monkeypatch.setattr(identity, "_good", {})

@@ -12,7 +12,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, re
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import gossip_items, member_table
+from thinwire.swarm.membership import exclusions, gossip_items, member_table
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
@@ -121,7 +121,7 @@ def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(mon
 
 
 def test_evidence_against_unknown_peers_gives_way_to_that_against_known_ones(monkeypatch):
-    monkeypatch.setattr(member_table, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(exclusions, "MAX_CONVICTED", 3)
     roster = roster_of()
     roster.convict(
         tuple(map(evidence_against, (AUTHOR, *(Identity.generate(bytes([n]) * 32) for n in range(90, 93))))), 1.0

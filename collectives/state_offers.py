@@ -1,0 +1,124 @@
+"""Offers of states: their check, and the choice of the best one (see `state_sync`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import blake3
+from thinwire.collectives.consensus.chain import Configuration, decode
+from thinwire.collectives.consensus.proposal import lives_of
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Offer of one peer with the content of its payload."""
+
+    offer: StateOffer
+    hashes: tuple[Digest, ...]
+    chain: Chain
+
+
+Offers = dict[PeerId, Offered]
+
+
+def state_digest(
+    round: int,
+    layout: Digest,
+    members: Sequence[PeerId],
+    hashes: Sequence[Digest],
+    lives: bytes = b"",
+    lineage: bytes = b"",
+) -> Digest:
+    """Return blake3 over round, layout, members, their lives, the lineage and the chunk hashes."""
+    hasher = blake3.blake3(b"thinwire/state/3\0" + round.to_bytes(8, "big") + layout)
+    hasher.update(len(members).to_bytes(8, "big") + b"".join(members))
+    hasher.update(len(lives).to_bytes(8, "big") + lives)
+    hasher.update(len(lineage).to_bytes(8, "big") + lineage)
+    hasher.update(b"".join(hashes))
+    return hasher.digest()
+
+
+def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
+    """Return an offer with the content of its payload, or None if that does not match its digest.
+
+    Also None if the offer has no members: then it is not the result of a round, but the state of a peer that looks for
+    a state itself. The chain is not checked.
+    """
+    raw, count = bytes(payload), 32 * ((offer.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES)
+    if len(offer.lives) not in (0, LIFE * len(offer.members)) or not offer.members or len(raw) < count:
+        return None
+    hashes = tuple(raw[at : at + 32] for at in range(0, count, 32))
+    if state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, offer.lineage) != offer.digest:
+        return None
+    try:
+        return Offered(offer, hashes, decode(raw[count:]))
+    except ValueError:
+        return None
+
+
+def matches(offer: StateOffer, proven: Configuration | None) -> bool:
+    """Return True if an offer has the state after the last round that its chain proves."""
+    return proven is not None and (
+        (offer.lineage, offer.round, offer.members, lives_of(offer.members, offer.lives))
+        == (proven.lineage, proven.round, proven.members, dict(proven.lives))
+    )
+
+
+def best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
+    """Return the peers, sorted, with the best offer, and True if it is sure.
+
+    It is sure if more than half of its members among `peers` make it.
+
+    Offers of different states after one round, without a majority, are no offer. An offer of a state like `ours` is
+    better than others. A peer without a chain cannot compare two beginnings of the run by different founders; then most
+    peers decide.
+    """
+    same = {peer: one for peer, one in offers.items() if (one.offer.layout, one.offer.nbytes) == ours}
+    found = same or offers
+    if not found:
+        return (), False
+    roots = Counter(one.chain[0].fork.members for one in found.values() if one.chain)
+    root = max(roots, key=lambda members: (roots[members], members), default=None)
+    chains = [one.chain for one in found.values() if one.chain and one.chain[0].fork.members == root]
+    # Strangers can make a lineage of any round. It does not count while members of that round are here.
+    held = {lineage_of(one.chain) for peer, one in found.items() if peer in one.offer.members}
+    foremost: Chain = ()
+    for chain in chains:
+        taken = any(by_strangers(*pair) and name_of_fork(pair[0].fork) in held for pair in pairwise(chain))
+        foremost = chain if not taken and prevails(chain, foremost) else foremost
+    lineage = {peer: one for peer, one in found.items() if lineage_of(one.chain) == lineage_of(foremost)}
+    last = max(one.offer.round for one in lineage.values())
+    latest = {peer: one.offer for peer, one in lineage.items() if one.offer.round == last}
+    count = Counter(offer.digest for offer in latest.values())
+    known = Counter(offer.digest for peer, offer in latest.items() if peer in offer.members)
+    votes = known or count
+    digest = max(votes, key=lambda one: (votes[one], one))
+    if 2 * votes[digest] <= votes.total():
+        return (), False  # It is unknown which of them is right.
+    chosen = tuple(sorted(peer for peer, offer in latest.items() if offer.digest == digest))
+    asked = {*latest[chosen[0]].members}.intersection(peers)
+    sure = 2 * known[digest] > len(asked) and not any(by_strangers(*pair) for pair in pairwise(foremost))
+    return chosen, bool(same) and sure
+
+
+def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
+    """Return the peers, sorted, that have the newest copy of a state like `ours` of a round below `below`.
+
+    Of two copies of the same round, the one that more peers have is taken.
+    """
+    found = {peer: one.offer for peer, one in offers.items()}
+    copies = Counter(
+        (offer.round, offer.digest)
+        for offer in found.values()
+        if offer.round < below and (offer.layout, offer.nbytes) == ours
+    )
+    if not copies:
+        return ()
+    _, digest = max(copies, key=lambda one: (one[0], copies[one], one[1]))
+    return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))

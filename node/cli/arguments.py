@@ -1,0 +1,83 @@
+"""Arguments that several commands share, the settings of this machine, and mistakes in arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from thinwire.swarm.identity.errors import HintedError
+
+if TYPE_CHECKING:
+    from thinwire.node.runtime.config import Config, Flags
+
+
+@dataclass(slots=True)
+class CliSession:
+    """State that the error handler needs when a command fails.
+
+    It is the log file, and whether to show tracebacks.
+    """
+
+    log: Path | None = None
+    debug: bool = False
+
+
+class InputError(HintedError):
+    """A file named on the command line cannot be used."""
+
+    exit_code: ClassVar[int] = 2
+
+
+Home = Annotated[Path | None, typer.Option("--home", metavar="DIR", help="Keep key, settings and state in DIR.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Name that others see beside this peer's id.")]
+Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
+Port = Annotated[
+    int | None, typer.Option("--port", metavar="N", help="Port for joiners; 0: any free port [7400, or as last time].")
+]
+Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
+Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
+Site = Annotated[
+    str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
+]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
+]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for computing.")]
+Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for outgoing data, such as 20Mbit/s.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
+Place = Annotated[
+    int | None, typer.Option("--place", metavar="N", min=0, help="This peer's shards of the data [from the key].")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="Memory for training; if the model does not fit, hold a stage of it."
+    ),
+]
+Stage = Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="Hold this stage of the model.")]
+Search = Annotated[
+    float, typer.Option("--search", metavar="SECONDS", min=0, help="Time to look for a peer before giving up.")
+]
+Lan = Annotated[bool, typer.Option("--lan", help="Use the local network as a directory of runs.")]
+Public = Annotated[bool, typer.Option("--public", help="Publish the run in the public directory.")]
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap", metavar="ADDR[,ADDR]", help="Nodes of the DHT with the public directory.")
+]
+Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
+
+
+def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
+    """Return the settings of this machine: the flags of this call go first, see `load`."""
+    from thinwire.node.runtime.config import load
+
+    session = context.find_object(CliSession) or CliSession()
+    session.debug = debug
+    config = load(flags, os.environ)
+    session.log = config.directories.log
+    return config

@@ -1,0 +1,140 @@
+"""Commands about the daemon of this machine, running or not: they read its status.
+
+Heavy modules are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
+from thinwire.node.daemon.options import seconds_of
+from thinwire.swarm.identity.errors import HintedError
+
+if TYPE_CHECKING:
+    from thinwire.node.peer.status import Status
+    from thinwire.node.runtime.config import Config
+
+
+class NoDaemonError(HintedError):
+    """The command needs a running daemon, and none is running."""
+
+    exit_code: ClassVar[int] = 4
+
+
+def status(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
+    """Show the status of this machine's daemon."""
+    said, alive = _daemon(settings(context, debug, {"home": home}))
+    if json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode({"running": alive, "status": said}).decode() + "\n")
+    if said is None or not alive:
+        raise _none_here(said)
+    if not json:
+        from thinwire.node.peer.status_table import show
+
+        show(said, time.time())
+
+
+def recover(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by its name or the start of its id.")] = "",
+    now: Annotated[bool, typer.Option("--now", help="Continue now, and wait until it is done.")] = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Show which peers would continue without a quorum; with --now, let them do so."""
+    from thinwire.node.cli import recovery
+
+    config = settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
+    if said is None or not alive:
+        raise _none_here(said)
+    if run not in ("", said.run_name) and not said.run.startswith(run.lower()):
+        raise InputError(
+            f"the daemon here trains {said.run_name or 'a run'} {said.run[:8]}, not {run!r}",
+            "name that run or none, or give the directory of the other daemon with --home",
+        )
+    recovery.check(said)
+    if not now:
+        print(recovery.plan(said, time.time()))
+        return
+    print(recovery.recover(said, config.directories))
+
+
+def invite(
+    context: typer.Context,
+    peer: Annotated[
+        str, typer.Option("--for", metavar="PEER-ID", help="Admit this peer only; `thinwire id` prints its id there.")
+    ] = "",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="End of the admission of new peers, such as 12h or 7d.")
+    ] = "",
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Print the command with which others join the run of this machine's daemon."""
+    config = settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
+    if said is None or not alive:
+        raise _none_here(said)
+    if not said.invite:
+        raise NoDaemonError(
+            "the daemon has no reachable address yet, or may not invite others",
+            "try again in a moment, or ask the author of the run",
+        )
+    from thinwire.node.cli.invitations import invitation
+
+    try:
+        until = int(time.time()) + seconds_of(expires) if expires else 0
+        if until >= 1 << 32:
+            raise ValueError(f"{expires} from now is after the year 2105")
+    except ValueError as error:
+        raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
+    code, serial = invitation(said, config.directories, peer, until)
+    print(f"thinwire join {code}")
+    from thinwire.node.runtime.console import warn
+    from thinwire.swarm.identity.invite import Invite
+
+    if note := Invite.parse(code).note:
+        warn(note)
+    if serial and sys.stderr is not None:
+        print(f"to take it back: thinwire revoke {serial}", file=sys.stderr)
+
+
+def revoke(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Peer id, or serial of an invite.")],
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Exclude a peer, or all peers of an invite, for good; only the author of the run can."""
+    config = settings(context, debug, {"home": home})
+    said, alive = _daemon(config)
+    if said is None:
+        raise _none_here(said)
+    from thinwire.node.cli.invitations import revoked
+
+    target = revoked(said, config.directories, target)
+    when = "in a second" if alive else "at its next start"
+    print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
+
+
+def _daemon(config: Config) -> tuple[Status | None, bool]:
+    from thinwire.node.peer.status import alive, read_status
+
+    said = read_status(config.directories.status)
+    return said, said is not None and alive(said)
+
+
+def _none_here(said: Status | None) -> NoDaemonError:
+    message = "no daemon is running here"
+    if said is not None:
+        message += f"; the last one ended in round {said.round} of run {said.run_name or said.run[:8]}"
+    return NoDaemonError(
+        message, "start one with `thinwire start` or `thinwire join`, or give its directory with --home"
+    )

@@ -1,0 +1,75 @@
+"""Exclusions of a run: the rule of admission, revocations by the author, and evidence against voters."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from thinwire.swarm import evidence
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
+from thinwire.swarm.identity.identity import peer_id_of
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.messages.registry import PeerId
+
+MAX_CONVICTED = 4096
+"""Maximum number of peers against which evidence is stored, as many as a table of members has."""
+
+MAX_REVOCATIONS = 4096
+"""Maximum number of revocations; only the author of the run makes them."""
+
+REVOKED = "the author of the run has revoked its admission"
+
+
+class Exclusions:
+    """Why peers, known or not, do not belong to the run `run_id`."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")
+        """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
+        self.convicted: dict[PeerId, bytes] = {}
+        """Evidence against peers, known or not, as the item that spreads it."""
+        self.revoked: dict[bytes, bytes] = {}
+        """Revocations by the author, by id or start of an id, as the item that spreads them."""
+
+    def refusal(self, record: PeerRecord) -> str:
+        """Return why the peer of a validated record is not admitted; empty if it is."""
+        if self.policy is None:
+            return "the manifest is unknown"
+        if any(self.touched(record.token, record.peer_id, target) for target in self.revoked):
+            return REVOKED
+        return self.policy.refusal(record.token, record.peer_id)
+
+    def touched(self, token: bytes, peer: PeerId, target: bytes) -> bool:
+        """Return True if a revocation excludes a peer.
+
+        It never excludes the author, even if it has come back by an invite.
+        """
+        author = self.policy is not None and self.policy.author and peer == peer_id_of(self.policy.author)
+        return not author and touches(token, peer, target)
+
+    def revoke(self, target: bytes, item: bytes) -> bool:
+        """Store a validated revocation. Returns False if it is known, or if there is no room."""
+        if target in self.revoked or len(self.revoked) >= MAX_REVOCATIONS:
+            return False
+        self.revoked[target] = item
+        return True
+
+    def convict(self, peer: PeerId, item: bytes, here: Container[PeerId]) -> bool:
+        """Store evidence against a peer, one piece for each. Returns False if it is not stored.
+
+        here: known peers. Evidence against made-up identities must not keep out that against peers which are here.
+        """
+        if peer in self.convicted:
+            return False
+        if len(self.convicted) >= MAX_CONVICTED:
+            unknown = next((one for one in self.convicted if one not in here), None)
+            if unknown is None or peer not in here:
+                return False
+            del self.convicted[unknown]
+        self.convicted[peer] = item
+        return True
+
+    def reason(self, peer: PeerId) -> str:
+        """Return what the evidence against a peer shows."""
+        found = gossip_items.read_evidence(self.convicted[peer])
+        return evidence.told(found) if found is not None else ""
