@@ -122,3 +122,19 @@ def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId
         return ()
     _, digest = max(copies, key=lambda one: (one[0], copies[one], one[1]))
     return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))
+
+
+def replay_sources(
+    offers: Offers, offer: StateOffer, reached: int | None, have: Sequence[Digest]
+) -> tuple[PeerId, ...]:
+    """Return the peers that serve the results of all rounds since `reached`, if these are the shorter way."""
+    if reached is None or not 0 < (rounds := offer.round - reached):
+        return ()
+    same = {peer: one for peer, one in offers.items() if one.offer.digest == offer.digest}
+    differ = sum(ours != theirs for ours, theirs in zip(have, next(iter(same.values())).hashes, strict=False))
+    found = [
+        peer
+        for peer, one in same.items()
+        if one.offer.replay >= rounds and one.offer.results * rounds < differ * CHUNK_BYTES * one.offer.replay
+    ]
+    return tuple(sorted(found))

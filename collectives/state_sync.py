@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from thinwire.collectives.state_offers import Offers, best, newest, vouched
+from thinwire.collectives.state_offers import Offers, best, newest, replay_sources, vouched
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -70,6 +70,14 @@ class OtherModelState:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Result if the results of the rounds up to an offered state are smaller than the chunks that differ."""
+
+    offer: StateOffer
+    sources: tuple[PeerId, ...]
+
+
 Mail = tuple[PeerId, Frame | None]
 """A peer's message about its state, or no frame if the link to the peer is lost."""
 
@@ -91,11 +99,12 @@ async def fetch_state(
     fragment: int = 0,
     turn: asyncio.Semaphore | None = None,
     copy_below: int | None = None,
-) -> FetchedState | OtherModelState | None:
+    reached: Callable[[StateOffer], int | None] = lambda offer: None,
+) -> FetchedState | OtherModelState | Replay | None:
     """Fetch the state of the last committed round.
 
-    Returns None if no peer offers a state that is accepted (try again), and OtherModelState if only states of another
-    model are offered.
+    Returns None if no peer offers a state that is accepted (try again), OtherModelState if only states of another
+    model are offered, and Replay if the rounds since the local state are the shorter way.
 
     peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
     for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
@@ -104,7 +113,8 @@ async def fetch_state(
     partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
     turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
-    holders are all gone, namely the newest copy of a round below this one, on whichever peer.
+    holders are all gone, namely the newest copy of a round below this one, on whichever peer. reached: returns the round
+    of the local state if the offered one continues it, else None.
     """
     partial = PartialState() if partial is None else partial
     ours = (layout, nbytes)
@@ -129,6 +139,9 @@ async def fetch_state(
         found = await find() if waited else found
         if not isinstance(found, tuple):
             return found
+        offers, offer = found
+        if replays := replay_sources(offers, offer, reached(offer), have):
+            return Replay(offer, replays)
         return await _fetch(
             *found, away, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
         )

@@ -9,7 +9,7 @@ from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_offers import matches
-from thinwire.collectives.state_sync import FetchedState, OtherModelState
+from thinwire.collectives.state_sync import FetchedState, OtherModelState, Replay
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims
@@ -63,6 +63,8 @@ class CatchUp:
         """True if other peers have recovered the state while this peer was away."""
         self.prevails = False
         """True if peers have offered a state of a lineage that gives way to ours: they wait for our state."""
+        self.replays = False
+        """True if the rounds since our state are a shorter way to the swarm's than a fetch."""
 
     @property
     def alone(self) -> bool:
@@ -149,17 +151,25 @@ class CatchUp:
     async def newer(self, work: Work) -> FetchedState | None:
         """Fetch the state of the last committed round; return None if no peer offers a suitable one.
 
-        If a peer has proved that we are behind, only a later round will do.
+        If a peer has proved that we are behind, only a later round will do. With `replays` the caller takes part with the
+        state that it has: the peers answer with the results of one round after the other. After a peer
+        has proved that we are behind, this has failed, and the state is fetched.
         """
-        behind = self.behind.is_set()
+        behind, replica, patience = self.behind.is_set(), self._replica, self._round_factory.patience
         self.behind.clear()
         fetched = await self._states.fetch(
             self._live,
             work,
-            patience=self._round_factory.patience,
+            patience=patience,
             accept=lambda offer, chain: self._useful(offer, chain, behind) and self._proves(offer, chain),
             turn=self._turn,
+            reached=lambda offer: replica.round if not behind and offer.lineage == replica.lineage != b"" else None,
         )
+        self.replays = isinstance(fetched, Replay)
+        if isinstance(fetched, Replay):
+            for peer in fetched.sources:
+                self._claims.seen(peer, fetched.offer.round + 1, patience)
+            return None
         if isinstance(fetched, OtherModelState):
             self.foreign = fetched
             return None

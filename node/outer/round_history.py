@@ -11,8 +11,11 @@ from collections.abc import Callable, Collection
 from thinwire.collectives.rounds.round import Round
 from thinwire.swarm.messages.registry import Commit, PeerId
 
-MOST_ROUNDS = 8
-"""Maximum number of stored rounds. A peer that is slower than this cannot keep up anyway."""
+MOST_ROUNDS = 32
+"""Maximum number of stored rounds."""
+
+SPARE = 8
+"""Part of the limit, as a divisor, that rounds may take while no peer needs them."""
 
 MOST_VERDICTS = 64
 """Maximum number of stored commits."""
@@ -24,13 +27,16 @@ FOLLOWED_SECONDS = 15.0
 class RoundHistory:
     """Last rounds of one peer, as servers of their commits and results.
 
-    The last round is stored until all peers that were ready for it have continued. Older ones are stored only while a
-    peer reads a state that they continue, or follows. `limit` bounds the bytes of their results.
+    The last round is stored until all peers that were ready for it have continued. The results of older ones replace a
+    transfer of the state for peers that return with an older one, or that read one while rounds continue. `limit` bounds
+    their bytes while a peer follows or reads, a SPARE-th of it at other times.
     """
 
     def __init__(self, limit: int, now: Callable[[], float]) -> None:
         self._limit, self._now = limit, now
         self._rounds: dict[int, Round] = {}
+        self._settled = 0
+        """Round up to which all peers have continued, so that nothing is pending."""
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
         self._verdicts: dict[int, Commit] = {}
@@ -50,6 +56,16 @@ class RoundHistory:
         if commit is not None:
             self._verdicts[done.round] = commit
             self._verdicts.pop(done.round - MOST_VERDICTS, None)
+
+    @property
+    def replay(self) -> tuple[int, int]:
+        """Number of consecutive rounds up to the last one that are here, and the bytes of their results."""
+        count = size = 0
+        for number in sorted(self._rounds, reverse=True):
+            if number + count != max(self._rounds):
+                break
+            count, size = count + 1, size + self._sizes[number]
+        return count, size
 
     def get(self, round: int) -> Round | None:
         return self._rounds.get(round)
@@ -79,13 +95,16 @@ class RoundHistory:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Let past rounds handle a lost link: their leader may not have informed all peers."""
-        for one in self._rounds.values():
+        for one in self._pending():
             one.on_link_down(peer)
 
     def pump(self) -> None:
         """Let the past rounds send what is pending."""
-        for one in self._rounds.values():
+        for one in self._pending():
             one.pump()
+
+    def _pending(self) -> list[Round]:
+        return [one for number, one in self._rounds.items() if number > self._settled]
 
     def prune(self, current: Round, live: Collection[PeerId], *, read: bool) -> None:
         """Drop what no peer needs. `read`: a peer reads a state that one of these rounds continues."""
@@ -95,11 +114,13 @@ class RoundHistory:
             since = self._now() - FOLLOWED_SECONDS
             self._followers = {peer: at for peer, at in self._followers.items() if at >= since}
         wanted = read or bool(self._followers)
-        last = self._rounds.get(current.round - 1)
+        last, limit = self._rounds.get(current.round - 1), self._limit
         if not wanted:
-            self._rounds = {last.round: last} if last is not None and not _superseded(last, current, live) else {}
-        for number in sorted(self._rounds)[:-1]:
-            if len(self._rounds) > MOST_ROUNDS or self.nbytes > self._limit:
+            over = last is None or _superseded(last, current, live)
+            self._settled, limit = current.round - (1 if over else 2), limit // SPARE
+        for number in sorted(self._rounds):
+            unneeded = number <= self._settled or number < current.round - 1
+            if unneeded and (len(self._rounds) > MOST_ROUNDS or self.nbytes > limit):
                 del self._rounds[number]
         self._sizes = {number: self._sizes[number] for number in self._rounds}
 

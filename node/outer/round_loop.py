@@ -73,6 +73,8 @@ class RoundLoop(ABC):
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
+        If the results of the rounds since our state are the shorter way, take part with our state, and follow.
+
         Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
         number of patiences, or as soon as a peer offers a state of a lineage that gives way to ours. Return False after
         `alone` consecutive attempts in which no reachable peer had a state (0: never). `lost`: called when no peer has a
@@ -87,6 +89,9 @@ class RoundLoop(ABC):
                 await self.adopt()
                 return True
             tried += 1
+            if session.catch_up.replays:
+                await self.adopt()
+                return True
             if tries and (tried >= tries * (1 if lost is None else 2) or session.catch_up.prevails):
                 await self.adopt()
                 return True

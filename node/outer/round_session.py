@@ -107,7 +107,14 @@ class RoundSession:
         """Checks chains of this run."""
         entered = entered and self.me in replica.members
         self.states = StateServer(
-            replica, presence.send_queue, now, entered=entered, fragment=fragment, emit=emit, report=self.report
+            replica,
+            presence.send_queue,
+            now,
+            entered=entered,
+            fragment=fragment,
+            emit=emit,
+            report=self.report,
+            replay=lambda: self.history.replay,
         )
         self.lineages = Lineages(
             replica,

@@ -16,6 +16,7 @@ from thinwire.collectives.state_sync import (
     Mail,
     OtherModelState,
     PartialState,
+    Replay,
     fetch_state,
 )
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -53,6 +54,7 @@ class StateServer:
 
     When the replica is about to change, a state with readers is copied first. A peer that takes part in a round reads
     no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it has no state.
+    `replay`: returns the number of past rounds whose results are served too, and their bytes.
     """
 
     def __init__(
@@ -65,11 +67,12 @@ class StateServer:
         fragment: int = 0,
         emit: Emit = lambda name, fields: None,
         report: Callable[[str, str], None] = lambda name, detail: None,
+        replay: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.entered = entered
         """True if this peer is part of the swarm."""
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
-        self._emit, self._report = emit, report
+        self._emit, self._report, self._replay = emit, report, replay
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -172,7 +175,8 @@ class StateServer:
         accept: Accept,
         turn: asyncio.Semaphore | None = None,
         copy_below: int | None = None,
-    ) -> FetchedState | OtherModelState | None:
+        reached: Callable[[StateOffer], int | None] = lambda offer: None,
+    ) -> FetchedState | OtherModelState | Replay | None:
         """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
         self._mail, self.offered = asyncio.Queue(), False
         self.forget(*self.without)
@@ -190,9 +194,14 @@ class StateServer:
                 fragment=self._fragment,
                 turn=turn,
                 copy_below=copy_below,
+                reached=reached,
             )
         finally:
             self._mail = None
+        if isinstance(fetched, Replay):
+            count = fetched.offer.round - self._replica.round
+            nbytes = fetched.offer.results * count // fetched.offer.replay
+            self._emit("replay", {"round": self._replica.round, "rounds": count, "bytes": nbytes})
         if not isinstance(fetched, FetchedState) or await work(lambda: _finite(fetched)):
             return fetched
         names = ", ".join(map(short, fetched.sources))
@@ -239,6 +248,7 @@ class StateServer:
                 self._fragment,
                 replica.lives,
                 replica.lineage,
+                *self._replay(),
             )
             if replica.chain and not replica.proof and not self._told:
                 self._told = True

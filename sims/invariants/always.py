@@ -149,7 +149,9 @@ class AlwaysInvariants:
         machine = self._machines[index]
         if now <= self._wrong.get(by.index, -self._doubt) + self._doubt:
             return  # A wrong clock refuses records that refute the suspicion.
-        if not machine.up or now <= self._touched.get(index, -self._doubt) + self._doubt:
+        if machine.process is None or not machine.process.ready:
+            return  # It is down; or it has just begun to join, and its only contact has died: it knows none of the others.
+        if now <= self._touched.get(index, -self._doubt) + self._doubt:
             return
         self._tell("buried", by.index, f"peer {index}, which is well")
 

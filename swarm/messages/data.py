@@ -104,7 +104,8 @@ class StateOffer(Message, frozen=True):
     A hash is the blake3 of a chunk of CHUNK_BYTES. `members` are the participants of that round, on which the next quorum
     is based, and `lives` theirs, as in Open. `digest`, the state digest, is blake3 over round, layout, members, lives,
     lineage and the chunk hashes, so that one agreed digest covers all of it. The chain proves round, members, lives and
-    lineage. It is absent in methods without agreement, and in the offer of a peer that has no state.
+    lineage. It is absent in methods without agreement, and in the offer of a peer that has no state. The sender also serves
+    the results of `replay` rounds up to that round, which have `results` bytes.
     """
 
     limit: ClassVar[int] = 14_000
@@ -119,6 +120,8 @@ class StateOffer(Message, frozen=True):
     fragment: U16 = 0
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
     lineage: Lineage = b""
+    replay: U32 = 0
+    results: U53 = 0
 
 
 class StateFetch(Message, frozen=True):

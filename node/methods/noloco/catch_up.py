@@ -15,7 +15,7 @@ from thinwire.swarm.messages.registry import PeerId
 class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
-    prevails = False  # See CatchUp.
+    prevails = replays = False  # See CatchUp.
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class GossipCatchUp:
             self._offered |= self._states.offered
             if isinstance(fetched, OtherModelState):
                 foreign = fetched
-            elif fetched is not None:
+            elif isinstance(fetched, FetchedState):
                 return fetched
         self.foreign = foreign
         return None

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
+from thinwire.node.outer import round_history
 from thinwire.node.peer import peer_services
 from thinwire.sims.scenario.faults import Fault
 
@@ -61,5 +62,40 @@ def test_killed_peer_restores_its_checkpoint_and_fetches_the_newer_state(monkeyp
     before = [one for one in events_of(run, "round", 2) if one.at < 25.0][-1]
     ready = events_of(run, "ready", 2)[-1]
     assert 0 < restored.fields["round"] < before.fields["round"] < ready.fields["round"]
+    found = one_state(rounds_of(run))
+    assert max(found[2]) == max(found[0])
+
+
+def _returner(monkeypatch, seconds, spare):
+    """Play a sparse swarm with small results, in which peer 2 is away for that time; return the run."""
+    monkeypatch.setattr(round_history, "SPARE", spare)
+    outer = 'method = "sparseloco"\nsync_every = 4\n'
+    manifest = manifest_of(outer, codec="topk(k=16,chunk=4096)|2bit|rice")
+    return play(swarm_of(3, manifest, step=0.25, seconds=40.0, faults=[Fault(20.0, "restart", (2,), seconds)]))
+
+
+def test_returning_peer_replays_the_rounds_that_it_missed(monkeypatch):
+    """The results of a few sparse rounds are smaller than a state, all chunks of which have changed."""
+    run = _returner(monkeypatch, 4.0, 1)
+    (restored,), (replay,) = events_of(run, "restored", 2), events_of(run, "replay", 2)
+    assert replay.fields["round"] == restored.fields["round"] and replay.fields["rounds"] >= 2
+    assert not [one for one in events_of(run, "synced", 2) if one.at > 20.0], "no state was fetched"
+    applied = [one.fields["round"] for one in events_of(run, "round", 2) if one.at > 24.0]
+    assert applied[: replay.fields["rounds"]] == [
+        replay.fields["round"] + 1 + n for n in range(replay.fields["rounds"])
+    ]
+    caught_up = next(
+        one.at
+        for one in events_of(run, "round", 2)
+        if one.fields["round"] == max(applied[:1]) + replay.fields["rounds"]
+    )
+    assert caught_up < 30.0
+    found = one_state(rounds_of(run))
+    assert max(found[2]) == max(found[0])
+
+
+def test_returning_peer_fetches_the_state_if_the_results_are_gone(monkeypatch):
+    run = _returner(monkeypatch, 4.0, 10**9)
+    assert not events_of(run, "replay", 2) and [one for one in events_of(run, "synced", 2) if one.at > 20.0]
     found = one_state(rounds_of(run))
     assert max(found[2]) == max(found[0])

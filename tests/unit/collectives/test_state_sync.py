@@ -4,10 +4,10 @@ from collections import Counter
 import blake3
 import pytest
 from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import OtherModelState, fetch_state
+from thinwire.collectives.state_sync import OtherModelState, Replay, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
 
 LAYOUT, OTHER = bytes(32), bytes([9]) * 32
 FOUNDER, SECOND, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
@@ -16,10 +16,10 @@ FOUNDER, SECOND, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 class Source:
     """A peer that offers `raw` (one chunk) as the state of `members` after `round`."""
 
-    def __init__(self, raw, *, round=0, members=(), layout=LAYOUT):
+    def __init__(self, raw, *, round=0, members=(), layout=LAYOUT, replay=0, results=0):
         self.raw, self.hashes = raw, [blake3.blake3(raw).digest()]
         digest = state_digest(round, layout, members, self.hashes)
-        self.offer = StateOffer(round, digest, layout, len(raw), members)
+        self.offer = StateOffer(round, digest, layout, len(raw), members, replay=replay, results=results)
 
     def answer(self, message):
         if isinstance(message, StateAsk):
@@ -318,3 +318,26 @@ def test_chunk_of_dead_source_is_asked_elsewhere_at_once():
     crowd.send = dies
     fetched, took = crowd.fetch()
     assert fetched.chunks == {0: b"new!"} and took == 0
+
+
+@pytest.mark.parametrize(
+    ("reached", "replay", "results", "replays"),
+    [
+        (6, 4, 4 * CHUNK_BYTES // 3, True),  # three of four rounds have less than one chunk
+        (6, 4, 4 * CHUNK_BYTES // 3 + 4, False),
+        (5, 3, 3, False),  # the oldest of four rounds is gone
+        (9, 3, 3, False),  # nothing is missing
+        (12, 3, 3, False),
+        (None, 9, 9, False),  # the state continues another one
+    ],
+)
+def test_rounds_since_the_local_state_replace_the_transfer_if_they_are_shorter(reached, replay, results, replays):
+    source = Source(b"new!", round=9, members=(FOUNDER,), replay=replay, results=results)
+    found = fetch({FOUNDER: source}, b"old.", reached=lambda offer: reached)
+    assert isinstance(found, Replay) == replays
+    assert found.sources == (FOUNDER,) and found.offer.round == 9
+
+
+def test_equal_state_is_not_replayed():
+    source = Source(b"same", round=9, members=(FOUNDER,), replay=3, results=3)
+    assert not isinstance(fetch({FOUNDER: source}, b"same", reached=lambda offer: 8), Replay)

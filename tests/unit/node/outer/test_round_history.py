@@ -38,30 +38,59 @@ def shelf():
     return Shelf()
 
 
-def test_last_round_is_kept_until_all_are_past_it(shelf):
-    shelf.fill(3)
-    assert shelf.prune(fly(4, ready=(ANN,))) == [3]
-    assert shelf.prune(fly(4, ready=(ANN, BEN))) == []
+SPACE = 400
+"""Bytes of a round that is too large to be kept without a reader, and small enough to be kept for one."""
 
 
-def test_last_round_is_kept_for_late_peer_while_it_is_live(shelf):
-    shelf.history.add(fly(3, ready=(ANN, BEN, CAT), alive=(ANN, BEN)))
+def test_large_last_round_is_kept_until_all_are_past_it(shelf):
+    shelf.fill(2, nbytes=SPACE)
+    assert shelf.prune(fly(3, ready=(ANN,))) == [2]
+    assert shelf.prune(fly(3, ready=(ANN, BEN))) == []
+
+
+def test_large_last_round_is_kept_for_late_peer_while_it_is_live(shelf):
+    shelf.history.add(fly(3, ready=(ANN, BEN, CAT), alive=(ANN, BEN), nbytes=SPACE))
     assert shelf.prune(fly(4, ready=(ANN, BEN))) == [3]
     assert shelf.prune(fly(4, ready=(ANN, BEN)), live=(ANN, BEN)) == []
 
 
-def test_older_rounds_are_kept_only_for_readers_and_followers(shelf):
-    shelf.fill(3)
-    assert shelf.prune(fly(4), read=True) == [1, 2, 3]
+def test_small_rounds_are_kept_for_peers_that_return(shelf):
+    """An eighth of the limit: 12 rounds of 10 bytes."""
+    shelf.fill(20)
+    assert shelf.prune(fly(21, ready=(ANN, BEN))) == list(range(9, 21))
+    assert shelf.history.replay == (12, 120)
+
+
+def test_replay_counts_consecutive_rounds_up_to_the_last_one(shelf):
+    assert shelf.history.replay == (0, 0)
+    for round in (1, 2, 4, 5):
+        shelf.history.add(fly(round, alive=(ANN, BEN)))
+    assert shelf.history.replay == (2, 20)
+
+
+def test_link_loss_reaches_only_rounds_that_some_peer_may_still_need(shelf):
+    lost = []
+    for round in (1, 2, 3):
+        one = fly(round, alive=(ANN, BEN))
+        one.on_link_down = lambda peer, round=round: lost.append((round, peer))
+        shelf.history.add(one)
+    shelf.prune(fly(4, ready=(ANN,)))
+    shelf.history.on_link_down(BEN)
+    assert lost == [(3, BEN)]
+
+
+def test_large_older_rounds_are_kept_only_for_readers_and_followers(shelf):
+    shelf.fill(2, nbytes=SPACE)
+    assert shelf.prune(fly(3), read=True) == [1, 2]
     shelf.history.follow(CAT)
     shelf.now += FOLLOWED_SECONDS
-    assert shelf.prune(fly(4)) == [1, 2, 3]
+    assert shelf.prune(fly(3)) == [1, 2]
     shelf.now += 0.1
-    assert shelf.prune(fly(4)) == [3]
-    shelf.fill(3)
+    assert shelf.prune(fly(3)) == [2]
+    shelf.fill(2, nbytes=SPACE)
     shelf.history.follow(CAT)
     shelf.history.done(CAT)
-    assert shelf.prune(fly(4)) == [3]
+    assert shelf.prune(fly(3)) == [2]
 
 
 def test_stored_rounds_are_bounded_in_number_and_bytes():
