@@ -27,6 +27,16 @@ class Offered:
 Offers = dict[PeerId, Offered]
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Way to the state after `round`: `rounds` of results, with about `nbytes`, from any of the sources."""
+
+    round: int
+    rounds: int
+    nbytes: int
+    sources: tuple[PeerId, ...]
+
+
 def state_digest(
     round: int,
     layout: Digest,
@@ -124,17 +134,12 @@ def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId
     return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))
 
 
-def replay_sources(
-    offers: Offers, offer: StateOffer, reached: int | None, have: Sequence[Digest]
-) -> tuple[PeerId, ...]:
-    """Return the peers that serve the results of all rounds since `reached`, if these are the shorter way."""
+def replay_of(offers: Offers, offer: StateOffer, reached: int | None, have: Sequence[Digest]) -> Replay | None:
+    """Return the rounds since `reached`, if peers with this offer serve them and they are the shorter way."""
     if reached is None or not 0 < (rounds := offer.round - reached):
-        return ()
-    same = {peer: one for peer, one in offers.items() if one.offer.digest == offer.digest}
+        return None
+    same = {peer: one for peer, one in sorted(offers.items()) if one.offer.digest == offer.digest}
     differ = sum(ours != theirs for ours, theirs in zip(have, next(iter(same.values())).hashes, strict=False))
-    found = [
-        peer
-        for peer, one in same.items()
-        if one.offer.replay >= rounds and one.offer.results * rounds < differ * CHUNK_BYTES * one.offer.replay
-    ]
-    return tuple(sorted(found))
+    costs = {p: one.offer.results * rounds // one.offer.replay for p, one in same.items() if one.offer.replay >= rounds}
+    shorter = {peer: cost for peer, cost in costs.items() if cost < differ * CHUNK_BYTES}
+    return Replay(offer.round, rounds, max(shorter.values()), tuple(shorter)) if shorter else None

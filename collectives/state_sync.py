@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from thinwire.collectives.state_offers import Offers, best, newest, replay_sources, vouched
+from thinwire.collectives.state_offers import Offers, Replay, best, newest, replay_of, vouched
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -68,14 +68,6 @@ class OtherModelState:
     """Result if the offered state belongs to another model; `nbytes` is its size."""
 
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Result if the results of the rounds up to an offered state are smaller than the chunks that differ."""
-
-    offer: StateOffer
-    sources: tuple[PeerId, ...]
 
 
 Mail = tuple[PeerId, Frame | None]
@@ -140,8 +132,8 @@ async def fetch_state(
         if not isinstance(found, tuple):
             return found
         offers, offer = found
-        if replays := replay_sources(offers, offer, reached(offer), have):
-            return Replay(offer, replays)
+        if (replay := replay_of(offers, offer, reached(offer), have)) is not None:
+            return replay
         return await _fetch(
             *found, away, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
         )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
-from thinwire.collectives.state_offers import matches
-from thinwire.collectives.state_sync import FetchedState, OtherModelState, Replay
+from thinwire.collectives.state_offers import Replay, matches
+from thinwire.collectives.state_sync import FetchedState, OtherModelState
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims
@@ -168,7 +168,7 @@ class CatchUp:
         self.replays = isinstance(fetched, Replay)
         if isinstance(fetched, Replay):
             for peer in fetched.sources:
-                self._claims.seen(peer, fetched.offer.round + 1, patience)
+                self._claims.seen(peer, fetched.round + 1, patience)
             return None
         if isinstance(fetched, OtherModelState):
             self.foreign = fetched

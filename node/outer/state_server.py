@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.state_offers import vouched
+from thinwire.collectives.state_offers import Replay, vouched
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
     LAST_ROUND,
@@ -16,7 +16,6 @@ from thinwire.collectives.state_sync import (
     Mail,
     OtherModelState,
     PartialState,
-    Replay,
     fetch_state,
 )
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -199,9 +198,7 @@ class StateServer:
         finally:
             self._mail = None
         if isinstance(fetched, Replay):
-            count = fetched.offer.round - self._replica.round
-            nbytes = fetched.offer.results * count // fetched.offer.replay
-            self._emit("replay", {"round": self._replica.round, "rounds": count, "bytes": nbytes})
+            self._emit("replay", {"round": self._replica.round, "rounds": fetched.rounds, "bytes": fetched.nbytes})
         if not isinstance(fetched, FetchedState) or await work(lambda: _finite(fetched)):
             return fetched
         names = ", ".join(map(short, fetched.sources))

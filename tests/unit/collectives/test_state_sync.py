@@ -3,8 +3,8 @@ from collections import Counter
 
 import blake3
 import pytest
-from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import OtherModelState, Replay, fetch_state
+from thinwire.collectives.state_offers import Replay, state_digest
+from thinwire.collectives.state_sync import OtherModelState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
@@ -335,9 +335,20 @@ def test_rounds_since_the_local_state_replace_the_transfer_if_they_are_shorter(r
     source = Source(b"new!", round=9, members=(FOUNDER,), replay=replay, results=results)
     found = fetch({FOUNDER: source}, b"old.", reached=lambda offer: reached)
     assert isinstance(found, Replay) == replays
-    assert found.sources == (FOUNDER,) and found.offer.round == 9
+    assert found.sources == (FOUNDER,) and (found.round if replays else found.offer.round) == 9
 
 
 def test_equal_state_is_not_replayed():
     source = Source(b"same", round=9, members=(FOUNDER,), replay=3, results=3)
     assert not isinstance(fetch({FOUNDER: source}, b"same", reached=lambda offer: 8), Replay)
+
+
+def test_only_sources_with_the_rounds_count_for_a_replay():
+    """The first peer with the state has no results."""
+    members = (FOUNDER, SECOND)
+    sources = {
+        peer: Source(b"new!", round=9, members=members, replay=n, results=40)
+        for peer, n in zip(members, (0, 4), strict=True)
+    }
+    found = fetch(sources, b"old.", reached=lambda offer: 7)
+    assert found == Replay(9, 2, 20, (SECOND,))
