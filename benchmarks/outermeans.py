@@ -12,7 +12,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Denominator, Floats, OnExclusion
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean

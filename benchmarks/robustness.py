@@ -23,7 +23,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Floats
 from thinwire.compression.dense.floats import Fp32
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.sparse.mean import norm
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec

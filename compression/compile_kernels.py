@@ -8,7 +8,7 @@ from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.dense.e3m0 import E3M0
 from thinwire.compression.dense.floats import Fp32, Half
-from thinwire.compression.kernels.base import sgd_step
+from thinwire.compression.kernels.common import sgd_step
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.topk import Sparse
 

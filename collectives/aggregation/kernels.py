@@ -1,6 +1,6 @@
 """Kernels of the robust rules: Gram matrix, product, eigenvectors; the same bits everywhere.
 
-Every sum is in float64 in a fixed order, as in compression/kernels/base.py. BLAS and LAPACK are not used: their order of
+Every sum is in float64 in a fixed order, as in compression/kernels/common.py. BLAS and LAPACK are not used: their order of
 summation depends on the processor.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import LANES, kernel
+from thinwire.compression.kernels.common import LANES, kernel
 
 TILE = 1 << 13
 """Columns of a tile of the Gram matrix: the tiles of some rows fit in the second-level cache."""

@@ -13,7 +13,7 @@ import numpy as np
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.norm_clip import clipping
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels.base import fp32_check
+from thinwire.compression.kernels.common import fp32_check
 
 ROUNDING = 1e-6
 """Residue by rounding of unit vectors that cancel out, in units of their weight."""

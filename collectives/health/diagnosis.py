@@ -1,7 +1,7 @@
 """Diagnosis of slow or faulty peers from the observable course of rounds, without their cooperation.
 
 Sans-IO. Every measurement of a peer is compared with the median of the others, as this peer saw them in the same round,
-or the last time if a round has few (`arrival_times`). Slowness of all others, because the measuring peer itself is
+or the last time if a round has few (`data_lateness`). Slowness of all others, because the measuring peer itself is
 slow, accuses no peer. Of two middle values the slower one is used, so that one peer that is fast, or claims to be,
 makes no other slow. A peer is named if it stood out in most of the last rounds, and no longer if it has not for as
 long; a new link alone does not clear it. With fewer than two others to compare with, no peer is named.
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
-from thinwire.collectives.health.arrival_times import OTHERS, ArrivalTimes, ChunkFlow
+from thinwire.collectives.health.data_lateness import OTHERS, ArrivalTimes, ChunkFlow
 from thinwire.swarm.messages.registry import PeerId
 
 WINDOW, NAMED, WELL = 8, 6, 2

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.compression.dense.blockint import Integers
-from thinwire.compression.kernels.base import MAGNITUDE, kernel
+from thinwire.compression.kernels.common import MAGNITUDE, kernel
 from thinwire.compression.kernels.payload import raw
 
 TILE = 64

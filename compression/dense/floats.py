@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels import base as kernels
+from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import half as halfkernels
 from thinwire.compression.kernels.payload import addresses, aligned, fit, refuse, shares
 

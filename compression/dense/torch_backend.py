@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from thinwire.compression.dense.blockint import Integers
-from thinwire.compression.kernels.base import NOT_FINITE
+from thinwire.compression.kernels.common import NOT_FINITE
 from thinwire.compression.kernels.payload import refuse
 from torch import Tensor
 

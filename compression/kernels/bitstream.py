@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import inline, kernel
 from thinwire.compression.kernels.bitops import lowest, ones
+from thinwire.compression.kernels.common import inline, kernel
 from thinwire.compression.kernels.topk import ACROSS, COLS, DOWN, ROWS, SIDE, TAIL, Geometry, Int, entry, kept
 
 OK, OUTSIDE, NOT_BEST, NOT_ASCENDING = range(4)

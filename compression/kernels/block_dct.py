@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import kernel
+from thinwire.compression.kernels.common import kernel
 from thinwire.compression.kernels.dct import columns, rows_back, transpose
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import (
+from thinwire.compression.kernels.common import (
     BAD_CODE,
     BAD_SCALE,
     LANES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import (
+from thinwire.compression.kernels.common import (
     INFINITE,
     MAGNITUDE,
     NOT_FINITE,

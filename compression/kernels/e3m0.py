@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import (
+from thinwire.compression.kernels.block_decode import read_codes, view
+from thinwire.compression.kernels.common import (
     BAD_CODE,
     BAD_SCALE,
     INFINITE,
@@ -17,7 +18,6 @@ from thinwire.compression.kernels.base import (
     inline,
     kernel,
 )
-from thinwire.compression.kernels.block_decode import read_codes, view
 from thinwire.compression.kernels.packing import pack, read_half, write_half
 
 MINUS_ZERO = np.uint8(8)

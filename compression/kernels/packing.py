@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import half_to_float, inline, kernel
+from thinwire.compression.kernels.common import half_to_float, inline, kernel
 
 LANE_SHIFT, GROUP_BYTES = np.zeros(9, np.int64), np.zeros(9, np.int64)
 LANE_SHIFT[[8, 4, 3]], GROUP_BYTES[[8, 4, 3]] = (0, 1, 3), (1, 1, 3)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels import base as kernels
+from thinwire.compression.kernels import common as kernels
 
 _FAULTS = {
     kernels.BAD_SCALE: ("a scale or offset is not one that an encoder writes", "not finite"),

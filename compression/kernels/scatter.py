@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import _pointer, inline, kernel
 from thinwire.compression.kernels.bitops import prefetch
+from thinwire.compression.kernels.common import _pointer, inline, kernel
 from thinwire.compression.kernels.topk import ACROSS, COLS, SIDE, Geometry, Int, entry, kept
 
 AHEAD = 3

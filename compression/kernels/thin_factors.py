@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import kernel
+from thinwire.compression.kernels.common import kernel
 
 LANES = 16
 """Number of partial sums of a dot product. Fixed, because it determines the rounding."""

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import INFINITE, MAGNITUDE, inline, kernel
 from thinwire.compression.kernels.bitops import WORD, at_least, lowest, ones
+from thinwire.compression.kernels.common import INFINITE, MAGNITUDE, inline, kernel
 
 Geometry: TypeAlias = NDArray[np.int64]
 Int: TypeAlias = int | np.int64

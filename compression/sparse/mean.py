@@ -10,7 +10,7 @@ import numpy as np
 from thinwire.compression.core.norm_clip import clipping
 from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator, Floats
-from thinwire.compression.kernels import base as kernels
+from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse.header import DENSE, EMPTY

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Section
 from thinwire.compression.core.types import Floats
-from thinwire.compression.kernels import base as kernels
+from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import topk as topkkernels
 from thinwire.compression.kernels.threads import Team
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks, Section
-from thinwire.compression.kernels.base import INFINITE, MAGNITUDE
+from thinwire.compression.kernels.common import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import rice as entropy
 from thinwire.compression.sparse import select as sparsify

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from thinwire.node.peer.recover_request import RecoverRequest, withdraw, write_request
+from thinwire.node.peer.recover_command_file import RecoverRequest, withdraw, write_request
 from thinwire.node.peer.status import Stall, Status, alive, read_status
 from thinwire.node.peer.status_table import plain
 from thinwire.node.runtime.directories import Directories

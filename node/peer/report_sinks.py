@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.recover_request import take_request
+from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import this_process, write_status

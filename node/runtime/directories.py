@@ -73,7 +73,7 @@ class RunDirectory:
 
     @property
     def recover_request(self) -> Path:
-        """Request of `thinwire recover` to the running daemon, see node/peer/recover_request.py."""
+        """Request of `thinwire recover` to the running daemon, see node/peer/recover_command_file.py."""
         return self.path / "recover.json"
 
     @property

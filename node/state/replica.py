@@ -26,7 +26,7 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import encoding_device
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.node.state.chunk_coder import ChunkCoder
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout

@@ -19,7 +19,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Floats
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.node.methods.registry import METHODS
 from thinwire.sims.invariants.data_once import DataOnceInvariant, Draws
 from thinwire.sims.invariants.gossip import GossipInvariants

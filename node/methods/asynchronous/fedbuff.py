@@ -22,7 +22,7 @@ import numpy as np
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Read, Replica
 from thinwire.swarm.manifest.manifest import Manifest

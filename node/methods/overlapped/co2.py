@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels.base import fp32_check
+from thinwire.compression.kernels.common import fp32_check
 from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Read

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 from thinwire.compression.core.types import Floats
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
 from thinwire.node.state.replica import Read
 

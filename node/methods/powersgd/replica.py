@@ -20,7 +20,7 @@ from thinwire.compression import registry
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up
 from thinwire.node.methods.powersgd import two_phase_contributors
 from thinwire.node.methods.sparse.replica import chunks_of, keep

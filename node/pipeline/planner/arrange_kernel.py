@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import kernel
+from thinwire.compression.kernels.common import kernel
 from thinwire.node.pipeline.planner.anneal_kernel import below, fraction
 
 EXACT = 12

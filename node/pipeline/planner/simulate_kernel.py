@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.base import kernel
+from thinwire.compression.kernels.common import kernel
 
 LOSS, BACKWARD = 0.25, 1.5
 """Seconds of a loss and of a backward, in forwards (measured in SkipPipe's reference code)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from thinwire.compression.kernels.base import outer_step
+from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse.error_feedback import ErrorFeedback

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from thinwire.node.cli import main, recovery
 from thinwire.node.daemon.options import Options
-from thinwire.node.peer.recover_request import take_request
+from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.status import PeerStatus, Stall, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.errors import HintedError

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import dense as reference
 from thinwire.compression.compile_kernels import warm_up
-from thinwire.compression.kernels import base, block_decode, block_encode, half
+from thinwire.compression.kernels import block_decode, block_encode, common, half
 from thinwire.compression.registry import dense
 
 
@@ -22,7 +22,7 @@ def draw(n: int, seed: int) -> np.ndarray:
 def test_outer_step_equals_the_reference(n: int, lr: float, mu: float, nesterov: bool, seed: int) -> None:
     theta, momentum, delta = draw(n, seed), draw(n, seed + 1), draw(n, seed + 2)
     expected = reference.outer_step(theta, momentum, delta, lr, mu, nesterov)
-    base.outer_step(theta, momentum, delta, lr, mu, nesterov)
+    common.outer_step(theta, momentum, delta, lr, mu, nesterov)
     assert theta.tobytes() == expected[0].tobytes()
     assert momentum.tobytes() == expected[1].tobytes()
 
@@ -37,7 +37,7 @@ def test_outer_step_follows_torch_sgd(nesterov: bool) -> None:
         delta = draw(4097, 10 + round_)
         parameter.grad = torch.from_numpy(delta.copy())
         sgd.step()
-        base.outer_step(theta, momentum, delta, 0.7, 0.9, nesterov)
+        common.outer_step(theta, momentum, delta, 0.7, 0.9, nesterov)
     np.testing.assert_allclose(theta, parameter.detach().numpy(), rtol=0, atol=4e-6)
 
 
@@ -46,7 +46,7 @@ def test_kernels_do_not_fuse_products_and_sums() -> None:
     one = np.float32(1) + np.float32(2.0**-12)
     theta, momentum = np.zeros(64, np.float32), np.full(64, one)
     delta = np.full(64, -(np.float32(1) + np.float32(2.0**-11)))
-    base.outer_step(theta, momentum, delta, 0.0, float(one), False)
+    common.outer_step(theta, momentum, delta, 0.0, float(one), False)
     assert not momentum.any()
 
 
@@ -54,14 +54,14 @@ def test_outer_step_refuses_misshaped_arrays() -> None:
     good = np.zeros(4, np.float32)
     for bad in (np.zeros(5, np.float32), np.zeros(4), np.zeros(8, np.float32)[::2]):
         with pytest.raises(ValueError, match="outer step"):
-            base.outer_step(good, good.copy(), bad, 1.0, 0.0)
+            common.outer_step(good, good.copy(), bad, 1.0, 0.0)
 
 
 def test_dense_warm_up_compiles_every_kernel() -> None:
     warm_up()
     dispatchers = [
         value
-        for module in (base, half, block_encode, block_decode)
+        for module in (common, half, block_encode, block_decode)
         for value in vars(module).values()
         if hasattr(value, "nopython_signatures")
     ]
@@ -79,5 +79,5 @@ def test_dense_warm_up_compiles_every_kernel() -> None:
                 codec.decode(payload, back)
                 codec.check(payload, 512)
                 codec.mean([payload, out], [1, 2], back)
-    base.outer_step(back, back.copy(), frozen, 1.0, 0.5)
+    common.outer_step(back, back.copy(), frozen, 1.0, 0.5)
     assert {d.py_func.__qualname__ + d.py_func.__module__: len(d.nopython_signatures) for d in dispatchers} == before

@@ -1,7 +1,7 @@
 """Requests to a running daemon."""
 
 import pytest
-from thinwire.node.peer.recover_request import RECENT, RecoverRequest, take_request, withdraw, write_request
+from thinwire.node.peer.recover_command_file import RECENT, RecoverRequest, take_request, withdraw, write_request
 
 PROCESS = (12, 34.5)
 
