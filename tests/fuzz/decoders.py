@@ -1,4 +1,4 @@
-"""libFuzzer targets for the decoders: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
+"""libFuzzer targets for all decoders: `python tests/fuzz/decoders.py -seeds=DIR -runs=100000 -seed=1`.
 
 One input is a byte that picks the target, and the payload. Coverage is that of the Python code around the kernels, and
 of each fault that a kernel reports. The targets check that decoders raise nothing but CodecError, that decoded values
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import wire
 from kit.planted.cards import NOW, card, identity
 from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
@@ -31,7 +32,7 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.identity.peer_record import RecordError
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 
-PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card)
+PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card, *wire.MODULES)
 """Modules whose functions are instrumented; compiled kernels cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -52,7 +53,13 @@ def targets() -> list[Target]:
     """Every decoder; its place in the list is the first byte of an input."""
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
-    return [*made, *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)), _run_card()]
+    return [*made, *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)), _run_card(), *map(_after_one, wire.targets())]
+
+
+def _after_one(target: Target) -> Target:
+    """Return the target for inputs with a byte before the payload, see `_fitted`."""
+    name, take, seeds = target
+    return name, lambda data: take(data[1:]), seeds
 
 
 def _dense(spec: str) -> Target:
