@@ -74,7 +74,7 @@ class RoundLoop(ABC):
         """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
         Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
-        number of patiences, or as soon as a peer offers a state of a lineage that gives way to ours. Return False after
+        number of patiences, or as soon as the answers show that none is newer (`CatchUp.newest`). Return False after
         `alone` consecutive attempts in which no reachable peer had a state (0: never). `lost`: called when no peer has a
         state; it is given twice the `tries`. Raises ManifestMismatch if the swarm trains another model.
         """
@@ -87,7 +87,7 @@ class RoundLoop(ABC):
                 await self.adopt()
                 return True
             tried += 1
-            if tries and (tried >= tries * (1 if lost is None else 2) or session.catch_up.prevails):
+            if tries and (tried >= tries * (1 if lost is None else 2) or session.catch_up.newest):
                 await self.adopt()
                 return True
             if alone and lonely >= alone:
