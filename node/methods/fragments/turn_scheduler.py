@@ -2,7 +2,8 @@
 
 In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
 turns) the loop waits for the commit, and the model follows. A late fragment delays the others only until one that was
-sent after it is done, plus one patience. After that the model follows it between two later steps; it is not sent again
+sent after it is done, or until it has no quorum, plus one patience. So the waits of several fragments without a quorum are
+at the same time. After that the model follows it between two later steps; it is not sent again
 before its round is over.
 
 No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
@@ -274,7 +275,7 @@ class TurnScheduler(RoundLoop):
         flight.link.due.set()
         later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
         if not (flight.left or flight.link.late_for):
-            await self._first(flight.task, *later)
+            await self._first(flight.task, *later, flight.link.loop.session.own_lineage.stalled)
         if not flight.task.done():
             await asyncio.wait((flight.task,), timeout=flight.link.loop.session.patience)
         flight.left = not flight.task.done()
