@@ -42,6 +42,10 @@ Lineage = Annotated[bytes, Meta(max_length=LIFE)]
 """Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
 
 
+Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
+"""Public keys, Ed25519. A peer id is the hash of a key, so they need no other proof."""
+
+
 class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
     """Number of a proposal; totally ordered by (term, leader)."""
 
@@ -233,7 +237,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 class Justified(Message, frozen=True):
     """Open of a ballot above the first, with the promises that justify its value, see justification.py.
 
-    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for.
+    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for. keys: of
+    the peers that have signed these.
     """
 
     limit: ClassVar[int] = 2_000_000
@@ -241,6 +246,7 @@ class Justified(Message, frozen=True):
     opened: Open
     reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)]
     proposals: Annotated[tuple[Open, ...], Meta(max_length=MAX_PROPOSALS)]
+    keys: Keys = ()
 
     @property
     def round(self) -> int:

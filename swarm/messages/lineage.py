@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import MAX_FAREWELLS, Commit, Lineage, Vote
+from thinwire.swarm.messages.agreement import Commit, Keys, Lineage, Vote
 from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, Digest, Id, Message, Signature
 
 CHAIN_BYTES = 4 << 20
@@ -17,9 +17,6 @@ CHAIN_BYTES = 4 << 20
 
 MAX_ERAS = 256
 """Maximum number of lineages in a chain that other peers believe."""
-
-Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
-"""Public keys, Ed25519. A peer id is the hash of a key, so they need no other proof."""
 
 
 class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
