@@ -43,7 +43,7 @@ def decidable(
 
 
 def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> dict[PeerId, Signed]:
-    """Return the promises without votes for the rarest proposals, if a justification cannot contain all proposals.
+    """Return the promises that a justification can contain, without votes for the rarest proposals.
 
     A member whose promise is left out counts as silent. Each liar can report another proposal, so the rarest are theirs.
     """

@@ -76,7 +76,7 @@ class CatchUp:
         votes. A later round of our lineage needs the votes of a quorum of our members. We have voted in none: our votes are
         on the disk, and if that had lost them, we would be another life, without a vote. A member that offers a round up to
         ours has seen no later one; if it has voted in the next, that round is in progress, and the next ballot finds the
-        vote. So if the silent members are no quorum, nobody is further. The only member needs no answer of another one. A
+        vote. So if the silent members are no quorum, no peer is further. The only member needs no answer of another one. A
         joiner that a later round admitted is no exception, because that round would have needed our vote, too.
         """
         replica, agreement, offers = self._replica, self._current().agreement, self._states.offers

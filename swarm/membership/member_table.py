@@ -411,7 +411,7 @@ class Members:
         return min([self.own.publish_at, *times])
 
     def shift(self, lag: float, now: float) -> None:
-        """Give suspects the part of the last `lag` seconds, during which this peer did not listen, that they were suspected."""
+        """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
         for member in self._suspects.values():
             if member.suspicion is not None:
                 # Accusations that waited meanwhile may have been handled just before.

@@ -152,7 +152,7 @@ class Prober:
         return min(times, default=math.inf)
 
     def shift(self, lag: float, now: float) -> None:
-        """Move time-outs by the part of the last `lag` seconds, during which this peer did not listen, since their probe."""
+        """Move time-outs by the last `lag` seconds, or those since the probe: we did not listen."""
         for probe in self._probes.values():
             deaf = min(lag, now - probe.sent)
             probe.ask_at += deaf
