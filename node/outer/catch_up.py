@@ -154,10 +154,6 @@ class CatchUp:
         self._give_way(fly)
         return True
 
-    def brought_back(self) -> None:
-        """Note that the next state is made here, after all of its holders were gone."""
-        self._outdated = False
-
     async def copy(self, work: Work, below: int) -> FetchedState | None:
         """Fetch the newest available copy of a state of a round before `below`."""
         patience = self._round_factory.patience
