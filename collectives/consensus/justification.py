@@ -12,6 +12,7 @@ chosen. A round here has one phase less than PBFT. The price: two possible value
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from thinwire.collectives.consensus.electorate import Electorate
@@ -41,8 +42,20 @@ def decidable(
     return found, bound(found, silent, set(farewells), electorate.possible)
 
 
+def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> dict[PeerId, Signed]:
+    """Return the promises that a justification can contain, without votes for the rarest proposals.
+
+    A member whose promise is left out counts as silent. Each liar can report another proposal, so the rarest are theirs.
+    """
+    named = Counter(name_of(one.voted) for one, _ in promises.values() if one.voted is not None)
+    must = {name_of(one.opened) for one in farewells if one.opened is not None}
+    others = sorted(named.keys() - must, key=lambda name: (-named[name], name))
+    kept = must.union(others[: max(0, MAX_PROPOSALS - len(must))])
+    return {peer: one for peer, one in promises.items() if one[0].voted is None or name_of(one[0].voted) in kept}
+
+
 def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Justified | None:
-    """Return the proposal with its promises; None if their votes are for too many different proposals."""
+    """Return the proposal with its promises; None if the votes are for too many different proposals."""
     voted = [promise.voted for promise, _ in promises.values()] + [one.opened for one in farewells]
     named = {name_of(one): one for one in voted if one is not None}
     if len(named) > MAX_PROPOSALS:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.justification import Signed, decidable, justify
+from thinwire.collectives.consensus.justification import Signed, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
     LEFT,
     AcceptedValue,
@@ -166,11 +166,12 @@ class Proposer:
             late = now >= self._since + self._terms.patience
             if self._asked & electorate.live and not late:
                 return None
+            present = {*promises, *self._guests}
+            promises = presentable(promises, electorate.farewells.below(ballot).values())
             if not electorate.enough(promises, electorate.farewells.below(ballot)):
                 if late:
                     self.yield_to_others()
                 return None
-            present = {*promises, *self._guests}
         left = electorate.farewells.below(ballot)
         opened = self._proposal(ballot, present & electorate.live, promises, left, before)
         found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())

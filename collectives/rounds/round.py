@@ -16,6 +16,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import blake3
+import msgspec
+from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane import DataPlane
@@ -24,12 +26,14 @@ from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import peer_id_of
 from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
     Commit,
     Digest,
     Fetch,
+    Justified,
     Partial,
     PeerId,
     Ready,
@@ -49,7 +53,8 @@ class Round:
     Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_down`, `reach`); `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt`: number of our last announcement, if this round had one before;
     `site`: the network that we share with others. `link` returns our link's rates up and down in bytes/s (0: unknown),
-    `spans` those of links to some peers. After the commit the round stays to serve results to peers that missed some.
+    `spans` those of links to some peers. `key_of`: public key of a peer; `met`: receives keys of members that proposals
+    carry, for the checks of `agreement`. After the commit the round stays to serve results to peers that missed some.
     """
 
     def __init__(
@@ -64,11 +69,14 @@ class Round:
         phase: Callable[[int, str], None] = lambda round, name: None,
         link: Callable[[], tuple[int, int]] = lambda: (0, 0),
         spans: Callable[[], tuple[Span, ...]] = tuple,
+        key_of: Callable[[PeerId], bytes | None] = lambda peer: None,
+        met: dict[PeerId, bytes] | None = None,
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._link, self._spans = link, spans
+        self._key_of, self._met = key_of, {} if met is None else met
         self.attempt = attempt
         self._site = site
         self._repairs = Retransmitter()
@@ -190,6 +198,9 @@ class Round:
         else:
             if isinstance(message, Commit):
                 self._spent.discard(sender)  # earlier reports concerned another round
+            if isinstance(message, Justified):
+                keys = {peer_id_of(key): key for key in message.keys}
+                self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
             before = self.agreement.ready.get(sender)
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
@@ -287,6 +298,11 @@ class Round:
     def _tell(self) -> None:
         """Send the agreement's messages."""
         for to, message in self.agreement.take():
+            if isinstance(message, Justified):
+                # A receiver that has just come may not know the signers.
+                signers = {*(report.peer for report in message.reports), *departed(message.opened)}
+                keys = tuple(key for peer in sorted(signers) if (key := self._key_of(peer)) is not None)
+                message = msgspec.structs.replace(message, keys=keys)
             for peer in sorted(self.agreement.reachable) if to is None else (to,):
                 if peer != self.me:
                     self._send_queue.control(peer, message)

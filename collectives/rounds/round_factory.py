@@ -121,6 +121,7 @@ class RoundFactory:
         self._sieve: SparseShardedReduce | None = None
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self._owner_backoff = OwnerBackoff()
+        self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
         self._accuse, self._banned = accuse, banned
         self._ring_backoff = Backoff()
@@ -144,6 +145,7 @@ class RoundFactory:
         sized = self._by_bandwidth and self._topology == self._collective == "butterfly"
         chunks = len(grid) if sized else 0
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
+        self._met = {}
         agreement = Agreement(
             self._identity.peer_id,
             replace(
@@ -176,6 +178,8 @@ class RoundFactory:
             phase=self._phase,
             link=self._link,
             spans=self.spans,
+            key_of=self.key_of,
+            met=self._met,
         )
         if self._sieve is not None:
             self._sieve.halt()  # an abandoned round must not vote any more
@@ -265,4 +269,6 @@ class RoundFactory:
 
     def key_of(self, peer: PeerId) -> bytes | None:
         """Return the public key of a peer, if it is known."""
-        return self._identity.public_key if peer == self._identity.peer_id else self._key_of(peer)
+        if peer == self._identity.peer_id:
+            return self._identity.public_key
+        return self._key_of(peer) or self._met.get(peer)

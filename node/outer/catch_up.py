@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import Prove
+from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_offers import Replay, matches
@@ -61,15 +62,33 @@ class CatchUp:
         """Time since which other peers have proved to be ahead of the round in progress; None if none has."""
         self._outdated = False
         """True if other peers have recovered the state while this peer was away."""
-        self.prevails = False
-        """True if peers have offered a state of a lineage that gives way to ours: they wait for our state."""
+        self._prevails = False
         self.replays = False
         """True if the rounds since our state are a shorter way to the swarm's than a fetch."""
 
     @property
     def alone(self) -> bool:
         """True if no peer offered a state at the last attempt: the reachable peers, if any, are no swarm."""
-        return not self._states.offered
+        return not self._states.offers
+
+    @property
+    def newest(self) -> bool:
+        """True if the last attempt has shown that no other peer has a newer state than ours.
+
+        One reason is an offer of a lineage that gives way to ours: its peers wait for our state. The other is a proof by
+        votes. A later round of our lineage needs the votes of a quorum of our members. We have voted in none: our votes are
+        on the disk, and if that had lost them, we would be another life, without a vote. A member that offers a round up to
+        ours has seen no later one; if it has voted in the next, that round is in progress, and the next ballot finds the
+        vote. So if the silent members are no quorum, no peer is further. The only member needs no answer of another one. A
+        joiner that a later round admitted is no exception, because that round would have needed our vote, too.
+        """
+        replica, agreement, offers = self._replica, self._current().agreement, self._states.offers
+        older = {peer for peer, one in offers.items() if one.lineage == replica.lineage and one.round <= replica.round}
+        voted = self._me not in replica.members or not agreement.witness or agreement.acceptor.voted is not None
+        if voted or not offers or len(older) < len(offers):
+            return self._prevails
+        terms, silent = agreement.terms, set(replica.members) - older - {self._me}
+        return not enough(silent, terms.seniors or terms.members, fraction=terms.fraction)
 
     @property
     def lone(self) -> bool:
@@ -138,10 +157,6 @@ class CatchUp:
         self._give_way(fly)
         return True
 
-    def brought_back(self) -> None:
-        """Note that the next state is made here, after all of its holders were gone."""
-        self._outdated = False
-
     async def copy(self, work: Work, below: int) -> FetchedState | None:
         """Fetch the newest available copy of a state of a round before `below`."""
         patience = self._round_factory.patience
@@ -187,7 +202,7 @@ class CatchUp:
         if self._outdated or not replica.chain:
             return True
         if lineage_of(chain) != replica.lineage:
-            self.prevails |= prevails(replica.chain, chain) and self._proves(offer, chain)
+            self._prevails |= prevails(replica.chain, chain) and self._proves(offer, chain)
             return self._lineages.gives_way(chain)
         return offer.round >= replica.round + behind
 

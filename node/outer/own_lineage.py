@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import end_of
@@ -57,6 +58,8 @@ class OwnLineage:
         """Results that the round in progress lacks, and the time since which there are so many."""
         self.since: float | None = None
         """Time since which the round in progress has had no quorum; None if it has one."""
+        self.stalled = asyncio.Event()
+        """Set while `since` is not None."""
         self._asked: float | None = None
         """Time at which a person asked for a lineage, see `recover`."""
 
@@ -79,7 +82,8 @@ class OwnLineage:
     def advance(self) -> None:
         """Begin a round: its quorum is not known to be missing."""
         founding, ours = self._founding, self._replica.chain
-        self._founding, self.since, self._asked, self._lacking = None, None, None, (0, 0.0)
+        self._founding, self._lacking = None, (0, 0.0)
+        self._able()
         if ours and founding is not None and founding.began(ours[-1].fork):
             report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
 
@@ -99,10 +103,11 @@ class OwnLineage:
         lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
         able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
         if not self._replica.members or fly.complete or able:
-            self.since, self._asked = None, None
+            self._able()
             return
         if self.since is None:
             self.since = self._lacking[1] if lost else now
+            self.stalled.set()
         if (fork := self._lineages.adoptable()) is not None:
             self._begin(fork)
             return
@@ -121,6 +126,10 @@ class OwnLineage:
                 self._send_queue.control(peer, found)
         if (begun := self._begun.fork) is not None:
             self._begin(begun)
+
+    def _able(self) -> None:
+        self.since, self._asked = None, None
+        self.stalled.clear()
 
     @property
     def _begun(self) -> Founding:

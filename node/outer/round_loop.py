@@ -76,7 +76,7 @@ class RoundLoop(ABC):
         If the results of the rounds since our state are the shorter way, take part with our state, and follow.
 
         Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
-        number of patiences, or as soon as a peer offers a state of a lineage that gives way to ours. Return False after
+        number of patiences, or as soon as the answers show that none is newer (`CatchUp.newest`). Return False after
         `alone` consecutive attempts in which no reachable peer had a state (0: never). `lost`: called when no peer has a
         state; it is given twice the `tries`. Raises ManifestMismatch if the swarm trains another model.
         """
@@ -89,10 +89,8 @@ class RoundLoop(ABC):
                 await self.adopt()
                 return True
             tried += 1
-            if session.catch_up.replays:
-                await self.adopt()
-                return True
-            if tries and (tried >= tries * (1 if lost is None else 2) or session.catch_up.prevails):
+            enough = tries and (tried >= tries * (1 if lost is None else 2) or session.catch_up.newest)
+            if enough or session.catch_up.replays:
                 await self.adopt()
                 return True
             if alone and lonely >= alone:

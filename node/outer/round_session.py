@@ -366,7 +366,6 @@ class RoundSession:
 
         if (fork := await self.change(work, alone)) is not None:
             report(fork, self._emit)
-        self.catch_up.brought_back()
 
     # --- frame handler
 

@@ -81,8 +81,8 @@ class StateServer:
         """True if the owner has been told that our chain is too long."""
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
-        self.offered = False
-        """True if any peer has offered a state since the last `fetch` began, valid or not."""
+        self.offers: dict[PeerId, StateOffer] = {}
+        """States that peers have offered since the last `fetch` began, proved or not."""
         self.without: set[PeerId] = set()
         """Peers that look for a state, or made an invalid offer, since the last `fetch` or round began."""
         self.empty: set[PeerId] = set()
@@ -150,7 +150,7 @@ class StateServer:
                 self.empty.add(peer)
         elif isinstance(message, StateOffer):
             self.forget(peer)
-            self.offered = True
+            self.offers[peer] = message
         self._mail.put_nowait((peer, frame))
 
     def forget(self, *peers: PeerId) -> None:
@@ -177,7 +177,7 @@ class StateServer:
         reached: Callable[[StateOffer], int | None] = lambda offer: None,
     ) -> FetchedState | OtherModelState | Replay | None:
         """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
-        self._mail, self.offered = asyncio.Queue(), False
+        self._mail, self.offers = asyncio.Queue(), {}
         self.forget(*self.without)
         try:
             fetched = await fetch_state(

@@ -50,7 +50,7 @@ PATIENCE = 2.0
 """Least patience of a round, in seconds without progress."""
 
 OWN_STATE = 5
-"""Number of times that a newer state than our checkpoint's is asked for before the checkpoint is used."""
+"""Maximum number of questions for a newer state than our checkpoint's before that is used."""
 
 OWN_SEEDS = 2
 """Most of our own addresses in an invite: one for the internet, one for this network."""

@@ -372,11 +372,12 @@ class Members:
         times = [member.suspicion.next_step for member in self._suspects.values() if member.suspicion is not None]
         return min([self.own.publish_at, *times])
 
-    def shift(self, lag: float) -> None:
-        """Give suspects `lag` more seconds, during which this peer did not listen."""
+    def shift(self, lag: float, now: float) -> None:
+        """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
         for member in self._suspects.values():
             if member.suspicion is not None:
-                member.suspicion.start += lag
+                # Accusations that waited meanwhile may have been handled just before.
+                member.suspicion.start = min(member.suspicion.start + lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
         """Forget peers that departed more than `preset.tombstone` seconds ago. Returns them."""

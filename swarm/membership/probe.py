@@ -151,11 +151,12 @@ class Prober:
         times += [min(relay.nack_at, relay.end) for relay in self._relays.values()]
         return min(times, default=math.inf)
 
-    def shift(self, lag: float) -> None:
-        """Move time-outs by `lag` seconds, during which this peer did not listen."""
+    def shift(self, lag: float, now: float) -> None:
+        """Move time-outs by the last `lag` seconds, or those since the probe: we did not listen."""
         for probe in self._probes.values():
-            probe.ask_at += lag
-            probe.fail_at += lag
+            deaf = min(lag, now - probe.sent)
+            probe.ask_at += deaf
+            probe.fail_at += deaf
         self._relays.clear()
 
     def forget(self, peer: PeerId) -> None:

@@ -258,8 +258,8 @@ class Roster:
         lag = now - self._gossip_at  # the shortest of all periods here
         if lag > self.preset.lag_limit:
             self.awareness.add(1)
-            self._prober.shift(lag)
-            self._members.shift(lag)
+            self._prober.shift(lag, now)
+            self._members.shift(lag, now)
         if now >= self._refresh_at:
             self._members.update(now)
             self._refresh_at = now + self.record.ttl / 2

@@ -38,12 +38,6 @@ MAX_FAREWELLS = 64
 MAX_PROPOSALS = 16
 """Maximum number of earlier proposals of a round that one justification may contain."""
 
-CHAIN_BYTES = 4 << 20
-"""Maximum number of bytes of an encoded chain in a message."""
-
-MAX_ERAS = 256
-"""Maximum number of lineages in a chain that other peers believe."""
-
 Lineage = Annotated[bytes, Meta(max_length=LIFE)]
 """Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
 
@@ -243,7 +237,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 class Justified(Message, frozen=True):
     """Open of a ballot above the first, with the promises that justify its value, see justification.py.
 
-    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for.
+    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for. keys: of
+    the peers that have signed these.
     """
 
     limit: ClassVar[int] = 2_000_000
@@ -251,6 +246,7 @@ class Justified(Message, frozen=True):
     opened: Open
     reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)]
     proposals: Annotated[tuple[Open, ...], Meta(max_length=MAX_PROPOSALS)]
+    keys: Keys = ()
 
     @property
     def round(self) -> int:
@@ -276,39 +272,6 @@ class Leave(Message, frozen=True):
     lineage: Lineage
     farewell: Farewell
     opened: Open | None
-
-
-class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Beginning of a lineage: peers that continue a run without a quorum of its members, or its founder.
-
-    round: last round of the parent lineage that the lineage contains. base: digest of the state after it, which covers the
-    parent lineage and `before`, its members (not signed). members (sorted), lives: founders of the lineage, and LIFE bytes
-    for each. signatures: of each founder's Found with these values. keys: public keys of the founders.
-    The first lineage of a run has round 0, no members before it, and the founder of the run.
-    """
-
-    round: U32
-    base: Digest
-    before: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
-    members: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_GROUP)]
-    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
-    signatures: Annotated[tuple[Signature, ...], Meta(max_length=MAX_GROUP)]
-    keys: Keys = ()
-
-
-class Found(Message, frozen=True):
-    """Statement of one founder of a lineage: it continues after `round` with exactly these `members`.
-
-    From now on it votes in no round of the parent lineage after `round`. base, members: see Fork. life: the sender's.
-    """
-
-    limit: ClassVar[int] = 9_000
-
-    round: U32
-    fragment: U16
-    base: Digest
-    members: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_GROUP)]
-    life: Annotated[bytes, Meta(max_length=LIFE)]
 
 
 class Blame(Message, frozen=True):
@@ -353,18 +316,6 @@ class Vote(Message, frozen=True):
     lineage: Lineage = b""
 
 
-class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Two signed statements of which an honest peer signs at most one, see swarm/evidence.py.
-
-    key: public key of the peer.
-    """
-
-    key: Id
-    first: Vote
-    second: Vote
-    signatures: tuple[Signature, Signature]
-
-
 class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Signature of one Vote. The Vote itself is rebuilt from the Commit that carries it."""
 
@@ -380,47 +331,6 @@ class Commit(Message, frozen=True):
     opened: Open
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
-
-
-class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Commit with what proves it to a peer that does not know its members.
-
-    members (by seniority), lives: electorate of the round, which `Open.electorate` names. keys: of the voters and of the
-    members that said farewell.
-    """
-
-    members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
-    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
-    commit: Commit
-    keys: Keys
-
-
-class Era(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One lineage in a chain: its beginning, and certificates that prove its members.
-
-    The last certificate has its newest round.
-    """
-
-    fork: Fork
-    certificates: tuple[Certificate, ...] = ()
-
-
-Chain = tuple[Era, ...]
-"""Proof of the members of a run; the first lineage comes first. See collectives/consensus/chain.py."""
-
-
-class Head(Message, frozen=True):
-    """Lineage and newest committed round of the sender. The payload is its encoded chain, or empty.
-
-    A peer answers with its chain if it has a newer one, or one of a lineage that prevails; to a Head without a chain also
-    if it has another lineage.
-    """
-
-    payload: ClassVar[int] = CHAIN_BYTES
-
-    round: U32
-    fragment: U16
-    lineage: Lineage
 
 
 class Ask(Message, frozen=True):

@@ -6,8 +6,6 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
-    CHAIN_BYTES,
-    MAX_ERAS,
     MAX_FAREWELLS,
     MAX_PROPOSALS,
     Ask,
@@ -15,18 +13,11 @@ from thinwire.swarm.messages.agreement import (
     Base,
     Behind,
     Blame,
-    Certificate,
-    Chain,
     Commit,
     Contribution,
     Decline,
-    Era,
-    Evidence,
     Exclusion,
     Farewell,
-    Fork,
-    Found,
-    Head,
     Justified,
     Leave,
     Open,
@@ -68,6 +59,7 @@ from thinwire.swarm.messages.data import (
     StateOffer,
     Subtotal,
 )
+from thinwire.swarm.messages.lineage import CHAIN_BYTES, MAX_ERAS, Certificate, Chain, Era, Evidence, Fork, Found, Head
 from thinwire.swarm.messages.membership import (
     BALLAST,
     PIECE,

@@ -53,7 +53,12 @@ def targets() -> list[Target]:
     """Every decoder; its place in the list is the first byte of an input."""
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
-    return [*made, *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)), _run_card(), *map(_after_one, wire.targets())]
+    return [
+        *made,
+        *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)),
+        _run_card(),
+        *map(_after_one, wire.targets()),
+    ]
 
 
 def _after_one(target: Target) -> Target:

@@ -37,9 +37,12 @@ class FragmentSession(RoundSession):
     def __init__(self, *shared: Any, told: Callable[[], None], **named: Any) -> None:
         """Create the session. `told`: called when the next round begins. Other arguments: see RoundSession."""
         self._told = told
+        self.over = asyncio.Event()
+        """Set when the round in progress has committed, until the next one begins."""
         super().__init__(*shared, **named)
 
     def advanced(self) -> None:
+        self.over.clear()
         self._told()
 
 
@@ -96,7 +99,7 @@ class FragmentSessions:
                 turn=turn,
                 stats=self.stats,
                 told=self._advanced,
-                on_commit=on_commit,
+                on_commit=partial(self._committed, number, on_commit),
                 founder=founder,
             )
         self.ahead: RoundSession = next(iter(self.links.values()))
@@ -111,6 +114,10 @@ class FragmentSessions:
             if not round:
                 told.pop("digest", None)  # each fragment has a different initial state
         self._emit(name, told)
+
+    def _committed(self, number: int, on_commit: Callable[[], None]) -> None:
+        self.links[number].over.set()
+        on_commit()
 
     def _advanced(self) -> None:
         self.roster.progress = self.replica.round

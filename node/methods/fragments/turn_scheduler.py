@@ -2,8 +2,9 @@
 
 In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
 turns) the loop waits for the commit, and the model follows. A late fragment delays the others only until one that was
-sent after it is done, plus one patience. After that the model follows it between two later steps; it is not sent again
-before its round is over.
+sent after it is done, or the others have completed a round of one that was not sent, plus one patience. A fragment without
+a quorum delays none, so several fragments wait for a quorum at the same time. After that the model follows the fragment
+between two later steps; it is not sent again before its round is over.
 
 No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
 next steps as make up for the delay, once, because all peers make the same number of steps per turn and it would stay
@@ -272,11 +273,16 @@ class TurnScheduler(RoundLoop):
     async def _wait(self, flight: _PendingRound) -> None:
         """Wait until a round is over, or may delay the others no longer."""
         flight.link.due.set()
+        if flight.left:
+            return
+        session = flight.link.loop.session
+        stalled = session.own_lineage.stalled
         later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
-        if not (flight.left or flight.link.late_for):
-            await self._first(flight.task, *later)
-        if not flight.task.done():
-            await asyncio.wait((flight.task,), timeout=flight.link.loop.session.patience)
+        if not flight.link.late_for:
+            missed = [one.over for number, one in self._session.links.items() if number not in self._flights]
+            await self._first(flight.task, *later, *missed, stalled)
+        if not (flight.task.done() or stalled.is_set()):
+            await asyncio.wait((flight.task,), timeout=session.patience)
         flight.left = not flight.task.done()
 
     @staticmethod

@@ -15,7 +15,7 @@ from thinwire.swarm.messages.registry import PeerId
 class GossipCatchUp:
     """Fetch the state of one of the peers that `draw` returns. `patience`: seconds to wait for an answer."""
 
-    prevails = replays = False  # See CatchUp.
+    newest = replays = False  # See CatchUp.
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GossipCatchUp:
             fetched = await self._states.fetch(
                 [peer], work, patience=self._patience(), accept=lambda offer, chain: offer.round >= oldest
             )
-            self._offered |= self._states.offered
+            self._offered |= bool(self._states.offers)
             if isinstance(fetched, OtherModelState):
                 foreign = fetched
             elif isinstance(fetched, FetchedState):

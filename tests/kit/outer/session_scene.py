@@ -64,9 +64,9 @@ FIRST = first_lineage(ALL)
 
 
 class Scene:
-    """Session of peer ME in a run of `members`, who are all present."""
+    """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record."""
 
-    def __init__(self, members=ALL, *, exchange="", sequence=5_000, kept=None, slow=None, **options):
+    def __init__(self, members=ALL, *, unknown=(), exchange="", sequence=5_000, kept=None, slow=None, **options):
         self.now, self.events, self.queue = 0.0, [], Queue()
         manifest = parse(f'[exchange]\ncodec = "fp32"\n{exchange}')
         method = METHODS["diloco"]
@@ -78,7 +78,7 @@ class Scene:
         roster = SimpleNamespace(
             record=SimpleNamespace(sequence=sequence, peer_id=ME),
             banned=(),
-            record_of=lambda peer: SimpleNamespace(public_key=KEYS[peer].public_key),
+            record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
             progress=0,
         )
@@ -116,8 +116,11 @@ class Scene:
         self.session.current.announce([bytes(400)], weight=10, loss=1.0, speed=1.0)
         return self.sent(Ready)[-1]
 
-    def deliver_round(self):
-        """Deliver the round in progress: ANN leads, contributes alone and owns the chunk, and BEN votes with it."""
+    def deliver_round(self, keys=()):
+        """Deliver the round in progress: ANN leads, contributes alone and owns the chunk, and BEN votes with it.
+
+        keys: of the peers whose promises the proposal carries.
+        """
         session, terms, values = self.session, self.session.current.agreement.terms, np.ones(100, np.float32).tobytes()
         ballot, number = Ballot(2, ANN), session.current.round
         for peer in (ANN, BEN):
@@ -131,7 +134,7 @@ class Scene:
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
-        self.on_message(ANN, freely(opened, (ANN, BEN), sign))
+        self.on_message(ANN, msgspec.structs.replace(freely(opened, (ANN, BEN), sign), keys=keys))
         self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage))
         self.on_message(ANN, Result(number, 0, ballot, 0, terms.lineage), values)
         digest = digest_of([blake3.blake3(values).digest()])

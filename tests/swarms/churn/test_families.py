@@ -56,9 +56,7 @@ def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        pytest.param(
-            "streaming", 20, marks=pytest.mark.xfail(strict=True, reason="the founder asks for newer states, 11 s")
-        ),
+        ("streaming", 20),
         ("sparse-chains", 417),
     ],
 )

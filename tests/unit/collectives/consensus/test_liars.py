@@ -7,10 +7,10 @@ from kit.reference.small_model import explore
 from kit.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import EACH, Equivocation
-from thinwire.collectives.consensus.justification import justified, justify
+from thinwire.collectives.consensus.justification import justified, justify, presentable
 from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
 from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, possible, tolerated
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open, Promise
+from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Open, Promise
 
 # --- every state of a round with one liar
 
@@ -125,6 +125,21 @@ def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
     assert not holds(justify(opened(SECOND), votes, ()))
     del votes[BEN]
     assert not holds(justify(opened(SECOND), votes, ())), "two are no quorum"
+
+
+def test_ballot_is_justified_although_more_liars_report_a_proposal_each_than_it_can_show():
+    ids = tuple(bytes([n]) * 32 for n in range(52))
+    terms = RoundTerms(5, 0, ids, bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
+    shape = dict(group=ids, alive=ids, electorate=terms.electorate)
+    lies = {ids[n]: (opened(Ballot(1, ids[0]), ids[n:], **shape), A) for n in range(1, MAX_PROPOSALS + 2)}
+    votes = promised(SECOND, dict.fromkeys(ids) | lies)
+    free = opened(SECOND, ids, **shape)
+    assert len(lies) <= tolerated(len(ids), TWO_THIRDS) and justify(free, votes, ()) is None
+    shown = presentable(votes, ())
+    assert len(shown) == len(ids) - 1 and holds(justify(free, shown, ()), terms)
+    honest = {peer: (opened(Ballot(1, ids[0]), ids, **shape), B) for peer in ids[MAX_PROPOSALS + 2 :]}
+    shown = presentable(promised(SECOND, lies | honest), ())
+    assert shown.keys() >= honest.keys() and len(shown) == len(honest) + MAX_PROPOSALS - 1
 
 
 def test_vote_cannot_be_removed_from_a_promise():

@@ -918,6 +918,19 @@ def test_late_peer_gets_announcement_and_verdict():
     assert peer.take() == [(ids[2], commit)]
 
 
+@pytest.mark.parametrize("member", [True, False])
+def test_only_members_vote(member):
+    """A newcomer in the ballot has the results, too. Its vote would not count, and it might forget the vote."""
+    ids = [name(index) for index in range(4)]
+    members = ids if member else ids[:3]
+    peer = agreement(ids[3], members, ids)
+    peer.on_message(ids[0], _open(ids, ids[0], electorate=terms(members).electorate), b"", 0.0)
+    assert peer.opened is not None
+    peer.complete(digest(peer.opened.contributors), 0.0)
+    votes = [to for to, message in peer.take() if isinstance(message, Vote)]
+    assert votes == ([ids[0]] if member else [])
+
+
 def test_newcomers_never_decide_after_all_members_are_unreachable():
     ids, strangers = [name(1), name(2)], [name(7), name(8), name(9)]
     peer = agreement(strangers[0], ids, strangers)

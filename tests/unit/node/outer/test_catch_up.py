@@ -10,7 +10,7 @@ from thinwire.node.outer.catch_up import TRIES, CatchUp
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import Ask, Fork, StateOffer
 
-ME, ANN, BEN = (bytes([n]) * 32 for n in range(3))
+ME, ANN, BEN, CAT = (bytes([n]) * 32 for n in range(4))
 PATIENCE = 2.0
 
 
@@ -24,11 +24,15 @@ OURS, BETTER, WORSE = begun(2), begun(1), begun(3)
 class Here:
     """A peer after round 3 of OURS. `told`: sent messages; `asked`: peers asked for proof; `accepts`: of its fetches."""
 
-    def __init__(self, *, chain=OURS, fetched=()):
+    def __init__(self, *, chain=OURS, fetched=(), members=(ME, ANN)):
         self.now, self.told, self.asked, self.accepts, self.dropped = 100.0, [], [], [], []
         self.ahead, self.prevailing, self.adoptable = [], [], None
-        self.states = SimpleNamespace(without=set(), fetch=self._fetch, offered=True, forget=lambda *peers: None)
-        agreement = SimpleNamespace(commit=None, ready={}, overtaken=lambda: None)
+        self.states = SimpleNamespace(without=set(), fetch=self._fetch, offers={}, forget=lambda *peers: None)
+        terms = SimpleNamespace(seniors=members, members=members, fraction=0.5)
+        acceptor = SimpleNamespace(voted=None)
+        agreement = SimpleNamespace(
+            commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
+        )
         self.fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
         roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
@@ -42,7 +46,7 @@ class Here:
             gives_way=lambda other: other == BETTER,
             trusted=lambda fork: fork.lives != WORSE[0].fork.lives,
         )
-        replica = SimpleNamespace(round=3, members=(ME, ANN), chain=chain, lineage=lineage_of(chain))
+        replica = SimpleNamespace(round=3, members=members, chain=chain, lineage=lineage_of(chain))
         self.catch_up = CatchUp(
             replica,
             self.states,
@@ -169,7 +173,45 @@ def test_peer_notes_a_proved_offer_of_a_lineage_that_gives_way_to_its_own(chain,
     here.newer()
     here.proven = proven
     here.accepts[0](offer(4, chain), chain)
-    assert here.catch_up.prevails == prevails
+    assert here.catch_up.newest == prevails
+
+
+@pytest.mark.parametrize(
+    ("members", "offers", "newest"),
+    [
+        ((ME,), {ANN: 2}, True),
+        ((ME,), {ANN: 3}, True),
+        ((ME,), {ANN: 4}, False),
+        ((ME,), {ANN: 2, BEN: 4}, False),
+        ((ME,), {}, False),
+        ((ME, ANN), {BEN: 2}, True),
+        ((ANN, ME), {BEN: 2}, False),
+        ((ANN, ME), {ANN: 2}, True),
+        ((ME, ANN, BEN), {ANN: 2}, True),
+        ((ME, ANN, BEN), {CAT: 2}, False),
+    ],
+)
+def test_state_is_the_newest_if_members_that_offer_no_older_one_are_no_quorum(members, offers, newest):
+    here = Here(members=members)
+    here.states.offers = {peer: offer(round, OURS) for peer, round in offers.items()}
+    assert here.catch_up.newest == newest
+
+
+def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_beside_another_lineage():
+    here = Here(members=(ME,))
+    here.states.offers = {ANN: offer(2, OURS)}
+    agreement = here.fly.agreement
+    assert here.catch_up.newest
+    agreement.acceptor.voted = object()
+    assert not here.catch_up.newest, "the round that we voted in may have committed"
+    agreement.acceptor.voted, agreement.witness = None, False
+    assert not here.catch_up.newest, "our votes are lost, or of later rounds"
+    agreement.witness = True
+    here.states.offers[BEN] = offer(2, BETTER)
+    assert not here.catch_up.newest
+    here = Here(members=(ANN,))
+    here.states.offers = {ANN: offer(2, OURS)}
+    assert not here.catch_up.newest, "this peer is no member"
 
 
 def test_peer_without_a_state_takes_any_trusted_one():

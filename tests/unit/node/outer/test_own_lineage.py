@@ -215,8 +215,9 @@ def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_
     scene = Scene(live=(ANN, BEN))
     scene.fly.lacking = 1
     scene.run(PATIENCES * PATIENCE - 0.5)
-    assert scene.own_lineage.since is None
+    assert scene.own_lineage.since is None and not scene.own_lineage.stalled.is_set()
     scene.run(1.5)
+    assert scene.own_lineage.stalled.is_set()
     assert scene.own_lineage.since == 0.5, "from the beginning: no round could commit"
     scene.run(ORPHAN)
     assert scene.take(Found)

@@ -22,6 +22,7 @@ from thinwire.swarm.messages.registry import (
     Era,
     Fork,
     Head,
+    Justified,
     Leave,
     Prepare,
     Promise,
@@ -121,6 +122,31 @@ def test_peer_without_a_vote_of_its_round_takes_part_at_once(members, lives, vot
     scene.replica.round, scene.replica.lives = 1, lives  # as a fetched state
     scene.session.advance()
     assert [message.weight for message in scene.sent(Ready)] == [0] * takes_part
+
+
+@pytest.mark.parametrize("signer", [BEN, CAT, None])
+def test_later_ballot_is_followed_if_it_carries_the_keys_of_unknown_signers(signer):
+    scene = Scene(unknown=(BEN,))
+    scene.announce()
+    scene.deliver_round(keys=() if signer is None else (KEYS[signer].public_key,))
+    assert (scene.session.current.agreement.commit is not None) == (signer == BEN)
+
+
+def test_leader_of_a_later_ballot_sends_the_keys_of_the_signers():
+    scene = Scene((ME, ANN))
+    ours = scene.announce()
+    scene.on_message(ANN, msgspec.structs.replace(ours, weight=0, hashes=b"", life=b""))
+    asked = []
+    while not asked and scene.now < 60.0:
+        scene.now += 1.0
+        scene.session.on_tick()
+        asked = scene.sent(Prepare)
+    asked, terms = asked[0], scene.session.current.agreement.terms
+    scene.on_message(ANN, Promise(terms.round, 0, asked.ballot, None, None, terms.lineage))
+    scene.now += 3.0  # BEN and CAT do not answer.
+    scene.session.on_tick()
+    [proposal, *_] = scene.sent(Justified)
+    assert set(proposal.keys) == {KEYS[peer].public_key for peer in (ME, ANN)}
 
 
 def test_digest_is_computed_after_a_change_unless_the_caller_does_it():

@@ -234,7 +234,7 @@ def test_offer_with_wrong_hashes_is_ignored(hashes):
         offer = StateOffer(9, bytes(32), replica.layout, replica.state.nbytes, (ANN,))
         here.server.on_frame(ANN, Frame(offer, hashes))
         assert await fetching is None
-        assert not here.server.offered and here.server.without == {ANN}
+        assert not here.server.offers and here.server.without == {ANN}
 
     asyncio.run(main())
 

@@ -174,6 +174,17 @@ def test_stopped_peer_is_dead_and_returns_with_higher_sequence() -> None:
     assert {event.peer for _, _, event in world.events("dead")} == {NAMES[5]}
 
 
+def test_suspicion_that_begins_after_a_stall_is_not_longer_by_the_stall() -> None:
+    """The accusations have waited meanwhile, and arrive before the first tick."""
+    world = RosterWorld(2, LOCAL)
+    world.full(6)
+    world.run(5.0)
+    world.stall(0, 300.0)
+    world.crash(5)
+    world.run(305.0)
+    assert world.run(335.0, lambda: not world.rosters[NAMES[0]].alive(NAMES[5]))
+
+
 def test_stall_of_20_s_causes_no_death() -> None:
     for seed in range(3):
         world = RosterWorld(seed)

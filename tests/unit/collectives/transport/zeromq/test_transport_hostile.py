@@ -16,7 +16,19 @@ from thinwire.collectives.transport.zeromq.zmq_socket import as_client
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import VERSION, Ask, Ballot, Chunk, Hello, Ping, Refuse, Vote, Welcome
+from thinwire.swarm.messages.registry import (
+    VERSION,
+    Ask,
+    Ballot,
+    Chunk,
+    Found,
+    Hello,
+    Ping,
+    Promise,
+    Refuse,
+    Vote,
+    Welcome,
+)
 
 
 def nothing(*_):
@@ -352,12 +364,22 @@ def signed(message, seed=1, run_id=b"r" * 32):
     "head",
     [
         signed(Vote(1, 1, Ballot(1, bytes(32)), bytes(32), bytes(32)), seed=3),
+        signed(Promise(1, 1, Ballot(2, bytes(32)), None, None), seed=3),
+        signed(Found(1, 1, bytes(32), (bytes(32),), b""), seed=3),
         signed(Ping(1, 2, ())),
         frames.encode(Frame(Chunk(1, 1, 1, 1)), None, bytes(32)),
         os.urandom(100),
         bytes(MAX_WORD[0] + 1),
     ],
-    ids=["a vote that is forged", "no word", "bulk", "noise", "too long"],
+    ids=[
+        "a vote that is forged",
+        "a promise that is forged",
+        "a founder's statement that is forged",
+        "no word",
+        "bulk",
+        "noise",
+        "too long",
+    ],
 )
 def test_invalid_message_on_control_stream_closes_link(wire, head):
     async def work():
