@@ -75,7 +75,7 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`: see Agreement.
+    - `accuse`, `banned`, `trial`: see Agreement. `endorses`: see Round.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class RoundFactory:
         spans: Callable[[], tuple[Span, ...]] = tuple,
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
+        trial: Callable[[PeerId], bool] = lambda peer: False,
+        endorses: Callable[[], tuple[PeerId, ...]] = tuple,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -122,7 +124,7 @@ class RoundFactory:
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self._owner_backoff = OwnerBackoff()
         self._by_bandwidth = by_bandwidth
-        self._accuse, self._banned = accuse, banned
+        self._accuse, self._banned, self._trial, self._endorses = accuse, banned, trial, endorses
         self._ring_backoff = Backoff()
 
     def begin(
@@ -164,6 +166,7 @@ class RoundFactory:
             store=store,
             accuse=self._accuse,
             banned=self._banned,
+            trial=self._trial,
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
         fly = Round(
@@ -176,6 +179,7 @@ class RoundFactory:
             phase=self._phase,
             link=self._link,
             spans=self.spans,
+            endorses=self._endorses,
         )
         if self._sieve is not None:
             self._sieve.halt()  # an abandoned round must not vote any more

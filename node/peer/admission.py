@@ -144,7 +144,7 @@ class Admission:
 
     def _judge(self) -> None:
         """Judge records of others by the manifest's rule from now on, and by stored evidence and revocations."""
-        self.policy = AdmissionPolicy(self._run_id, self.signed.author, self.manifest.admission.longest)
+        self.policy = self.manifest.admission.policy(self._run_id, self.signed.author)
         self.presence.roster.set_policy(self.policy)
         self._convict(self._ban_file.load())
 
@@ -233,6 +233,8 @@ class Admission:
         roster.learn(record, self._environment.now(), met=True)
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
+        if roster.record_of(record.peer_id) is None:
+            return Refuse("full", "all places of peers on trial are taken, or those of this network")
         return welcome(self.signed, roster, record.peer_id, self._environment.rng)
 
     def save_bans(self) -> None:

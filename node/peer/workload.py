@@ -66,7 +66,7 @@ class Workload:
     def share(self, made: int) -> WorkShare:
         """Return this peer's share of the next round, of which it has already made this number of inner steps."""
         step = self._manifest.steps_after(self._rounds.turn) + made
-        return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step)
+        return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step, self._rounds.on_trial)
 
     def _group(self) -> tuple[PeerId, ...]:
         """Return the peers that share the data: the members; before this peer is one, all present peers.

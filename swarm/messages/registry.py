@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
     CHAIN_BYTES,
+    MAX_ENDORSED,
     MAX_ERAS,
     MAX_FAREWELLS,
     MAX_PROPOSALS,
@@ -132,6 +133,7 @@ __all__ = [
     "Found",
     "Head",
     "Leave",
+    "MAX_ENDORSED",
     "MAX_ERAS",
     "MAX_FAREWELLS",
     "MAX_PROPOSALS",
@@ -198,7 +200,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 6
+VERSION = 7
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
