@@ -127,6 +127,8 @@ class Agreement:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
         self._hear_ready(self.me, ready)
+        if self._deferred is not None:
+            self._hear_open(*self._deferred, now)
         self.tick(now)
 
     def progress(self, now: float) -> None:

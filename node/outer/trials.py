@@ -65,7 +65,7 @@ class Candidate:
 
     def told(self, required: int) -> str:
         """Return rounds, score and reason for people."""
-        return f"{self.rounds} of {required} rounds, score {self.score:+.2f}" + (f", {self.reason}" * bool(self.reason))
+        return f"{self.rounds} rounds scored, at least {required} needed, score {self.score:+.2f}" + (f", {self.reason}" * bool(self.reason))
 
 
 @dataclass(slots=True)
@@ -146,10 +146,10 @@ class Trials:
     # --- the contribution that this member scores
 
     def look(self) -> None:
-        """Ask one newcomer for its contribution to the round in progress, once."""
+        """Ask one newcomer for its contribution to the round in progress, once, when we have announced ours."""
         current = self._current()
         agreement = current.agreement
-        if not self._required or agreement.opened is None or agreement.commit is not None:
+        if not self._required or self._me not in agreement.ready or agreement.commit is not None:
             return
         if self._me not in self._replica.members or (self._sample is not None and self._sample.round == current.round):
             return
@@ -175,15 +175,19 @@ class Trials:
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
-        """Take a chunk of a newcomer; return True if the frame is one, also if nobody has asked for it."""
+        """Take a chunk that this member has asked for, once; return True if the frame is one.
+
+        The round gets all others: the newcomer may be a contributor now.
+        """
         message, sample = frame.message, self._sample
-        if not isinstance(message, Chunk) or not self._required or not self._judges(peer):
+        if not isinstance(message, Chunk) or sample is None or sample.done:
             return False
-        if sample is None or (sample.peer, sample.round) != (peer, message.round):
-            return True
-        index = message.index
-        if frame.hashed() == sample.ready.hashes[32 * index : 32 * index + 32] and index not in sample.payloads:
-            sample.payloads[index] = frame.payload
+        index, ready = message.index, sample.ready
+        if (peer, message.round, message.attempt) != (sample.peer, sample.round, ready.attempt):
+            return False
+        if index in sample.payloads or frame.hashed() != ready.hashes[32 * index : 32 * index + 32]:
+            return False
+        sample.payloads[index] = frame.payload
         return True
 
     @property
@@ -224,7 +228,8 @@ class Trials:
         sample = self._sample
         if sample is not None:
             sample.done, sample.base, sample.payloads = True, None, {}
-            self._judge(sample.peer, assigned, other)
+            if self._judges(sample.peer):
+                self._judge(sample.peer, assigned, other)
 
     def _judge(self, peer: PeerId, assigned: float, other: float, reason: str = "") -> None:
         if peer not in self._candidates and len(self._candidates) >= MOST:

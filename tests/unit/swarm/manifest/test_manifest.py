@@ -68,6 +68,8 @@ mode = "closed"
 
 
 YOUNGER = {
+    "admission.trial_rounds",
+    "admission.trial_per_network",
     "exchange.slow_peers",
     "exchange.gossip_group_size",
     "exchange.owner_residual_decay",
