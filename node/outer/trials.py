@@ -65,7 +65,8 @@ class Candidate:
 
     def told(self, required: int) -> str:
         """Return rounds, score and reason for people."""
-        return f"{self.rounds} rounds scored, at least {required} needed, score {self.score:+.2f}" + (f", {self.reason}" * bool(self.reason))
+        told = f"{self.rounds} rounds scored, at least {required} needed, score {self.score:+.2f}"
+        return f"{told}, {self.reason}" if self.reason else told
 
 
 @dataclass(slots=True)

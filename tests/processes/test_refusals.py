@@ -12,7 +12,6 @@ from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.invite import Invite, Seed
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 """Text with words that a peer can learn by heart; in random words there is nothing to learn."""
 

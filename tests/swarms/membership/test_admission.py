@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from kit.outer.strangers import Act, knocks, made_up
+from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from kit.outer.strangers import knocks
+from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.lying import sessions
 from thinwire.sims.peers.machine import Process
