@@ -302,7 +302,7 @@ class Agreement:
         if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
             return
         if opened.adopted is None and not all(self._electorate.admits(peer, self.ready) for peer in opened.alive):
-            self._deferred = sender, message  # Announcements with endorsements may be under way.
+            self._deferred = sender, message  # Announcements with endorsements may arrive soon.
             return
         self._deferred = None
         if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):

@@ -33,7 +33,7 @@ FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", 
 """Reasons of a Blame against a contributor."""
 
 LEFT, ON_TRIAL = "left", "on trial"
-"""Reasons of an Exclusion: the peer has said farewell; it is no member and has too few endorsements to become one."""
+"""Reasons of an Exclusion: the peer has said farewell, or lacks endorsements to become a member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from thinwire.swarm.messages.registry import MAX_ENDORSED, Chunk, Fetch, PeerId,
 from thinwire.swarm.rendezvous_hash import rank
 
 Score = Callable[[Floats, Floats, PeerId, int, bytes], tuple[float, float]]
-"""Loss decreases by a step from outer parameters: on the batch assigned to a peer in a round, and on another; see Learner."""
+"""Loss decreases by a step from outer parameters, see Learner.score."""
 
 DECAY = 0.95
 """Part of a score that remains after one more evaluation; the rest is its sign."""
@@ -34,7 +34,7 @@ STEP = 0.2
 """Length of the step that is evaluated, in outer learning rates along the contribution."""
 
 PASS = 0.9
-"""Part of the highest score after the required evaluations that a newcomer needs: all positive, or more of them."""
+"""Part of the highest score after the required evaluations that a newcomer needs."""
 
 FAILURES = 3
 """Consecutive contributions that do not lower the loss, after which a newcomer needs one that does."""
@@ -45,7 +45,10 @@ MOST = 4096
 
 @dataclass(slots=True)
 class Candidate:
-    """Opinion about one newcomer. rounds: its scored contributions. failures: the last consecutive ones that did no good."""
+    """Opinion about one newcomer.
+
+    rounds: number of its scored contributions. failures: of those since the last one that lowered the loss.
+    """
 
     score: float = 0.0
     rounds: int = 0
@@ -71,7 +74,10 @@ class Candidate:
 
 @dataclass(slots=True)
 class _Sample:
-    """Contribution that this member scores in one round. base: outer parameters on which it is based. done: it is scored."""
+    """Contribution that this member scores in one round.
+
+    base: outer parameters on which it is based. done: it is scored.
+    """
 
     peer: PeerId
     round: int
@@ -86,7 +92,10 @@ class _Sample:
 
 
 class Trials:
-    """Newcomers of one run, as this peer knows them. `required`: scored contributions of a trial; 0: no trial."""
+    """Newcomers of one run, as this peer knows them.
+
+    `required`: scored contributions of a trial; 0: no trial.
+    """
 
     def __init__(
         self,
@@ -193,7 +202,7 @@ class Trials:
 
     @property
     def asked(self) -> bool:
-        """True if a contribution was asked for whose base must be stored before the round changes the parameters."""
+        """True if the base of a requested contribution must be stored before the round changes it."""
         sample = self._sample
         return sample is not None and not sample.done and sample.base is None
 

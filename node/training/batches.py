@@ -255,17 +255,20 @@ class Batches:
 
 
 LESSON = 8
-"""Batches that are assigned to a peer on trial in one round: few, so that its training on them can be measured."""
+"""Batches of a peer on trial in one round: few, so that its training on them can be measured."""
 
 
 def lesson_of(split: Split, batch: int, peer: PeerId, round: int) -> Indices:
-    """Return the samples that a peer on trial trains on after `round`: at most LESSON batches, drawn by a hash."""
+    """Return the samples of a peer on trial after `round`: at most LESSON batches, drawn by a hash."""
     draw = _drawn(split.seed, b"lesson" + peer + round.to_bytes(8, "big"))
     return split.training[draw.permutation(split.training.size)[: LESSON * batch]]
 
 
 def trial_batches(split: Split, batch: int, peer: PeerId, round: int, salt: bytes) -> tuple[Batch, Batch]:
-    """Return two batches that score a peer on trial: one of its lesson, and one of other samples. `salt`: draws them."""
+    """Return two batches that score a peer on trial: one of its lesson, and one of other samples.
+
+    `salt` draws them.
+    """
     lesson, draw = lesson_of(split, batch, peer, round), _drawn(split.seed, salt + peer + round.to_bytes(8, "big"))
     others = split.held_out if split.held_out.size >= batch else split.training
     return split.batch(draw.choice(lesson, min(batch, lesson.size), replace=False)), split.batch(

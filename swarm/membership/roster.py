@@ -104,7 +104,10 @@ class Roster:
         return policy is not None and bool(policy.trial) and (record is None or policy.on_trial(record.token, peer))
 
     def keep(self, members: Collection[PeerId]) -> None:
-        """Set the peers whose place no newcomer takes: members, now or before. The collection may change later."""
+        """Set the peers whose place no newcomer takes: members, now or before.
+
+        The collection may change later.
+        """
         self._members.kept = members
 
     def refusal(self, record: PeerRecord) -> str:

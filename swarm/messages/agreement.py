@@ -33,7 +33,10 @@ MAX_SPANS = 24
 MAX_STEP = 240
 
 MAX_ENDORSED = 64
-"""Maximum number of newcomers that one announcement endorses, and of peers on trial at a peer: a quarter of MAX_GROUP."""
+"""Maximum number of peers on trial at a peer, and that one announcement endorses.
+
+It is a quarter of MAX_GROUP.
+"""
 
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""

@@ -50,7 +50,7 @@ def name_of(peer: int) -> str:
 
 
 def told_at(at: float, told: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store what the status of the first peer says about each other peer at some second."""
+    """Store the remarks on all peers in the status of the first one at some second."""
     original = SimWorld.play
 
     def look(world: SimWorld) -> None:
