@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.quorum import enough, possible, tolerated
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import Open, PeerId, Ready
 
 
 class Electorate:
     """Members of a round. `live`: peers with a link, and ourselves. `mute`: peers without a vote in it.
 
-    `farewells`: of the members that have left.
+    `farewells`: of the members that have left. `trial`: returns True for a peer that needs an endorsement to become a member.
     """
 
-    def __init__(self, me: PeerId, terms: RoundTerms, live: Collection[PeerId], verify: Verify) -> None:
-        self.me, self.terms = me, terms
+    def __init__(
+        self,
+        me: PeerId,
+        terms: RoundTerms,
+        live: Collection[PeerId],
+        verify: Verify,
+        trial: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
+        self.me, self.terms, self._trial = me, terms, trial
         self.live, self.mute = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
 
@@ -26,6 +33,19 @@ class Electorate:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""
         left = set(self.farewells) if left is None else left
         return enough(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
+
+    def on_trial(self, peer: PeerId) -> bool:
+        """Return True if a peer is no member and needs an endorsement to become one."""
+        return peer not in self.terms.members and self._trial(peer)
+
+    def admits(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> bool:
+        """Return True if a peer may become a member: it is one, needs no endorsement, or a quorum endorses it.
+
+        The endorsements are those in the announcements of the round, which their members have signed.
+        """
+        if not self.on_trial(peer):
+            return True
+        return self.enough({one for one in self.terms.members if one in ready and peer in ready[one].endorses})
 
     def possible(self, agreeing: Collection[PeerId], left: Collection[PeerId]) -> bool:
         """Return True if these members and the tolerated liars may be a quorum of the members without `left`."""

@@ -69,7 +69,7 @@ class Agreement:
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds. `store`: our stored votes and life; None: in memory. `accuse`: see Equivocation.
-    `banned`: returns peers that must not become members of the next round.
+    `banned`: returns peers that must not become members of the next round. `trial`: see Electorate.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Agreement:
         store: VoteStore | None = None,
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
+        trial: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms, self.life = me, terms, store.life
@@ -97,7 +98,7 @@ class Agreement:
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self._sign, self._verify = sign, verify
-        self._electorate = Electorate(me, terms, live, verify)
+        self._electorate = Electorate(me, terms, live, verify, trial)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._barred = frozenset(barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
@@ -105,6 +106,7 @@ class Agreement:
         self._refused: set[PeerId] = set()
         self._banned = banned
         self._quorum_since: float | None = None
+        self._deferred: tuple[PeerId, Open | Justified] | None = None
         self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
@@ -125,6 +127,8 @@ class Agreement:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
         self._hear_ready(self.me, ready)
+        if self._deferred is not None:
+            self._hear_open(*self._deferred, now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
@@ -243,6 +247,8 @@ class Agreement:
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message)
+            if self._deferred is not None:
+                self._hear_open(*self._deferred, now)
             if self._early():
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, (Open, Justified)):
@@ -295,6 +301,10 @@ class Agreement:
             return
         if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
             return
+        if opened.adopted is None and not all(self._electorate.admits(peer, self.ready) for peer in opened.alive):
+            self._deferred = sender, message  # Announcements with endorsements may arrive soon.
+            return
+        self._deferred = None
         if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):
             return
         if not self._acceptor.follows(sender, opened, now, lambda: self._justified(message)):
@@ -408,6 +418,10 @@ class Agreement:
     def able(self) -> bool:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""
         return self._electorate.able
+
+    def on_trial(self, peer: PeerId) -> bool:
+        """Return True if a peer is no member and needs an endorsement to become one."""
+        return self._electorate.on_trial(peer)
 
     @property
     def silent(self) -> Collection[PeerId]:

@@ -32,8 +32,8 @@ MISSING, WITHHELD = "chunk missing", "withheld"
 FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
-LEFT = "left"
-"""Reason of an Exclusion: the peer has said farewell."""
+LEFT, ON_TRIAL = "left", "on trial"
+"""Reasons of an Exclusion: the peer has said farewell, or lacks endorsements to become a member."""
 
 
 @dataclass(frozen=True, slots=True)

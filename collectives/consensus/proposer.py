@@ -10,6 +10,7 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import Signed, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
     LEFT,
+    ON_TRIAL,
     AcceptedValue,
     adopt,
     fit,
@@ -99,6 +100,8 @@ class Proposer:
         self.first(promise, signature)
         self.urged, self._since = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
+        # Peers on trial must not hold up a ballot.
+        self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
 
     def hear_promise(self, sender: PeerId, message: Promise, signature: bytes, *, counts: bool) -> None:
         """Handle an answer to our Prepare. `counts`: True if the sender is a member."""
@@ -206,6 +209,9 @@ class Proposer:
         # A peer that has left takes part again once it announces that it has no vote.
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}
         able, unable = fit(terms, present - leaving, self._ready)
+        trial = {peer for peer in able if not self._electorate.admits(peer, self._ready)}
+        able = tuple(peer for peer in able if peer not in trial)
+        unable |= dict.fromkeys(trial, ON_TRIAL)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
             before = None  # Only peers of the group can vote, and there are too few of them.
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable

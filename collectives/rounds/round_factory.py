@@ -75,7 +75,7 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`: see Agreement.
+    - `accuse`, `banned`, `trial`: see Agreement. `endorses`: see Round.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class RoundFactory:
         spans: Callable[[], tuple[Span, ...]] = tuple,
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
+        trial: Callable[[PeerId], bool] = lambda peer: False,
+        endorses: Callable[[], tuple[PeerId, ...]] = tuple,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -123,7 +125,7 @@ class RoundFactory:
         self._owner_backoff = OwnerBackoff()
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
-        self._accuse, self._banned = accuse, banned
+        self._accuse, self._banned, self._trial, self._endorses = accuse, banned, trial, endorses
         self._ring_backoff = Backoff()
 
     def begin(
@@ -166,6 +168,7 @@ class RoundFactory:
             store=store,
             accuse=self._accuse,
             banned=self._banned,
+            trial=self._trial,
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
         fly = Round(
@@ -178,6 +181,7 @@ class RoundFactory:
             phase=self._phase,
             link=self._link,
             spans=self.spans,
+            endorses=self._endorses,
             key_of=self.key_of,
             met=self._met,
         )

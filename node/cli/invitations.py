@@ -8,7 +8,7 @@ from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.peer.status import Status
 from thinwire.node.runtime.directories import Directories
 from thinwire.node.runtime.disk import RealDisk
-from thinwire.swarm.identity.admission_token import PREFIX, AdmissionPolicy, Inviter, decode, encode, revoke, serial
+from thinwire.swarm.identity.admission_token import PREFIX, Inviter, decode, encode, revoke, serial
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
@@ -38,13 +38,11 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
     expires: seconds since 1970; 0: never. Raises TokenError, WrongIdError.
     """
     standing = Invite.parse(status.invite)
-    if not standing.token or not (peer or expires):
+    if not (peer or (standing.token and expires)):
         return status.invite, serial(standing)
     identity, manifest, run_id = _run(status, directories)
     # The author is the first issuer of every token. Other peers are subjects in the invite that they show.
-    policy = AdmissionPolicy(
-        run_id, identity.public_key if _author(status, directories) else b"", manifest.admission.longest
-    )
+    policy = manifest.admission.policy(run_id, identity.public_key if _author(status, directories) else b"")
     inviter = Inviter(identity, encode(decode(standing.token)[:-1]), policy)
     made = inviter.invite(standing, bytes.fromhex(_whole(peer)) if peer else None, expires=expires)
     return made.code(), serial(made)

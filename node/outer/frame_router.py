@@ -14,6 +14,7 @@ from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.outer.trials import Trials
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -54,6 +55,7 @@ class FrameRouter:
         straggler_grace: StragglerGrace,
         stash: PendingFrames,
         stats: dict[PeerId, tuple[float, float, int]],
+        trials: Trials,
     ) -> None:
         self.strays = 0
         """Dropped frames of past or distant rounds."""
@@ -61,6 +63,7 @@ class FrameRouter:
         self._live, self._send_queue = presence.live, presence.send_queue
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
         self._history, self._straggler_grace, self._stash, self._stats = history, straggler_grace, stash, stats
+        self._trials = trials
 
     def on_link_up(self, peer: PeerId) -> None:
         self._catch_up.on_link_up(peer)
@@ -101,6 +104,7 @@ class FrameRouter:
         """Let time pass in the round in progress, and in finished rounds that other peers need."""
         self._send_queue.look()
         self._current().tick()
+        self._trials.look()
         self._history.pump()
         self._prune()
         self._states.on_tick()
@@ -121,6 +125,8 @@ class FrameRouter:
             self._states.done(peer, number)
         if isinstance(message, Prepare) and not self._replica.members:
             self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))
+        if self._trials.takes(peer, frame):
+            return
         if number == current:
             self._route_present(peer, frame)
         elif number < current:

@@ -20,11 +20,12 @@ from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.trials import Score
 from thinwire.node.runtime.asyncio_extra import Work, whole
 from thinwire.node.state.replica import ParameterWrite, Read, Replica
 from thinwire.swarm.lineage import descends, lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Commit
+from thinwire.swarm.messages.registry import Commit, PeerId
 
 Average = Callable[[float | None], Coroutine[Any, Any, Outcome]]
 """Announces a contribution and waits for the round, at most that number of seconds (None: no limit)."""
@@ -202,11 +203,27 @@ class OuterLoop(RoundLoop):
             if outcome.commit is not None:
                 await self.schedule.late(weight)
         if outcome.commit is not None:
+            if session.trials.asked:
+                await self.work(session.trials.hold)
             await whole(self.schedule.commit(outcome))
             self.count(outcome.commit)
         elif outcome.diverged or session.catch_up.behind.is_set():
             return await self._rejoin(outcome, weight)
         return outcome
+
+    @property
+    def on_trial(self) -> bool:  # type: ignore[override]
+        """True if this peer is on trial."""
+        return self.session.trials.here
+
+    def trial_of(self, peer: PeerId) -> str:
+        told = self.session.trials.told(peer)
+        return f"on trial: {told}" if told else ""
+
+    async def judge(self, score: Score) -> None:
+        trials = self.session.trials
+        if trials.due:
+            trials.judged(*await self.work(lambda: trials.evaluate(score)))
 
     def count(self, commit: Commit) -> None:
         """Add the weight of our contribution to that of our lineage."""
@@ -297,7 +314,8 @@ class OuterLoop(RoundLoop):
 
     def _encode(self) -> tuple[list[memoryview], bytes]:
         session, replica = self.session, self.replica
-        attempt, peers = session.current.attempt + 1, {*replica.members, *session.ready, session.me}
+        attempt = session.current.attempt + 1
+        peers = {*replica.members, *filter(lambda one: not session.trials.on_trial(one), session.ready), session.me}
         payloads, hashes = [], []
         try:
             for payload in replica.contribution(self.read, attempt=attempt, peers=len(peers)):

@@ -89,6 +89,8 @@ class OwnLineage:
 
     def on_found(self, peer: PeerId, message: Found, signature: bytes) -> None:
         """Note the statement of a founder; it has no vote in the round in progress any more."""
+        if self._me in self._replica.members and self._current().agreement.on_trial(peer):
+            return  # Newcomers on trial become no members by a lineage, either.
         settled = self._replica.newest[0] == self._replica.round  # Otherwise its digest is being computed.
         if settled and self._begun.on_message(peer, message, signature):
             self._current().agreement.bar(peer)

@@ -8,8 +8,10 @@ from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import OtherModelState
+from thinwire.node.outer.trials import Score
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestMismatch
+from thinwire.swarm.messages.registry import PeerId
 
 LONELY = 2
 """Consecutive attempts without an offered state after which the state counts as lost."""
@@ -32,6 +34,9 @@ class RoundLoop(ABC):
 
     overlaps_calls: bool = False
     """True if rounds continue between two calls of `sync`, so that the replica may change."""
+
+    on_trial: bool = False
+    """True if this peer is on trial, and trains on the batches that are assigned to it."""
 
     next_cut: int = 0
     """Inner steps to skip before the next round, because this peer is late."""
@@ -69,6 +74,13 @@ class RoundLoop(ABC):
     def thereafter(self, what: Callable[[], None]) -> None:
         """Call `what` as soon as `settled` has nothing to wait for: now, or on the loop."""
         what()
+
+    async def judge(self, score: Score) -> None:  # noqa: B027
+        """Score the contribution of a newcomer on trial, if one is here."""
+
+    def trial_of(self, peer: PeerId) -> str:
+        """Return the state of another peer's trial for people; empty for a peer that is not on trial."""
+        return ""
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.

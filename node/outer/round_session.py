@@ -28,6 +28,7 @@ from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.trials import Trials
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -84,6 +85,15 @@ class RoundSession:
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
+        self.trials = Trials(
+            identity,
+            replica,
+            presence,
+            fragment,
+            required=manifest.admission.trial,
+            current=lambda: self.current,
+            emit=emit,
+        )
         self.starter = RoundStarter(
             identity,
             manifest,
@@ -96,6 +106,7 @@ class RoundSession:
             patience=patience,
             phase=self._phase,
             stash=stash,
+            trials=self.trials,
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
@@ -168,6 +179,7 @@ class RoundSession:
             straggler_grace=self._straggler_grace,
             stash=self.factory.stash,
             stats=self.stats,
+            trials=self.trials,
         )
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
@@ -206,6 +218,7 @@ class RoundSession:
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
+        self.trials.look()
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
@@ -326,6 +339,7 @@ class RoundSession:
 
     def advanced(self) -> None:
         """Announce our progress to the other peers."""
+        self.trials.advance()
         self.roster.progress = self.replica.round
 
     def _give_up(self) -> None:

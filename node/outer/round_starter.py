@@ -15,6 +15,7 @@ from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.own_lineage import check_votes
+from thinwire.node.outer.trials import Trials
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
@@ -24,7 +25,7 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `patience`, `phase`, `stash`: see RoundFactory.
+    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `stash`: see RoundFactory.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RoundStarter:
         patience: float,
         phase: Callable[[int, str], None],
         stash: PendingFrames | None,
+        trials: Trials,
     ) -> None:
         exchange, cut = manifest.exchange, replica.plan_grid
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
@@ -68,6 +70,8 @@ class RoundStarter:
             spans=presence.spans,
             accuse=self._accuse,
             banned=lambda: presence.roster.banned,
+            trial=trials.on_trial,
+            endorses=trials.endorsed,
         )
         self.straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction

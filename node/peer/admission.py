@@ -246,6 +246,8 @@ class Admission:
         roster.learn(record, self._environment.now(), met=True)
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
+        if roster.record_of(record.peer_id) is None:
+            return Refuse("full", "all places of peers on trial are taken, or those of this network")
         return welcome(self.terms.signed, roster, record.peer_id, self._environment.rng)
 
     def save_bans(self) -> None:

@@ -179,6 +179,7 @@ class PeerLifecycle:
         report.phase, count = "training", max(0, peer.workload.steps(report.speed) - tail.steps)
         share = peer.workload.share(tail.steps)
         learner.assign(share)
+        await peer.rounds.judge(learner.score)
         if share.lease is not None and (self._tokens or not share.lease):
             # Tokens that went into no round yet wait for the next one; a peer without a lease has nothing to do.
             count = 0

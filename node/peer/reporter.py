@@ -179,7 +179,7 @@ class Reporter:
                     loss=loss,
                     reason=f"banned: {session.roster.reason_of(other)}"
                     if state == "banned"
-                    else self._away.get(other, ""),
+                    else peer.rounds.trial_of(other) or self._away.get(other, ""),
                     seat=seats.told(other),
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                 )

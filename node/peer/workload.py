@@ -30,7 +30,9 @@ class Workload:
         if self.gathers:
             return 0
         if outer.step_ratio == 1.0:
-            return self._manifest.pace - self._rounds.next_cut
+            pace = self._manifest.pace - self._rounds.next_cut
+            # Members do not wait for peers on trial, so these announce early; their training does not count.
+            return (pace + 1) // 2 if self._rounds.on_trial else pace
         oldest = self._replica.round - FRESH
         others = [theirs for _, theirs, number in list(self._session.stats.values()) if number > oldest]
         return steps_by_power(speed, others, outer.sync_every, outer.step_ratio)
@@ -66,7 +68,7 @@ class Workload:
     def share(self, made: int) -> WorkShare:
         """Return this peer's share of the next round, of which it has already made this number of inner steps."""
         step = self._manifest.steps_after(self._rounds.turn) + made
-        return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step)
+        return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step, self._rounds.on_trial)
 
     def _group(self) -> tuple[PeerId, ...]:
         """Return the peers that share the data: the members; before this peer is one, all present peers.

@@ -161,6 +161,7 @@ class Batches:
         self._epoch = -1
         self._order: Indices = np.empty(0, np.int64)
         self._lease: DataLease | None = None
+        self._lesson: Indices | None = None
         self._orders: dict[int, tuple[int, Indices]] = {}
         self.assign(shards)
 
@@ -189,6 +190,10 @@ class Batches:
             )
         self._lease = lease
 
+    def learn(self, lesson: Indices | None) -> None:
+        """Draw only these samples from now on, again and again; None returns to shards and cursor."""
+        self._lesson = lesson
+
     def next(self, size: int = 0) -> Batch:
         """Return the next `size` samples (0: `batch`) of this peer's shards.
 
@@ -198,6 +203,10 @@ class Batches:
 
     def next_samples(self, size: int = 0) -> Indices:
         """Return the sample numbers of the next batch."""
+        if self._lesson is not None:
+            drawn = self._lesson[: size or self.batch]
+            self._lesson = np.roll(self._lesson, -drawn.size)
+            return drawn
         if self._lease is not None:
             return self._leased(self._lease, size or self.batch)
         chosen: list[Indices] = []
@@ -243,6 +252,33 @@ class Batches:
         self._order = draw.permutation(size)
         self._places: Indices = np.flatnonzero(self._mask[self._order * self.split.shards // size])
         self._epoch = epoch
+
+
+LESSON = 8
+"""Batches of a peer on trial in one round: few, so that its training on them can be measured."""
+
+
+def lesson_of(split: Split, batch: int, peer: PeerId, round: int) -> Indices:
+    """Return the samples of a peer on trial after `round`: at most LESSON batches, drawn by a hash."""
+    draw = _drawn(split.seed, b"lesson" + peer + round.to_bytes(8, "big"))
+    return split.training[draw.permutation(split.training.size)[: LESSON * batch]]
+
+
+def trial_batches(split: Split, batch: int, peer: PeerId, round: int, salt: bytes) -> tuple[Batch, Batch]:
+    """Return two batches that score a peer on trial: one of its lesson, and one of other samples.
+
+    `salt` draws them.
+    """
+    lesson, draw = lesson_of(split, batch, peer, round), _drawn(split.seed, salt + peer + round.to_bytes(8, "big"))
+    others = split.held_out if split.held_out.size >= batch else split.training
+    return split.batch(draw.choice(lesson, min(batch, lesson.size), replace=False)), split.batch(
+        draw.choice(others, batch)
+    )
+
+
+def _drawn(seed: int, name: bytes) -> np.random.Generator:
+    digest = blake3.blake3(b"thinwire/trial/1\0" + seed.to_bytes(8, "big") + name).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
 def cursor_after(split: Split, samples: int) -> Cursor:

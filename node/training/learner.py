@@ -32,7 +32,8 @@ class WorkShare:
     """This peer's share of the work of a round.
 
     `group`: the peers that share the data, including `me`. `round`: the last committed round. `lease`: data that the
-    peer may use, if the swarm has a data ledger. `step`: earlier inner steps of every peer, according to the swarm's
+    peer may use, if the swarm has a data ledger. `trial`: the peer is on trial, and trains on the batches assigned to it, see
+    `Learner.score`. `step`: earlier inner steps of every peer, according to the swarm's
     rounds.
     """
 
@@ -41,6 +42,7 @@ class WorkShare:
     round: int
     lease: DataLease | None = None
     step: int = 0
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,14 @@ class Learner(Protocol):
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         """Run `n` inner steps, or fewer if `stop` is set before or meanwhile."""
+        ...
+
+    def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
+        """Return how much the loss falls from parameters `base` to base - step, on two batches.
+
+        The first one is assigned to `peer` after `round`, if it is on trial; the second one is another. `salt`, known to
+        this peer only, draws them. Changes nothing.
+        """
         ...
 
     def private(self) -> PrivateState | None:

@@ -14,7 +14,7 @@ from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.batches import Batches, Split, cursor_after, shards_of, split
+from thinwire.node.training.batches import Batches, Split, cursor_after, lesson_of, shards_of, split, trial_batches
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.initial_weights import check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
@@ -23,6 +23,7 @@ from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.trainer import Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
+from thinwire.swarm.messages.registry import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,26 @@ class LocalLearner:
         self.trainer.batches.assign(own_shards(self.manifest, share, self.place))
         batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
         batches.lease(lease)
+        split = self.split
+        batches.learn(lesson_of(split, most, share.me, share.round) if share.trial else None)
         if lease is not None and self.manifest.inner.global_batch:
             self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
         if self.manifest.outer.step_ratio != 1.0 or lease is not None:
             # Peers make different numbers of steps, or none; the learning rate is the same for all.
             self.trainer.step = self.manifest.steps_after(share.round)
+
+    def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
+        """Evaluate a step on two batches, see Learner; the parameters are the same afterwards."""
+        batch, kept = self.manifest.inner.batch, self.parameters()
+        pair = trial_batches(self.split, batch, peer, round, salt)
+        try:
+            self.write(base)
+            before = [self.trainer.evaluate([one]) for one in pair]
+            self.write(base - step)
+            after = [self.trainer.evaluate([one]) for one in pair]
+        finally:
+            self.write(kept)
+        return before[0] - after[0], before[1] - after[1]
 
     def skip_to(self, round: int, peers: int) -> None:
         """Set the state of a peer that has trained for `round` rounds in a group of `peers`."""

@@ -24,6 +24,7 @@ from thinwire.node.training.learner import Learner, StepReport, WorkShare
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.messages.registry import PeerId
 
 RATE = 0.05
 """Fraction of the way to its optimum that a stub model moves in one inner step."""
@@ -147,7 +148,22 @@ class StubLearner(Observed):
     def assign(self, share: WorkShare) -> None:
         self._lease = share.lease
         own = np.random.default_rng((self._seed, self._made))
-        self._own = self._optimum + SPREAD * own.standard_normal(self.theta.size, np.float32)
+        self._own = self._pull(share.me, share.round) if share.trial else self._optimum_of(own)
+
+    def _optimum_of(self, data: np.random.Generator) -> Floats:
+        return self._optimum + SPREAD * data.standard_normal(self.theta.size, np.float32)
+
+    def _pull(self, peer: PeerId, round: int) -> Floats:
+        """Return the optimum of the data that is assigned to a peer on trial."""
+        return self._optimum_of(np.random.default_rng(int.from_bytes(peer[:8], "big") + round))
+
+    def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
+        other = self._optimum_of(np.random.default_rng(int.from_bytes(salt, "big")))
+        found = []
+        for optimum in (self._pull(peer, round), other):
+            before, after = base - optimum, base - step - optimum
+            found.append(0.5 * (float(np.dot(before, before)) - float(np.dot(after, after))) / base.size)
+        return found[0], found[1]
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
@@ -210,6 +226,9 @@ class DelegatingLearner:
 
     def assign(self, share: WorkShare) -> None:
         self.inner.assign(share)
+
+    def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
+        return self.inner.score(base, step, peer, round, salt)
 
     def private(self) -> PrivateState | None:
         return self.inner.private()

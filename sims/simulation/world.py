@@ -26,7 +26,7 @@ from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fau
 from thinwire.sims.scenario.faults import LIES, Fault, draw
 from thinwire.sims.scenario.scenario import Scenario
 from thinwire.sims.simulation.fault_injector import PRIVATE, FaultInjector
-from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter
+from thinwire.swarm.identity.admission_token import Inviter
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seat
@@ -239,7 +239,7 @@ class SimWorld:
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
         invite = Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
         author = self.machines[0].identity
-        policy = AdmissionPolicy(self.run_id, author.public_key, self.manifest.admission.longest)
+        policy = self.manifest.admission.policy(self.run_id, author.public_key)
         return Inviter(author, b"", policy).invite(invite)
 
     def learner(self, machine: Machine, manifest: Manifest) -> Played:

@@ -103,12 +103,21 @@ def touches(token: bytes, peer: PeerId, target: bytes) -> bool:
 class AdmissionPolicy:
     """Rule by which each member judges the records of others.
 
-    author: Ed25519 public key. longest: longest chain of grants; 0: none is needed.
+    author: Ed25519 public key. longest: longest chain of grants; 0: none is needed. trial, per_network: see the manifest's
+    `admission`; trial 0: newcomers need no endorsement.
     """
 
     run_id: bytes
     author: bytes
     longest: int = 0
+    trial: int = 0
+    per_network: int = 0
+
+    def on_trial(self, token: bytes, peer: PeerId) -> bool:
+        """Return True if a peer needs an endorsement of the members: it has no token of the author."""
+        if not self.trial or peer == peer_id_of(self.author):
+            return False
+        return bool(_refusal(token, peer, self.run_id, self.author, 2))
 
     def refusal(self, token: bytes, peer: PeerId) -> str:
         """Return why a peer with this token is not admitted; empty if it is.
@@ -191,9 +200,9 @@ class Inviter:
         The secret follows from our key, the run and the expiry, so the invite without an expiry stays the same after each
         restart. Raises TokenError if this peer may not invite.
         """
-        if not self.policy.longest:
-            return invite
         author, longest = self.identity.public_key == self.policy.author, self.policy.longest
+        if not longest:  # An open run: only a grant to a single key spares that the trial.
+            return self._with(invite, (), peer, expires, 0, b"") if author and peer and self.policy.trial else invite
         chain = () if author else decode(self.token)  # The author may have come back by an invite of another peer.
         further = longest - 1 if author else chain[-1].further - 1 if chain else -1
         if further < (0 if peer else 1):

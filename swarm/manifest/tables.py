@@ -23,7 +23,7 @@ from thinwire.swarm.choices import (
     StagePaths,
     Topology,
 )
-from thinwire.swarm.identity.admission_token import MAX_GRANTS
+from thinwire.swarm.identity.admission_token import MAX_GRANTS, AdmissionPolicy
 from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
 from thinwire.swarm.method_specs.base import Table
 
@@ -280,9 +280,25 @@ class Admission(Table, frozen=True):
     mode: "invited", peers with an invite of the author or of a member that was invited; a run id alone is not enough; "closed",
         peers with an invite of the author only; "open", any key that finds the run. The author of the manifest is always
         admitted, and can exclude peers and invites in every mode (`thinwire revoke`).
+    trial_rounds: only with "open": least number of scored contributions of a newcomer before members endorse it. Until a quorum
+        of the members endorses it, it gets results but has no vote, and its contributions do not count. Peers with an invite
+        of the author for their key (`thinwire invite --for`) need no trial. 0 = no trial: any key counts from its first round.
+    trial_per_network: only with "open": most peers on trial from one IPv4 network of 24 bits, or IPv6 network of 48 bits, at
+        each member; 0 = no limit, for tests on one machine.
     """
 
     mode: AdmissionMode = "invited"
+    trial_rounds: Annotated[int, Meta(ge=0, le=1000)] = 8
+    trial_per_network: Annotated[int, Meta(ge=0, le=MAX_GROUP)] = 4
+
+    @property
+    def trial(self) -> int:
+        """Scored contributions that a newcomer needs; 0: none."""
+        return self.trial_rounds if self.mode == "open" else 0
+
+    def policy(self, run_id: bytes, author: bytes) -> AdmissionPolicy:
+        """Return the rule by which members of a run judge records. `author`: its Ed25519 key."""
+        return AdmissionPolicy(run_id, author, self.longest, self.trial, self.trial_per_network)
 
     @property
     def longest(self) -> int:

@@ -20,6 +20,9 @@ from thinwire.swarm.method_specs.registry import METHODS
 BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah", "subspace")
 """Codecs of activations and gradients between stages, by the first word of their names."""
 
+SCORED = ("diloco", "muloco")
+"""Methods whose contributions members can score: dense vectors of the whole model."""
+
 Contradictions = Iterator[tuple[str, str]]
 """Pairs of an error message and a hint."""
 
@@ -43,6 +46,7 @@ def contradictions(manifest: Manifest) -> Contradictions:
     yield from _unused_exchange_keys(manifest)
     yield from _exactly_once(manifest)
     yield from _aggregation(manifest)
+    yield from _trial(manifest)
     if manifest.max_weight > MAX_WEIGHT:
         yield "the tokens of a round exceed the largest weight", "lower outer.sync_every, inner.batch or model.context"
 
@@ -145,6 +149,16 @@ def _aggregation(manifest: Manifest) -> Contradictions:
             f"set exchange.min_peers = {spec.needs} or more"
             if spec.needs <= MAX_GROUP
             else f"lower exchange.max_liars: a round has at most {MAX_GROUP} contributors",
+        )
+
+
+def _trial(manifest: Manifest) -> Contradictions:
+    """Runs whose members cannot score the contributions of newcomers."""
+    if manifest.admission.trial and (manifest.outer.method not in SCORED or manifest.model.kind == "custom"):
+        what = "a custom model" if manifest.model.kind == "custom" else f"the method {manifest.outer.method!r}"
+        yield (
+            f"admission.mode = 'open' has a trial of newcomers, which does not work with {what}",
+            "set admission.trial_rounds = 0 if any key may count at once, or admission.mode = 'invited'",
         )
 
 

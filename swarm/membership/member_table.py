@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
@@ -20,6 +20,7 @@ from thinwire.swarm.membership.member import Event, Member
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MISSED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Docket, Suspicion
+from thinwire.swarm.membership.trial_places import crowded
 from thinwire.swarm.membership.view import View
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
@@ -54,6 +55,8 @@ class Members:
         self.banned: dict[PeerId, None] = {}
         """Peers whose state is "banned", in the order of their bans."""
         self.excluded = Exclusions(record.run_id)
+        self.kept: Collection[PeerId] = ()
+        """Peers whose place no newcomer takes."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._docket = Docket(preset)
@@ -109,6 +112,8 @@ class Members:
         if self.excluded.refusal(record):
             return False
         if member is None:
+            if crowded(self.table, record, self.excluded.policy, self.kept):
+                return False
             if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
                 return False
             if peer in self.excluded.convicted:
@@ -146,7 +151,7 @@ class Members:
         forgot any peer for a new one would lose members.
         """
         for peer, member in self.table.items():
-            if not member.met:
+            if peer not in self.kept and (not member.met or member.state in ("dead", "left")):
                 self._end_suspicion(member, member.since, refuted=False)
                 if member.live:
                     self._exit(peer)

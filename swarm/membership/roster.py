@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -97,6 +97,18 @@ class Roster:
     def set_policy(self, policy: AdmissionPolicy | None) -> None:
         """Set the rule of admission; None, while it is unknown: all records are ignored."""
         self._members.excluded.policy = policy
+
+    def on_trial(self, peer: PeerId) -> bool:
+        """Return True if a peer has no token of the author, in a run with a trial of newcomers."""
+        policy, record = self._members.excluded.policy, self.record_of(peer)
+        return policy is not None and bool(policy.trial) and (record is None or policy.on_trial(record.token, peer))
+
+    def keep(self, members: Collection[PeerId]) -> None:
+        """Set the peers whose place no newcomer takes: members, now or before.
+
+        The collection may change later.
+        """
+        self._members.kept = members
 
     def refusal(self, record: PeerRecord) -> str:
         """Return why the peer of a validated record is not admitted; empty if it is. Expiry is not checked."""

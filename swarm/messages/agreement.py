@@ -32,6 +32,12 @@ MAX_SPANS = 24
 
 MAX_STEP = 240
 
+MAX_ENDORSED = 64
+"""Maximum number of peers on trial at a peer, and that one announcement endorses.
+
+It is a quarter of MAX_GROUP.
+"""
+
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
@@ -92,10 +98,11 @@ class Ready(Message, frozen=True):
     nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
-    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes.
+    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes. `endorses`: peers
+    on trial that may become members, in the opinion of the sender, see Electorate.admits.
     """
 
-    limit: ClassVar[int] = 34_100
+    limit: ClassVar[int] = 36_400
 
     round: U32
     fragment: U16
@@ -112,6 +119,7 @@ class Ready(Message, frozen=True):
     site: Site = ""
     spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
     life: Annotated[bytes, Meta(max_length=LIFE)] = b""
+    endorses: Annotated[tuple[Id, ...], Meta(max_length=MAX_ENDORSED)] = ()
 
 
 class Base(Message, frozen=True):

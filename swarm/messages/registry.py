@@ -6,6 +6,7 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
+    MAX_ENDORSED,
     MAX_FAREWELLS,
     MAX_PROPOSALS,
     Ask,
@@ -124,6 +125,7 @@ __all__ = [
     "Found",
     "Head",
     "Leave",
+    "MAX_ENDORSED",
     "MAX_ERAS",
     "MAX_FAREWELLS",
     "MAX_PROPOSALS",
@@ -190,7 +192,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 6
+VERSION = 7
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.invite import Invite, Seed
+
+DOCS = Path(__file__).parents[2] / "docs"
+"""Text with words that a peer can learn by heart; in random words there is nothing to learn."""
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +229,26 @@ def test_closed_run_admits_the_invited_and_excludes_the_revoked(machine):
     assert done.returncode == 0 and ann.id in done.stdout
     assert ann.exit() == 5
     here.check()
+
+
+def test_open_run_makes_a_stranger_a_member_after_its_trial(machine):
+    """The second peer has an invite for its key, the third one only an address."""
+    here = machine(exchange="[admission]\nmode = 'open'\ntrial_rounds = 3", steps=20)
+    here.text.write_text("\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))))
+    author = here.found("author")
+    author.wait("ready")
+    code, _ = _code_of(author.command("invite", "--for", _id_of(here.daemon("ann"))))
+    ann = here.join("ann", code)
+    ann.wait("round", contributors=2)
+    assert not Invite.parse(author.newest_invite()).token
+    bob = here.join("bob", author.newest_invite())
+    bob.wait("round")
+    name = _id_of(bob)
+    author.wait("trial", peer=name)
+    for daemon in (author, ann):
+        daemon.wait("endorsed", peer=name)
+        assert len(daemon.of("trial", peer=name)) >= 3
+    bob.wait("round", contributors=3)
+    first = min(event["round"] for event in author.of("round") if event["contributors"] == 3)
+    before = [event for event in author.of("round") if event["round"] < first and event["peers"] == 3]
+    assert len(before) >= 3 and here.check() > 0

@@ -12,6 +12,7 @@ from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
+from thinwire.swarm.messages.registry import PeerId
 
 
 class StageLearner(ABC):
@@ -40,6 +41,10 @@ class StageLearner(ABC):
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         self._holding.write(theta, start, keep)
+
+    def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
+        """Refuse: runs with stages have no newcomers on trial (swarm/manifest/validation.py)."""
+        raise NotImplementedError("a stage alone has no loss")
 
     def private(self) -> PrivateState:
         """Return the state of this peer alone, for a checkpoint."""

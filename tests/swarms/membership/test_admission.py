@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit.outer.strangers import Act, knocks, made_up
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
-from thinwire.collectives.transport.interface import Contact
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
-from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items, member_table
-from thinwire.swarm.messages.registry import VERSION, Hello, Refuse
-
-Act = Callable[[SimWorld], None]
 
 
 def admission(mode: str) -> str:
-    return manifest_of("sync_every = 4", codec="fp32", tables=f"[admission]\nmode = '{mode}'")
+    return manifest_of("sync_every = 4", codec="fp32", tables=f"[admission]\nmode = '{mode}'\ntrial_rounds = 0")
 
 
 @pytest.fixture
@@ -131,21 +125,6 @@ def test_revoked_member_is_out_of_the_next_round_and_learns_why(played):
     assert {violation.oracle for violation in run.violations if violation.peer != 3} == {"banned"}
 
 
-def made_up(world: SimWorld, count: int, first: int = 10_000) -> list[PeerRecord]:
-    """Return valid records of identities that no peer uses."""
-    wall = int(world.machines[1].clocks.wall())
-    return [
-        PeerRecord.create(
-            Identity.generate((first + number).to_bytes(32, "big")),
-            run_id=world.run_id,
-            addresses=(f"10.9.{number // 250}.{number % 250 + 1}:7000",),
-            sequence=1,
-            issued=wall,
-        )
-        for number in range(count)
-    ]
-
-
 def floods(count: int) -> Act:
     """Return an act that tells one member of many made-up identities; it passes them on."""
 
@@ -174,30 +153,6 @@ def test_full_table_of_made_up_identities_keeps_no_peer_out(played, monkeypatch,
         gone = {event.fields["peer"] for event in events_of(run, "dead", peer)}
         assert not gone & members
         assert rounds_of(run, peer)[max(rounds_of(run, peer))]["contributors"] == 5
-
-
-def knocks(count: int, answers: list[str]) -> Act:
-    """Return an act in which so many identities knock at each member, once a second, three times."""
-
-    async def knock(world: SimWorld, record: PeerRecord, identity: Identity, address: str) -> None:
-        net = world.net
-        transport = net.transport(identity, world.run_id, lambda hello, shown: Refuse("busy", ""), address)
-        hello = Hello(VERSION, world.run_id, record.wire)
-        for _ in range(3):
-            for machine in world.machines:
-                answer = await transport.meet(Contact(machine.address, machine.identity.transport_public), hello)
-                answers.append(answer.code if isinstance(answer, Refuse) else "welcome")
-            await asyncio.sleep(1.0)
-        await transport.close()
-
-    def act(world: SimWorld) -> None:
-        known, real = {machine.identity.peer_id for machine in world.machines}, world.net.latency
-        world.net.latency = lambda a, b: real(a, b) if {a, b} <= known else 0.02
-        for number, record in enumerate(made_up(world, count, 50_000)):
-            identity = Identity.generate((50_000 + number).to_bytes(32, "big"))
-            world.tasks.append(asyncio.create_task(knock(world, record, identity, record.addresses[0])))
-
-    return act
 
 
 def test_a_thousand_free_identities_change_no_result(played, monkeypatch):

@@ -25,15 +25,18 @@ def test_tokens_missing_in_late_round_count_in_the_next():
     async def settled():
         pass
 
+    async def judge(score):
+        pass
+
     peer = SimpleNamespace(
         environment=SimpleNamespace(now=lambda: 0.0),
         workload=SimpleNamespace(steps=lambda speed: 1, share=lambda made: WorkShare((), bytes(32), 0), idle_weight=0),
         replica=SimpleNamespace(round=0, newest=(0, b""), contents=(0, b"")),
-        rounds=SimpleNamespace(settled=settled, follows=False, overtaken=False),
+        rounds=SimpleNamespace(settled=settled, judge=judge, follows=False, overtaken=False),
     )
     life = PeerLifecycle(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)
     life._services = SimpleNamespace(exchange=exchange)
-    learner = SimpleNamespace(assign=lambda share: None, steps=steps)
+    learner = SimpleNamespace(assign=lambda share: None, score=None, steps=steps)
 
     async def live():
         for _ in range(5):

@@ -16,7 +16,7 @@ def workload(outer="", *, round=4, stats=(), members=(ME, OTHER), alive=(), alik
         ME,
         replica=SimpleNamespace(round=round, members=members, alike=alike, ledger=ledger, complete=True),
         session=SimpleNamespace(stats=dict(enumerate(stats)), roster=roster),
-        rounds=SimpleNamespace(turn=turn, next_cut=0),
+        rounds=SimpleNamespace(turn=turn, next_cut=0, on_trial=False),
     )
 
 

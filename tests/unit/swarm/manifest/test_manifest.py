@@ -68,6 +68,8 @@ mode = "closed"
 
 
 YOUNGER = {
+    "admission.trial_rounds",
+    "admission.trial_per_network",
     "exchange.slow_peers",
     "exchange.gossip_group_size",
     "exchange.owner_residual_decay",
@@ -90,11 +92,11 @@ YOUNGER = {
 
 
 RUN_IDS = {
-    "": "bd285e1345ce3fa6",
-    "[outer]\nmethod='noloco'": "db593deaacb98d91",
-    "[outer]\nmethod='sparseloco'": "53de9f6fab581ee2",
-    "[outer]\nmethod='demo'": "3a2c8fe0a199b12a",
-    "[outer]\nmethod='streaming'": "a04bcafe41a8092f",
+    "": "da2d166fe4208e94",
+    "[outer]\nmethod='noloco'": "e7fa98b371d8d48d",
+    "[outer]\nmethod='sparseloco'": "968b3d79a84e2541",
+    "[outer]\nmethod='demo'": "ac338a3c1de6f2ac",
+    "[outer]\nmethod='streaming'": "52d74711d45cdae7",
 }
 
 
@@ -464,7 +466,7 @@ def test_group_size_changes_run_id_unless_two():
 
 
 def test_run_id_of_a_file_is_frozen():
-    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "172651651cbf7d00"
+    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "fb942e31567b1403"
 
 
 def test_rules_and_their_parameters_change_the_run_id():
@@ -762,3 +764,14 @@ def test_pipeline_table_describes_stages():
 def test_invalid_pipeline_tables_are_refused(toml, said):
     with pytest.raises(ManifestError, match=said):
         parse(toml)
+
+
+@pytest.mark.parametrize(
+    "toml", ["[outer]\nmethod = 'noloco'", "[outer]\nmethod = 'streaming'", "[model]\nkind = 'custom'"]
+)
+def test_open_run_whose_newcomers_cannot_be_scored_needs_trial_rounds_of_zero(toml):
+    with pytest.raises(ManifestError, match="trial of newcomers") as caught:
+        parse(f"{toml}\n[admission]\nmode = 'open'")
+    assert "trial_rounds = 0" in caught.value.hint
+    assert not parse(f"{toml}\n[admission]\nmode = 'open'\ntrial_rounds = 0").admission.trial
+    assert parse("[admission]\nmode = 'open'").admission.trial == 8 and not parse("").admission.trial

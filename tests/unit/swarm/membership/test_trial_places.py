@@ -1,0 +1,79 @@
+"""Places of peers on trial, and tokens that spare the trial."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kit.roster_world import EPOCH, IDENTITIES, RUN
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, token_of
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership import member_table
+from thinwire.swarm.membership.presets import WAN
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import MAX_ENDORSED
+
+AUTHOR, ME = IDENTITIES[:2]
+POLICY = AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 4)
+STRANGERS = [Identity.generate((1000 + number).to_bytes(32, "big")) for number in range(MAX_ENDORSED + 8)]
+PLAIN = Invite(RUN, (Seed("192.0.2.1:7000", b"k" * 32),))
+
+
+def record(identity, address="", token=b"", sequence=1):
+    addresses = (address,) if address else ()
+    return PeerRecord.create(identity, run_id=RUN, addresses=addresses, sequence=sequence, issued=EPOCH, token=token)
+
+
+def roster_of(policy=POLICY):
+    roster = Roster(ME, record(ME), run_id=RUN, preset=WAN, rng=random.Random(1), now=0.0, wall=lambda: EPOCH)
+    roster.set_policy(policy)
+    return roster
+
+
+def vouched(identity):
+    return token_of(Inviter(AUTHOR, b"", POLICY).invite(PLAIN, identity.peer_id), identity)
+
+
+@pytest.mark.parametrize("address", ["198.51.100.{}:7000", "[2001:db8:1::{}]:7000"])
+def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(address):
+    roster = roster_of()
+    for number, identity in enumerate(STRANGERS[:8], 1):
+        roster.learn(record(identity, address.format(number)), 0.0, met=True)
+    assert len(roster.others) == POLICY.per_network
+    roster.learn(record(STRANGERS[8], "203.0.113.1:7000"), 0.0)
+    roster.learn(record(STRANGERS[9], address.format(9), vouched(STRANGERS[9])), 0.0)
+    assert roster.alive(STRANGERS[8].peer_id) and roster.alive(STRANGERS[9].peer_id)
+    assert roster.on_trial(STRANGERS[8].peer_id) and not roster.on_trial(STRANGERS[9].peer_id)
+
+
+def test_a_quarter_of_the_largest_group_is_on_trial_and_departed_ones_free_their_places():
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
+    for identity in STRANGERS:
+        roster.learn(record(identity), 0.0, met=True)
+    assert len(roster.others) == MAX_ENDORSED
+    roster.keep({STRANGERS[0].peer_id, STRANGERS[1].peer_id})  # They have become members.
+    for identity in STRANGERS[-4:]:
+        roster.learn(record(identity), 1.0, met=True)
+    assert len(roster.others) == MAX_ENDORSED + 2
+
+
+def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):
+    monkeypatch.setattr(member_table, "MAX_MEMBERS", 4)
+    roster = roster_of()
+    member, *others = STRANGERS[:12]
+    roster.learn(record(member), 0.0)
+    roster.keep({member.peer_id})
+    for number, identity in enumerate(others):
+        roster.learn(record(identity, f"198.51.{number}.1:7000"), 1.0, met=True)
+    assert roster.alive(member.peer_id) and len(roster.others) == 4
+
+
+def test_only_invites_of_the_author_for_a_key_spare_the_trial():
+    inviter = Inviter(AUTHOR, b"", POLICY)
+    assert inviter.invite(PLAIN) == PLAIN and not inviter.invite(PLAIN).secret
+    assert not POLICY.on_trial(vouched(ME), ME.peer_id) and not POLICY.on_trial(b"", AUTHOR.peer_id)
+    assert POLICY.on_trial(b"", ME.peer_id) and POLICY.on_trial(vouched(ME), STRANGERS[0].peer_id)
+    assert Inviter(ME, vouched(ME), POLICY).invite(PLAIN, STRANGERS[0].peer_id) == PLAIN
+    assert not AdmissionPolicy(RUN, AUTHOR.public_key).on_trial(b"", ME.peer_id)
