@@ -8,8 +8,8 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.collectives.transport.zeromq.rate_limit import RateLimit
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, StateChunk
