@@ -190,7 +190,7 @@ def _rate(value: Any) -> Rate | None:
 
 def _switch(value: Any) -> bool:
     values = {"true": True, "false": False}
-    if type(value) is not bool and value not in values:
+    if type(value) is not bool and not (isinstance(value, str) and value in values):
         raise ValueError("true or false")
     return value if type(value) is bool else values[value]
 

@@ -12,7 +12,6 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Ping
 
 
-
 @pytest.fixture
 def wire():
     return Wire()
@@ -202,6 +201,18 @@ def test_the_end_of_the_relay_ends_the_link_and_the_next_relay_takes_over(wire):
             while not await first.ping(second):
                 await asyncio.sleep(0.02)
         assert relay_of(first, second) == left.id
+
+    wire.run(work)
+
+
+def test_a_relay_with_a_limited_uplink_passes_everything_on_at_its_rate(wire):
+    async def work():
+        first, second, (relay,) = await star(wire, up=2_000_000)
+        payload, loop = secrets.token_bytes(1 << 20), asyncio.get_running_loop()
+        begin = loop.time()
+        assert await first.chunk(second, payload)
+        assert await chunk_of(second) == payload
+        assert loop.time() - begin > 0.4  # 1 MiB at 2 MB/s takes half a second
 
     wire.run(work)
 

@@ -20,6 +20,8 @@ from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     TYPES,
     Ask,
+    Circuit,
+    CircuitAsk,
     Ballot,
     Chunk,
     Gossip,
