@@ -26,7 +26,7 @@ import contest
 import machine
 from homelinks import HomeLinks
 from thinwire.collectives.topology.shards import grid
-from thinwire.collectives.transport.zeromq.tcp_options import CONGESTION, has_congestion_control
+from thinwire.collectives.transport.tcp_options import CONGESTION, has_congestion_control
 from thinwire.compression.registry import dense
 
 PACKET, HEADERS = 1500, 52

@@ -170,7 +170,7 @@ MAY_OPEN = {
         "collectives/transport/zeromq/link.py": TRANSPORT,
         "collectives/transport/zeromq/tcp_relay.py": TRANSPORT,
         "collectives/transport/zeromq/listener.py": TRANSPORT,
-        "collectives/transport/zeromq/tcp_options.py": TRANSPORT,
+        "collectives/transport/tcp_options.py": TRANSPORT,
         "collectives/transport/zeromq/transport.py": TRANSPORT,
     },
     "disk": {

@@ -136,6 +136,10 @@ class Transport(Protocol):
         """Return the bulk bytes received over the link to a peer, including those of incomplete frames."""
         ...
 
+    def relay_of(self, peer: PeerId) -> PeerId | None:
+        """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
+        ...
+
     async def close(self) -> None:
         """Close every link and socket. Frames that `send` accepted may be lost."""
         ...

@@ -50,6 +50,9 @@ Data = Annotated[
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for computing.")]
 Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for outgoing data, such as 20Mbit/s.")]
+NoRelay = Annotated[
+    bool, typer.Option("--no-relay", help="Pass nothing on between peers that cannot reach each other.")
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="This peer's shards of the data [from the key].")

@@ -26,6 +26,7 @@ from thinwire.node.cli.arguments import (
     Log,
     Memory,
     Name,
+    NoRelay,
     Place,
     Port,
     Ports,
@@ -55,6 +56,7 @@ def _shared(
     ports: Ports = None,
     advertise: Advertise = None,
     up: Up = None,
+    no_relay: NoRelay = False,
     site: Site = None,
     name: Name = None,
     place: Place = None,
@@ -68,7 +70,7 @@ def _shared(
     """Return the machine's settings, and the options of this call that `start` and `join` share."""
     flags: Flags = dict(
         data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
-        site=site, name=name, bootstrap=bootstrap, home=home,
+        relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
     return settings(context, debug, flags), options

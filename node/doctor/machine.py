@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import platformdirs
-from thinwire.collectives.transport.zeromq.tcp_options import CONGESTION, has_congestion_control
+from thinwire.collectives.transport.tcp_options import CONGESTION, has_congestion_control
 from thinwire.node.doctor.check import Check, failed, passed, skipped
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import bytes_text

@@ -111,6 +111,7 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
                 admit=admit,
                 wall=lambda: int(time.time()),
                 up=config.up or 0,
+                relay=config.relay,
             )
             try:
                 await transport.open()

@@ -16,7 +16,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as this one knows it.
 
     `age`: seconds since its last message. `loss`: None until it has announced one. `seat`: its stage of the model and
-    its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out.
+    its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`: id of
+    the peer that relays between the two; empty: none.
     """
 
     peer: str
@@ -29,6 +30,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     seat: str = ""
     sick: str = ""
+    relay: str = ""
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):

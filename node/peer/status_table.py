@@ -71,10 +71,15 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
             str(peer.round),
             loss,
             f"{peer.age:.0f} s",
-            " · ".join(filter(None, (peer.seat, peer.reason, peer.sick))),
+            " · ".join(filter(None, (peer.seat, _relayed(peer, peers), peer.reason, peer.sick))),
         )
         result.add_row(*(Text(plain(cell)) for cell in cells))
     return result
+
+
+def _relayed(peer: PeerStatus, peers: tuple[PeerStatus, ...]) -> str:
+    names = {one.peer: one.name for one in peers}
+    return f"relayed by {names.get(peer.relay) or peer.relay[:8]}" if peer.relay else ""
 
 
 def plain(text: str) -> str:

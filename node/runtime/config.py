@@ -71,6 +71,7 @@ class Config:
     device: str
     threads: int
     up: Rate | None
+    relay: bool
     bootstrap: tuple[str, ...]
     directory_python: str
     home: Path | None
@@ -187,6 +188,13 @@ def _rate(value: Any) -> Rate | None:
     return Rate(rate)
 
 
+def _switch(value: Any) -> bool:
+    values = {"true": True, "false": False}
+    if type(value) is not bool and not (isinstance(value, str) and value in values):
+        raise ValueError("true or false")
+    return value if type(value) is bool else values[value]
+
+
 SETTINGS = (
     Setting("name", "", _name, "name that others see beside this peer's id; default: this machine's name"),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
@@ -205,6 +213,7 @@ SETTINGS = (
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
+    Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
     Setting(
         "bootstrap",
         (),
@@ -304,6 +313,8 @@ def _text(value: object) -> str:
     match value:
         case None | () | "":
             return "-"
+        case bool():
+            return str(value).lower()
         case (int() as low, int() as high):
             return f"{low}-{high}"
         case tuple():

@@ -144,6 +144,9 @@ class SimTransport:
             self._mail = self._net.loop.create_future()
             await self._mail
 
+    def relay_of(self, peer: PeerId) -> PeerId | None:
+        return None  # no peer of a simulation is behind an address translator
+
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         if ban:
             self.banned[peer] = reason

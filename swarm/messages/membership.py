@@ -93,6 +93,33 @@ class Observed(Message, frozen=True):
     ballast: Annotated[tuple[Annotated[bytes, Meta(max_length=PIECE)], ...], Meta(max_length=BALLAST // PIECE)]
 
 
+# --- circuits: TCP connections of two peers that a third one splices
+
+
+class CircuitAsk(Message, frozen=True):
+    """Request to a linked peer: splice a connection of ours with one of `peer`, to its `port`; 0: its gate."""
+
+    limit: ClassVar[int] = 128
+
+    number: U32
+    peer: Id
+    port: U16
+
+
+class Circuit(Message, frozen=True):
+    """Answer to the CircuitAsk `number`, or, with the number 0, invitation to a circuit that `peer` has asked for.
+
+    Who opens a connection to the sender's gate with `token` within a few seconds has one end. None: refused.
+    """
+
+    limit: ClassVar[int] = 128
+
+    number: U32
+    peer: Id
+    port: U16
+    token: Digest | None
+
+
 # --- membership (SWIM + Lifeguard): `items` are signed gossip items, each checked by its own signature
 
 Items = Annotated[tuple[Blob, ...], Meta(max_length=8)]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import wire
 from kit.planted.cards import NOW, card, identity
+from thinwire.collectives.transport.circuits import ticket
 from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
 from thinwire.compression.core.codec import CodecError
@@ -32,7 +33,7 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.identity.peer_record import RecordError
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 
-PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card, *wire.MODULES)
+PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card, ticket, *wire.MODULES)
 """Modules whose functions are instrumented; compiled kernels cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -53,12 +54,8 @@ def targets() -> list[Target]:
     """Every decoder; its place in the list is the first byte of an input."""
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
-    return [
-        *made,
-        *(_boundary(vocabulary) for vocabulary in (0, 300, 70_000)),
-        _run_card(),
-        *map(_after_one, wire.targets()),
-    ]
+    boundaries = [_boundary(vocabulary) for vocabulary in (0, 300, 70_000)]
+    return [*made, *boundaries, _run_card(), *map(_after_one, wire.targets()), _ticket()]
 
 
 def _after_one(target: Target) -> Target:
@@ -150,6 +147,21 @@ def _run_card() -> Target:
         assert parsed.loss is None or math.isfinite(parsed.loss)
 
     return "run card", take, [one.wire[:-SIGNATURE_BYTES] for one in (first, card(loss=None), card(addresses=()))]
+
+
+def _ticket() -> Target:
+    def take(data: bytes) -> None:
+        try:
+            token = ticket.decode(data)
+        except ValueError as error:
+            raise CodecError(str(error)) from None
+        if token is None:
+            assert len(data) < ticket.TICKET_BYTES
+        else:
+            assert ticket.encode(token) == data
+
+    whole = ticket.encode(bytes(range(ticket.TOKEN_BYTES)))
+    return "ticket", take, [whole, whole[:-1], whole[:3]]
 
 
 def _fitted(data: bytes, size: int) -> bytes:

@@ -48,6 +48,17 @@ class Peer:
         self.transport.learn(self.record)
         return self
 
+    async def open_again(self):
+        """Publish a newer record, with the addresses at which this peer listens."""
+        self.record = PeerRecord.create(
+            self.identity,
+            run_id=self.run_id,
+            addresses=self.transport.addresses(),
+            sequence=self.record.sequence + 1,
+            issued=int(time.time()),
+        )
+        self.transport.learn(self.record)
+
     @property
     def contact(self):
         return Contact(self.transport.addresses()[0], self.identity.transport_public)

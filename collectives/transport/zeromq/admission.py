@@ -14,11 +14,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from thinwire.collectives.transport.circuits.circuits import GATE, Route
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.sightings import Sighting
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.limits import TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
+from thinwire.collectives.transport.zeromq.tcp_relay import CIRCUIT
 from thinwire.swarm import frame
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, VersionError
 from thinwire.swarm.identity.address import join_address, split_address
@@ -57,6 +59,7 @@ class AdmissionPort:
     async def open(self, host: str, port: int) -> int:
         """Listen; return the port, a free one if `port` is 0. Raises PortTaken."""
         self._server, port = await listen(self._visit, host, range(port, port + 1))
+        self._station.circuits.lanes[GATE] = lambda relay: self._visit()
         return port
 
     async def close(self) -> None:
@@ -72,7 +75,15 @@ class AdmissionPort:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _visit(self) -> asyncio.Protocol:
-        control = ControlConnection(self._station, _VISITOR, self._hear, self._left, domain=_DOMAIN, crowd=self._crowd)
+        control = ControlConnection(
+            self._station,
+            _VISITOR,
+            self._hear,
+            self._left,
+            domain=_DOMAIN,
+            crowd=self._crowd,
+            divert=self._station.circuits.relay.enter,
+        )
         self._visits.add(control)
         return control.tcp_relay.outer
 
@@ -80,7 +91,8 @@ class AdmissionPort:
         self._visits.discard(control)
         task = self._tasks.get(control)
         if task is None:
-            self._count(reason)
+            if reason != CIRCUIT:
+                self._count(reason)
         else:
             task.cancel()
 
@@ -164,14 +176,14 @@ def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
 
 
 async def knock(
-    station: SharedSockets, contact: Contact, hello: Hello, wall: Wall
+    station: SharedSockets, contact: Contact, hello: Hello, wall: Wall, route: Route | None = None
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 
     A local failure returns a Refuse with the code "unreachable", or "refused" if the machine answers but nothing
     listens there.
     """
-    answer = await _visit(station, contact, hello, Welcome, _HOST)
+    answer = await _visit(station, contact, hello, Welcome, _HOST, route=route)
     if isinstance(answer, Refuse):
         return answer
     message = answer.message
@@ -220,12 +232,16 @@ async def _visit(
     wanted: type[Message],
     bounds: SocketLimits,
     *,
+    route: Route | None = None,
     source: int = 0,
     seconds: float = math.inf,
 ) -> _Answer | Refuse:
-    """Put one question to a gate; return its answer of the type `wanted`, or a Refuse."""
+    """Put one question to a gate; return its answer of the type `wanted`, or a Refuse.
+
+    `route`: None for a direct one from our port `source`.
+    """
     try:
-        host, port = split_address(contact.address)
+        host, port = split_address(contact.address) if route is None or not route.relay else ("", GATE)
     except ValueError as error:
         return Refuse("unreachable", str(error)[:256])
     loop = asyncio.get_running_loop()
@@ -244,11 +260,11 @@ async def _visit(
     relay = control.tcp_relay
     try:
         async with asyncio.timeout(min(station.limits.knock, seconds)):
-            if source:
+            if route is not None:
+                await route.open(lambda: relay.outer, port)
+            else:
                 sock = await _connected(host, port, source)
                 await loop.create_connection(lambda: relay.outer, sock=sock)
-            else:
-                await loop.create_connection(lambda: relay.outer, host, port)
             ours, theirs = relay.ends
             control.settle()
             answer = await done

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
+from thinwire.collectives.transport.circuits.circuits import Factory, Route
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import Wall, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
@@ -58,6 +60,7 @@ class Connections:
         self._random = random.SystemRandom()
         self._quiet = asyncio.Event()
         self._closed = False
+        station.circuits.links = self.links
 
     # --- records of peers
 
@@ -82,6 +85,7 @@ class Connections:
 
     def drop(self, peer: PeerId, reason: str) -> bytes | None:
         """Close the link to a peer without an Arrival and forget the peer; return its transport key if known."""
+        self._station.circuits.relay.forget(peer)
         self._retries.pop(peer, None)
         record = self._records.pop(peer, None)
         key = record.transport_key if record is not None else None
@@ -143,6 +147,21 @@ class Connections:
             self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link
         self._retries.pop(peer, None)
+        if link.relay:
+            self._later(link)
+
+    def _later(self, link: Link) -> None:
+        pause = self._station.limits.retry_last * self._random.uniform(0.5, 1.0)
+        self._loop.call_later(pause, self._try_direct, link)
+
+    def _try_direct(self, link: Link) -> None:
+        """Dial the peer of a link over a circuit; a direct link replaces this one."""
+        if self._closed or self.links.get(link.peer) is not link:
+            return
+        record = self._records.get(link.peer)
+        if record is not None and record.transport_key not in self._dials:
+            self._start(record.transport_key, self._dial_directly(record, self._hello()))
+        self._later(link)
 
     def _lost(self, link: Link, reason: str) -> None:
         peer = link.peer
@@ -155,6 +174,7 @@ class Connections:
             self._traffic[peer] = self._traffic.get(peer, Traffic()) + Traffic(*link.traffic())
         if self.links.get(peer) is link:
             del self.links[peer]
+            self._station.circuits.relay.forget(peer, waiting=True)
             if not self._closed:
                 self._station.receive_queue.put(Arrival(peer, None, reason), 0)
 
@@ -226,7 +246,7 @@ class Connections:
                 await asyncio.shield(offer.ready)
                 continue
             record = self._records.get(to)
-            if record is None or not record.addresses:
+            if record is None or not (record.addresses or self._station.circuits.relays(to)):
                 return None
             dial = self._dials.get(record.transport_key)
             if dial is None:
@@ -246,24 +266,37 @@ class Connections:
         return dial
 
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
-        peer, limits = record.peer_id, self._station.limits
-        hello = Hello(VERSION, self._station.run_id, self._own_record())
-        answer: Welcome | Refuse = Refuse("unreachable", "no address")
-        refused = bool(record.addresses)
-        for address in sorted(record.addresses, key=self._far):
-            answer = await self._visit(Contact(address, record.transport_key), hello, peer)
-            if isinstance(answer, Welcome):
-                return answer
-            # one of the addresses may belong to another process of this machine
-            refused = refused and answer.code == "refused"
-            if answer.code not in _TRANSIENT:
+        peer, limits, circuits = record.peer_id, self._station.limits, self._station.circuits
+        hello = self._hello()
+        answer: Welcome | Refuse = Refuse("unreachable", f"no direct connection within {limits.direct:g} s")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.direct if circuits.relays(peer) else None):
+                answer = await self._dial_directly(record, hello)
+        refused = isinstance(answer, Refuse) and answer.code == "refused"
+        for relay in circuits.relays(peer):
+            if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
                 break
+            contact = Contact("", record.transport_key)
+            answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
+        if isinstance(answer, Welcome):
+            return answer
         retry = self._retries.setdefault(peer, Retry())
-        final = isinstance(answer, Refuse) and answer.code not in _TRANSIENT
+        final = answer.code not in _TRANSIENT
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         if refused and peer not in self.links and peer not in self._offers:
             self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer
+
+    async def _dial_directly(self, record: PeerRecord, hello: Hello) -> Welcome | Refuse:
+        """Visit the addresses of a peer; "refused" if no process listens at any of them."""
+        last, refused = Refuse("unreachable", "no address"), bool(record.addresses)
+        for address in sorted(record.addresses, key=self._far):
+            answer = await self._visit(Contact(address, record.transport_key), hello, record.peer_id)
+            if isinstance(answer, Welcome) or answer.code not in _TRANSIENT:
+                return answer
+            # one of the addresses may belong to another process of this machine
+            last, refused = answer, refused and answer.code == "refused"
+        return last if refused or last.code == "busy" else Refuse("unreachable", last.detail)
 
     def _far(self, address: str) -> bool:
         """Return whether an address is outside of our subnets.
@@ -273,8 +306,11 @@ class Connections:
         places = {_place(own) for own in self.addresses}
         return _place(address) not in places
 
-    async def _visit(self, contact: Contact, hello: Hello, expected: PeerId | None) -> Welcome | Refuse:
-        answer = await knock(self._station, contact, hello, self._wall)
+    async def _visit(
+        self, contact: Contact, hello: Hello, expected: PeerId | None, route: Route | None = None
+    ) -> Welcome | Refuse:
+        route = route or self._direct(contact.address)
+        answer = await knock(self._station, contact, hello, self._wall, route)
         if isinstance(answer, Refuse):
             return answer
         welcome, record = answer
@@ -286,21 +322,26 @@ class Connections:
             if link is not None and await asyncio.shield(link.ready):
                 return welcome
             return Refuse("busy", "the other side has not noticed yet that our link is gone")
-        host, _ = split_address(contact.address)
         link = await Link.take(
-            self._station, record, welcome, host, self._streams, up=self._up, lost=self._lost, gone=self._gone
+            self._station, record, welcome, route, self._streams, up=self._up, lost=self._lost, gone=self._gone
         )
         if link.reason and self.links.get(record.peer_id) is None:
             return Refuse("unreachable", f"{contact.address}: {link.reason}"[:256])
         return welcome
 
-    def _own_record(self) -> bytes:
+    def _direct(self, gate: str) -> Route:
+        async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, Any]:
+            return await self._loop.create_connection(factory, split_address(gate)[0], port)
+
+        return Route(opened, gate)
+
+    def _hello(self) -> Hello:
         if not self.own:
             identity, run_id = self._station.identity, self._station.run_id
             self.own = PeerRecord.create(
                 identity, run_id=run_id, addresses=self.addresses, sequence=1, issued=self._wall()
             ).wire
-        return self.own
+        return Hello(VERSION, self._station.run_id, self.own)
 
 
 def _place(address: str) -> str:

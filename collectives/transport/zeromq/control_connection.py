@@ -12,12 +12,13 @@ from typing import TypeAlias
 
 import zmq
 from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
+from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
-from thinwire.collectives.transport.zeromq.rate_limit import RateLimit
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
-from thinwire.collectives.transport.zeromq.tcp_relay import TcpRelay
+from thinwire.collectives.transport.zeromq.tcp_relay import Divert, TcpRelay
 from thinwire.collectives.transport.zeromq.zmq_socket import (
     Parts,
     ZapHandler,
@@ -30,7 +31,7 @@ from thinwire.collectives.transport.zeromq.zmq_socket import (
 )
 from thinwire.swarm.frame import Frame, encode, nbytes
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import Message
+from thinwire.swarm.messages.registry import Message, PeerId
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
@@ -51,6 +52,7 @@ class SharedSockets:
     context: Context
     gatekeeper: ZapHandler
     receive_queue: ReceiveQueue
+    circuits: Circuits
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
     _last: tuple[Message, bytes] | None = None
@@ -81,7 +83,8 @@ class SocketLimits:
 class ControlConnection:
     """Control connection.
 
-    `received(self, key, parts)` gets each message with the transport key that the handshake proved.
+    `received(self, key, parts)` gets each message with the transport key that the handshake proved. `relay`: the peer that
+    splices it to the other side, if any. `divert`: see TcpRelay.
     """
 
     def __init__(
@@ -94,15 +97,23 @@ class ControlConnection:
         server_key: bytes = b"",
         domain: bytes = b"",
         crowd: HalfOpen | None = None,
+        divert: Divert | None = None,
+        relay: PeerId = b"",
     ) -> None:
         self._station, self._bounds, self._received, self._closed = station, bounds, received, closed
-        self._server_key, self._domain, self._crowd = server_key, domain, crowd
+        self._server_key, self._domain, self._crowd, self.relay = server_key, domain, crowd, relay
         self._channel: ZmqSocket | None = None
         self._early: list[Parts] = []
         self._source = ""
         self._timer: asyncio.TimerHandle | None = None
         self.tcp_relay = TcpRelay(
-            bounds.window, self._open, self._ended, accepted=not server_key, strict=bounds.strict, met=self._meet
+            bounds.window,
+            self._open,
+            self._ended,
+            accepted=not server_key,
+            strict=bounds.strict,
+            met=self._meet,
+            divert=divert,
         )
 
     def post(self, parts: Parts) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class Limits:
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
+    - `direct`: how long to try a peer's addresses before peers in between are asked, if there are any. `circuits`: see there.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 
@@ -45,6 +48,8 @@ class Limits:
     retry_first: float = 0.25
     retry_last: float = 60.0
     peers: int = 4096
+    direct: float = 4.0
+    circuits: CircuitLimits = field(default_factory=CircuitLimits)
 
 
 class TokenBuckets:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection
 from itertools import count
 from typing import TypeAlias
 
+from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS, session_of
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool
 from thinwire.swarm import frame as frames
@@ -73,6 +74,10 @@ class Link:
         self.peer: PeerId = record.peer_id
         self.transport_key = record.transport_key
         self.dialled = dialled
+        self.relay: PeerId = b""
+        """The peer that splices our connections to this one; b"": they are direct."""
+        self._gate = ""
+        self._port = -1
         self.session = session_of(secret)
         self.secret = secret
         self.reason = ""
@@ -95,7 +100,8 @@ class Link:
             express=self._switch,
             broken=self.close,
         )
-        self._speaks = self._listens = False  # whether we send, and read, round messages on the express stream
+        self.speaks = self.listens = False
+        """Whether we send, and read, control messages of rounds on their own stream."""
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
@@ -111,8 +117,10 @@ class Link:
         crowd = HalfOpen(8)
         key = record.transport_key
 
-        def candidate() -> asyncio.Protocol:
-            control = ControlConnection(station, BOUNDS, link._hear, link._ended, domain=link._domain, crowd=crowd)
+        def candidate(relay: PeerId = b"") -> asyncio.Protocol:
+            control = ControlConnection(
+                station, BOUNDS, link._hear, link._ended, domain=link._domain, crowd=crowd, relay=relay
+            )
             link._candidates.add(control)
             return control.tcp_relay.outer
 
@@ -125,6 +133,7 @@ class Link:
             link._server.close()
         else:
             station.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
+            link._port, station.circuits.lanes[port] = port, candidate
         return link, port
 
     @classmethod
@@ -133,24 +142,25 @@ class Link:
         station: SharedSockets,
         record: PeerRecord,
         welcome: Welcome,
-        host: str,
+        route: Route,
         streams: int,
         *,
         up: Up,
         lost: Lost,
         gone: Up,
     ) -> Link:
-        """Take the link that a gate at `host` offers; await `ready` to learn whether it works."""
+        """Take the link that a gate offers; await `ready` to learn whether it works."""
         link = cls(station, record, welcome.secret, True, up=up, lost=lost, gone=gone)
         control = ControlConnection(station, BOUNDS, link._hear, link._ended, server_key=record.transport_key)
         link._candidates.add(control)
+        link._gate, link.relay = route.gate, route.relay
         control.post([READY])
         try:
             port, bulk = port_of(welcome.endpoint), port_of(welcome.bulk)
             async with asyncio.timeout(station.limits.handshake):
-                await link._loop.create_connection(lambda: control.tcp_relay.outer, host, port)
+                await route.open(lambda: control.tcp_relay.outer, port)
                 if await asyncio.shield(link.ready):
-                    link._task = link._loop.create_task(link.stream_pool.dial(host, bulk, streams))
+                    link._task = link._loop.create_task(link.stream_pool.dial(route, bulk, streams))
         except (OSError, ValueError) as error:
             link.close(f"cannot connect: {error}")
         except asyncio.CancelledError:
@@ -160,6 +170,7 @@ class Link:
 
     def _up(self, control: ControlConnection) -> None:
         self._control = control
+        self.relay = self.relay or control.relay
         control.settle()
         control.pause(self._station.receive_queue.control.full)
         self._candidates.discard(control)
@@ -177,15 +188,16 @@ class Link:
 
     def _switch(self) -> None:
         """Move round messages to the express stream once there is one, but not before earlier ones are sent."""
-        if self._control is not None and self.stream_pool.express is not None and not self._speaks:
+        if self._control is not None and self.stream_pool.express is not None and not self.speaks:
             self._control.post([SWITCH])
-            self._speaks = True
-            self.stream_pool.listen(self._listens and not self._station.receive_queue.control.full)
+            self.speaks = True
+            self.stream_pool.listen(self.listens and not self._station.receive_queue.control.full)
 
     def _dismiss(self, reason: str) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+        self._station.circuits.lanes.pop(self._port, None)
         self._station.gatekeeper.forbid(self._domain)
         for control in list(self._candidates):
             control.close(reason)
@@ -212,19 +224,14 @@ class Link:
         self._check_gone()
 
     @property
+    def gates(self) -> tuple[str, ...]:
+        """Addresses of the peer's gate, the one that we dialled first."""
+        return tuple(address for address in dict.fromkeys((self._gate, *self._record.addresses)) if address)
+
+    @property
     def took(self) -> bool:
         """True if the link was ever ready."""
         return self._control is not None
-
-    @property
-    def speaks(self) -> bool:
-        """True if control messages of rounds are sent by their own stream."""
-        return self._speaks
-
-    @property
-    def listens(self) -> bool:
-        """True if control messages of rounds are received by their own stream."""
-        return self._listens
 
     @property
     def over(self) -> bool:
@@ -256,7 +263,7 @@ class Link:
             if stream is not None:
                 stream.write(head, frame.payload)
             return stream is not None and not self.reason
-        if kind in WORDS and self._speaks:
+        if kind in WORDS and self.speaks:
             head = self._station.head(frame)
             stream = await self.stream_pool.speaker_in_turn()
             if stream is not None:
@@ -280,7 +287,7 @@ class Link:
             if (stream := self.stream_pool.idle()) is not None:
                 stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
             return stream is not None
-        if kind not in WORDS or not self._speaks:
+        if kind not in WORDS or not self.speaks:
             return False
         if (stream := self.stream_pool.speaker()) is not None:
             stream.post(self._station.head(frame))
@@ -302,8 +309,8 @@ class Link:
             self._up(control)
         if control is not self._control or self.reason or len(parts[0]) == 0:
             return
-        if parts[0] == SWITCH and not self._listens:
-            self._listens = True
+        if parts[0] == SWITCH and not self.listens:
+            self.listens = True
             self.stream_pool.listen(not self._station.receive_queue.control.full)
             return
         if parts[0][:1] == BYE:
@@ -357,7 +364,8 @@ class Link:
         except FrameError as error:
             self.close(str(error))
         else:
-            self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
+            if not self._station.circuits.hear(self.peer, frame.message):
+                self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
             return frame if later else None
         return None
 
@@ -374,7 +382,7 @@ class Link:
         """Stop or resume reading control messages."""
         if self._control is not None:
             self._control.pause(paused)
-        self.stream_pool.listen(self._listens and not paused)
+        self.stream_pool.listen(self.listens and not paused)
 
     def traffic(self) -> tuple[int, int, int, int]:
         """Return bytes on the wire so far: control up, control down, bulk up, bulk down."""
@@ -388,11 +396,3 @@ class Link:
     def rtt(self) -> float | None:
         """Round-trip time in seconds."""
         return self._control.tcp_relay.rtt if self._control else None
-
-
-def port_of(endpoint: str) -> int:
-    """Return the port of ":port", which means a port at the gate's own host. Raises ValueError."""
-    digits = endpoint[1:]
-    if endpoint[:1] != ":" or not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:6]) < 65536:
-        raise ValueError(f"not an endpoint: {endpoint!r}")
-    return int(digits)

@@ -129,3 +129,11 @@ class HalfOpen:
         for connections in list(self._sources.values()):
             for close in list(connections):
                 close()
+
+
+def port_of(endpoint: str) -> int:
+    """Return the port of ":port", which means a port at the gate's own host. Raises ValueError."""
+    digits = endpoint[1:]
+    if endpoint[:1] != ":" or not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:6]) < 65536:
+        raise ValueError(f"not an endpoint: {endpoint!r}")
+    return int(digits)

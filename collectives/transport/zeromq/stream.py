@@ -14,6 +14,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
 from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.tcp_options import confirmed, hold_back, pace, round_trip, tune
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen
 from thinwire.collectives.transport.zeromq.record_crypto import (
@@ -29,7 +30,6 @@ from thinwire.collectives.transport.zeromq.record_crypto import (
     session_of,
     stream_keys,
 )
-from thinwire.collectives.transport.zeromq.tcp_options import confirmed, hold_back, pace, round_trip, tune
 from thinwire.swarm.frame import nbytes
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS
 from thinwire.collectives.transport.zeromq.stream import Stream
@@ -68,16 +69,16 @@ class StreamPool:
         self._closed = self._given_up = False
         self._loop = asyncio.get_running_loop()
 
-    async def dial(self, host: str, port: int, count: int) -> None:
+    async def dial(self, route: Route, port: int, count: int) -> None:
         """Open the express stream and `count` bulk streams; tolerate failures."""
         numbers = (EXPRESS, *range(min(count, MAX_STREAMS)))
-        await asyncio.gather(*(self._dial(host, port, number) for number in numbers))
+        await asyncio.gather(*(self._dial(route, port, number) for number in numbers))
 
-    async def _dial(self, host: str, port: int, number: int) -> None:
+    async def _dial(self, route: Route, port: int, number: int) -> None:
         station = self._station
         try:
             async with asyncio.timeout(station.limits.handshake):
-                _, stream = await self._loop.create_connection(lambda: Stream(station.pool, station.limits), host, port)
+                _, stream = await route.open(lambda: Stream(station.pool, station.limits), port)
         except OSError:
             return
         if self._closed:

@@ -13,14 +13,21 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from thinwire.collectives.transport.circuits.ticket import decode, hand_over
 from thinwire.collectives.transport.interface import RESET
-from thinwire.collectives.transport.zeromq.tcp_options import round_trip, tune
+from thinwire.collectives.transport.tcp_options import round_trip, tune
 
 FIRST_BYTE = 0xFF
 """First byte of every ZMTP greeting.
 
 The relay closes connections that begin otherwise before libzmq sees them.
 """
+
+CIRCUIT = "an end of a circuit"
+"""Reason of the end of a relay whose connection came with a valid ticket: another protocol has it now."""
+
+Divert = Callable[[bytes], asyncio.BaseProtocol | None]
+"""Return the protocol for a connection that came with a circuit's token; None: the token is good for none."""
 
 HANDSHAKE_BYTES = 2048
 """More bytes than one side sends before its first message."""
@@ -61,6 +68,7 @@ class TcpRelay:
     `opened` is called when there is data to carry (dialled: once connected; accepted: at the first byte) and must call
     `join`; `closed(reason)` is called once, at the end. `window`: bytes from outside that may pass before `progress`
     reports that a whole message has come out of libzmq. At the limit reading stops, or, if `strict`, the relay closes.
+    `divert`: takes connections that begin with a ticket.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class TcpRelay:
         accepted: bool,
         strict: bool,
         met: Callable[[], None] = lambda: None,
+        divert: Divert | None = None,
     ) -> None:
         self.up = 0
         self.down = 0
@@ -81,7 +90,8 @@ class TcpRelay:
         self._first = 0.0
         self.reason = ""
         self._window, self._opened, self._closed, self._met = window, opened, closed, met
-        self._accepted, self._strict = accepted, strict
+        self._accepted, self._strict, self._divert = accepted, strict, divert
+        self._ticket = b""
         self._left = window
         self._early: list[bytes] = []
         self._started = self._ending = False
@@ -171,8 +181,8 @@ class TcpRelay:
             if self.outer.transport is not None and not self.outer.transport.is_closing():
                 self.outer.transport.write(data)
             return
-        if self.down == 0 and data[0] != FIRST_BYTE:
-            self.close("not a ZeroMQ greeting")
+        if self.down == 0 and (self._ticket or data[0] != FIRST_BYTE):
+            self._take_ticket(data)
             return
         self.down += len(data)
         if self.down > HANDSHAKE_BYTES:
@@ -192,6 +202,23 @@ class TcpRelay:
         if self._left <= 0:
             self._full = True
             self._flow()
+
+    def _take_ticket(self, data: bytes) -> None:
+        transport, self._ticket = self.outer.transport, self._ticket + data
+        try:
+            token = decode(self._ticket)
+        except ValueError:
+            self.close("not a ZeroMQ greeting")
+            return
+        if token is None or transport is None:
+            return
+        protocol = self._divert(token) if self._divert is not None else None
+        if protocol is None:
+            self.close("no such circuit")
+            return
+        self.reason, self.outer.transport = CIRCUIT, None
+        self._closed(CIRCUIT)
+        hand_over(transport, protocol)
 
     def choke(self, outer: bool, choked: bool) -> None:
         """Stop or resume reading one side while the other takes no data."""

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
+from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact
+from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.sightings import Sighting
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_address
-from thinwire.collectives.transport.zeromq.rate_limit import RateLimit
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.collectives.transport.zeromq.stream_pool import Traffic
@@ -34,12 +35,13 @@ from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
 class LinkStats:
     """Statistics of one peer: bytes on the wire since the start.
 
-    If linked, also round-trip time and silence in seconds.
+    If linked, also the peer that relays (b"": none), round-trip time and silence in seconds.
     """
 
     traffic: Traffic
     linked: bool
     dialled: bool = False
+    relay: PeerId = b""
     rtt: float | None = None
     silent: float | None = None
 
@@ -50,7 +52,7 @@ class ZmqTransport:
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
     `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
-    data (0: none).
+    data (0: none). `relay`: whether to relay between peers that cannot reach each other.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ZmqTransport:
         streams: int = 2,
         limits: Limits | None = None,
         up: int = 0,
+        relay: bool = True,
     ) -> None:
         self._identity, self._wall = identity, wall
         self._host, self._port, self._advertise = host, port, advertise or ()
@@ -76,8 +79,18 @@ class ZmqTransport:
         # The ZAP handler exists before any socket is bound, so no key is ever admitted without a check.
         self._gatekeeper = ZapHandler(self._context)
         receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
+        rate_limit = RateLimit(up)
+        self._circuits = Circuits(identity.peer_id, self._limits.circuits, rate_limit)
+        self._circuits.relay.willing = relay
         self._station = SharedSockets(
-            identity, run_id, self._limits, self._context, self._gatekeeper, receive_queue, rate_limit=RateLimit(up)
+            identity,
+            run_id,
+            self._limits,
+            self._context,
+            self._gatekeeper,
+            receive_queue,
+            self._circuits,
+            rate_limit=rate_limit,
         )
         self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)
         self._gate = AdmissionPort(self._station, self._connections.judge, wall)
@@ -92,6 +105,7 @@ class ZmqTransport:
         try:
             self._port = await self._gate.open(self._host, self._port)
             self._bulk, self._connections.bulk_port = await listen(self._stream, self._host, self._ports)
+            self._circuits.lanes[self._connections.bulk_port] = lambda relay: self._stream()
         except PortTaken:
             await self.close()
             raise
@@ -164,6 +178,7 @@ class ZmqTransport:
         if self._bulk is not None:
             self._bulk.close()
         await self._gate.close()
+        await self._circuits.close()
         await self._connections.close()
         self._crowd.clear()
         self._gatekeeper.close()
@@ -180,18 +195,29 @@ class ZmqTransport:
             found[peer] = (
                 LinkStats(traffic, False)
                 if link is None
-                else LinkStats(traffic, True, link.dialled, link.rtt, now - link.heard)
+                else LinkStats(traffic, True, link.dialled, link.relay, link.rtt, now - link.heard)
             )
         return found
 
     def totals(self) -> tuple[int, int]:
-        """Return acknowledged sent bytes and received bytes of all links."""
+        """Return acknowledged sent bytes and received bytes of all links, with those that we relay."""
         found = self._connections.traffic().values()
+        relayed = self._circuits.relay.carried
         on_its_way = sum(link.stream_pool.waiting() for link in self._connections.links.values())
         return (
-            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way,
-            sum(traffic.control_down + traffic.bulk_down for traffic in found),
+            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way + relayed,
+            sum(traffic.control_down + traffic.bulk_down for traffic in found) + relayed,
         )
+
+    @property
+    def relayed(self) -> int:
+        """Bytes passed on between other peers since the start."""
+        return self._circuits.relay.carried
+
+    def relay_of(self, peer: PeerId) -> PeerId | None:
+        """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
+        link = self._connections.links.get(peer)
+        return (link.relay or None) if link is not None else None
 
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""

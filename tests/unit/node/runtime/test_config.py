@@ -247,3 +247,19 @@ def test_lock_whose_holder_is_unreadable_names_no_process(tmp_path):
         path.write_bytes(b"\x1b[31mgarbage")
         with pytest.raises(InUseError, match=r"process unknown"), hold(path):
             pass
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ('"false"', False)])
+def test_relaying_is_switched_by_the_settings(home, text, value):
+    node_toml(home, f"relay = {text}\n")
+    settings = load({"home": home}, {})
+    assert settings.relay is value and config.as_json(settings)["relay"]["value"] is value
+    assert ("relay", str(value).lower(), f"file {home / 'node.toml'}") in config.rows(settings)
+    assert load({"home": home, "relay": "false"}, {}).relay is False, "the flag --no-relay"
+
+
+@pytest.mark.parametrize("text", ["1", '"yes"', '""', "[]"])
+def test_relaying_is_true_or_false(home, text):
+    node_toml(home, f"relay = {text}\n")
+    with pytest.raises(ConfigError, match="relay"):
+        load({"home": home}, {})

@@ -8,8 +8,8 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.collectives.transport.zeromq.rate_limit import RateLimit
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, StateChunk
@@ -108,3 +108,35 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
         await send_queue.close()
 
     wire.run(work)
+
+
+def test_relayed_bytes_use_the_whole_rate_if_nothing_else_is_sent():
+    async def main():
+        rate_limit, loop = RateLimit(1000), virtual_loop.current()
+        for _ in range(10):
+            await rate_limit.wait_behind(100)
+        assert loop.time() == pytest.approx(0.9, abs=0.03)
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_relayed_bytes_wait_behind_own_ones_but_get_a_share():
+    async def main():
+        rate_limit, loop, relayed = RateLimit(1000), virtual_loop.current(), []
+
+        async def relay():
+            while True:
+                await rate_limit.wait_behind(10)
+                relayed.append(loop.time())
+
+        await rate_limit.wait(500)
+        task = asyncio.create_task(relay())
+        for _ in range(20):
+            await rate_limit.wait(100)
+        task.cancel()
+        # 2,400 bytes of our own, and every 80 ms 10 bytes of others between them
+        assert loop.time() == pytest.approx(2.4, abs=0.4)
+        pauses = [after - before for before, after in zip(relayed, relayed[1:], strict=False)]
+        assert len(relayed) > 20 and max(pauses) == pytest.approx(0.08, abs=0.01)
+
+    virtual_loop.run(main(), seed=1)

@@ -10,7 +10,8 @@ import pytest
 import zmq
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
-from thinwire.collectives.transport.zeromq.link import Link, port_of
+from thinwire.collectives.transport.zeromq.link import Link
+from thinwire.collectives.transport.zeromq.listener import port_of
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_WORD, OPENING, session_of, stream_keys
 from thinwire.collectives.transport.zeromq.zmq_socket import as_client
 from thinwire.swarm import frame as frames

@@ -1,0 +1,161 @@
+"""Circuits of one peer: those that it asks for, those that it is asked for, and those that it relays.
+
+One side asks a relay over their link (`CircuitAsk`). The relay answers both sides with one token (`Circuit`), each opens a
+TCP connection to the relay's gate with it, and the relay splices the two. To the peers it is a TCP connection like any
+other, from the asker to a port of the other side. As in TURN (RFC 8656), the right to a circuit is granted on an
+authenticated channel, so a stranger at the gate can do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol, TypeAlias
+
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
+from thinwire.collectives.transport.circuits.relay import Relay
+from thinwire.collectives.transport.circuits.ticket import enter
+from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
+from thinwire.swarm.rendezvous_hash import rank
+
+GATE = 0
+"""Port that stands for the gate, whatever its number."""
+
+Factory: TypeAlias = "Callable[[], asyncio.BaseProtocol]"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How TCP connections to a peer are opened: `open(factory, port)` raises OSError.
+
+    `gate`: address of the peer's gate, "" if it is not dialled there. `relay`: the peer that splices; b"": none.
+    """
+
+    open: Callable[[Factory, int], Awaitable[tuple[asyncio.BaseTransport, Any]]]
+    gate: str = ""
+    relay: PeerId = b""
+
+
+class Neighbour(Protocol):
+    """A link, as circuits see it."""
+
+    dialled: bool
+    relay: PeerId
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Addresses of the peer's gate, those that worked before first."""
+        ...
+
+    async def send(self, frame: Frame) -> bool:
+        """Send a control message."""
+        ...
+
+
+class Circuits:
+    """Asks for circuits, follows invitations to them, and relays.
+
+    `links`: the links that are up. `lanes`: what listens at our ports (GATE: the gate): a function that makes the
+    protocol of a connection which came through the given relay.
+    """
+
+    def __init__(self, own: PeerId, limits: CircuitLimits, rate_limit: RateLimit) -> None:
+        self.links: Mapping[PeerId, Neighbour] = {}
+        self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
+        self.relay = Relay(limits, rate_limit, self._direct, self._tell)
+        self._own, self._limits = own, limits
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[PeerId, asyncio.Future[bytes | None]]] = {}
+        self._told: set[asyncio.Task[None]] = set()
+        self._invited: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def _direct(self) -> set[PeerId]:
+        return {peer for peer, link in self.links.items() if not link.relay}
+
+    def relays(self, peer: PeerId) -> list[PeerId]:
+        """Return the peers to ask for a circuit to `peer`, in the same order on both sides, but different for each pair.
+
+        Peers that we have dialled come first: their gates can be reached.
+        """
+        pair = b"".join(sorted((self._own, peer)))
+        order = rank(pair, "circuit", self._direct() - {peer})
+        return sorted(order, key=lambda one: not self.links[one].dialled)[: self._limits.relays]
+
+    def route(self, relay: PeerId, peer: PeerId) -> Route:
+        """Return the route to a peer through a relay."""
+
+        async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+            token, gates = await self._ask(relay, peer, port)
+            return await enter(gates, token, factory)
+
+        return Route(opened, relay=relay)
+
+    async def _ask(self, relay: PeerId, peer: PeerId, port: int) -> tuple[bytes, tuple[str, ...]]:
+        """Return a token for a circuit, and the relay's gates. Raises ConnectionError."""
+        number, answer = next(self._numbers) % 2**32, self._loop.create_future()
+        self._asked[number] = relay, answer
+        try:
+            link = self.links.get(relay)
+            if link is None or not await link.send(Frame(CircuitAsk(number, peer, port))):
+                raise ConnectionError("the link to the relay is lost")
+            async with asyncio.timeout(self._limits.answer):
+                token = await answer
+        except TimeoutError:
+            raise ConnectionError("the relay does not answer") from None
+        finally:
+            del self._asked[number]
+        if token is None:
+            raise ConnectionError("the relay refuses")
+        return token, link.gates
+
+    def hear(self, peer: PeerId, message: Message) -> bool:
+        """Handle a message about circuits from a linked peer; return False if it is another one."""
+        if isinstance(message, CircuitAsk):
+            if len(self._told) < self._limits.told:
+                self.relay.answer(peer, message)
+            return True
+        if not isinstance(message, Circuit):
+            return False
+        if message.number:
+            relay, answer = self._asked.get(message.number, (b"", None))
+            if relay == peer and answer is not None and not answer.done():
+                answer.set_result(message.token)
+        elif message.token is not None and len(self._invited) < self._limits.invited:
+            self._start(self._invited, self._follow(peer, message.port, message.token))
+        return True
+
+    async def _follow(self, relay: PeerId, port: int, token: bytes) -> None:
+        """Open our end of a circuit, as if the other side had connected to one of our ports."""
+        lane, link = self.lanes.get(port), self.links.get(relay)
+        if lane is None or link is None:
+            return
+        try:
+            async with asyncio.timeout(self._limits.token):
+                await enter(link.gates, token, lambda: lane(relay))
+        except OSError:
+            pass  # the other side notices that the circuit does not open
+
+    def _tell(self, peer: PeerId, message: Message) -> None:
+        if (link := self.links.get(peer)) is not None:
+            self._start(self._told, self._send(link, message))
+
+    async def _send(self, link: Neighbour, message: Message) -> None:
+        await link.send(Frame(message))
+
+    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def close(self) -> None:
+        """Close all circuits through this peer and end all visits."""
+        self.relay.close()
+        tasks = [*self._told, *self._invited]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

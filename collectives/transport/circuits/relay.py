@@ -1,0 +1,108 @@
+"""The relay's part: grants circuits between peers that have a link to this one, and splices their connections."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection
+
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
+from thinwire.collectives.transport.circuits.splice import Splice
+from thinwire.collectives.transport.circuits.ticket import TOKEN_BYTES
+from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
+
+Pair = frozenset[PeerId]
+
+
+class Relay:
+    """Circuits through this peer. `willing`: False grants none. `carried`: bytes passed on since the start.
+
+    `linked`: peers with a direct link, which alone may ask and be asked for; `tell(peer, message)` sends over that link.
+    """
+
+    def __init__(
+        self,
+        limits: CircuitLimits,
+        rate_limit: RateLimit,
+        linked: Callable[[], Collection[PeerId]],
+        tell: Callable[[PeerId, Message], None],
+    ) -> None:
+        self.willing = True
+        self.carried = 0
+        self._limits, self._rate_limit, self._linked, self._tell = limits, rate_limit, linked, tell
+        self._waiting: dict[bytes, Splice] = {}
+        self._circuits: set[Splice] = set()
+        self._active: dict[Pair, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._circuits)
+
+    def answer(self, asker: PeerId, question: CircuitAsk) -> None:
+        """Grant or refuse a circuit; if granted, tell the other end about it, too."""
+        token = self._grant(frozenset((asker, question.peer)))
+        if token is not None:
+            self._tell(question.peer, Circuit(0, asker, question.port, token))
+        self._tell(asker, Circuit(question.number, question.peer, question.port, token))
+
+    def _grant(self, pair: Pair) -> bytes | None:
+        limits = self._limits
+        full = len(self._circuits) >= limits.circuits or sum(one.pair == pair for one in self._circuits) >= limits.pair
+        if not self.willing or full or len(pair) != 2 or not pair.issubset(self._linked()):
+            return None
+        token, splice = secrets.token_bytes(TOKEN_BYTES), Splice(pair, self._rate_limit, self._moved, self._ended)
+        self._circuits.add(splice)
+        self._waiting[token] = splice
+        self._active.setdefault(pair, self._loop.time())
+        self._loop.call_later(limits.token, self._expire, token)
+        self._timer = self._timer or self._loop.call_later(limits.idle / 4, self._close_idle)
+        return token
+
+    def enter(self, token: bytes) -> asyncio.BaseProtocol | None:
+        """Return the protocol for a connection that came with this token; None if the token is good for none."""
+        splice = self._waiting.get(token)
+        if splice is None:
+            return None
+        end = splice.end()
+        if len(splice.ends) == 2:
+            del self._waiting[token]
+        return end
+
+    def _expire(self, token: bytes) -> None:
+        if (splice := self._waiting.pop(token, None)) is not None:
+            splice.close()
+
+    def _moved(self, pair: Pair, count: int) -> None:
+        self.carried += count
+        if pair in self._active:
+            self._active[pair] = self._loop.time()
+
+    def _ended(self, splice: Splice) -> None:
+        self._circuits.discard(splice)
+        for token in [token for token, one in self._waiting.items() if one is splice]:
+            del self._waiting[token]
+        if all(one.pair != splice.pair for one in self._circuits):
+            self._active.pop(splice.pair, None)
+
+    def _close_idle(self) -> None:
+        """Close the circuits of pairs that have carried nothing for too long."""
+        self._timer = self._loop.call_later(self._limits.idle / 4, self._close_idle) if self._circuits else None
+        oldest = self._loop.time() - self._limits.idle
+        for splice in [one for one in self._circuits if self._active[one.pair] < oldest]:
+            splice.close()
+
+    def forget(self, peer: PeerId, *, waiting: bool = False) -> None:
+        """Close the circuits of a peer; with `waiting`, only those that miss an end."""
+        chosen = self._waiting.values() if waiting else self._circuits
+        for splice in [one for one in chosen if peer in one.pair]:
+            splice.close()
+
+    def close(self) -> None:
+        """Close all circuits, and grant no more."""
+        self.willing = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for splice in list(self._circuits):
+            splice.close()
