@@ -15,7 +15,7 @@ from thinwire.compression.registry import parse
 from thinwire.compression.sparse.topk import HEADER
 
 HARNESS = Path(__file__).with_name("decoders.py")
-TARGETS = 24
+TARGETS = 25
 LIMITS = ("-max_len=1200", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0", "-print_final_stats=0")
 fuzzer = pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is there for CPython on Linux x86-64 only")
 
