@@ -97,7 +97,10 @@ class Observed(Message, frozen=True):
 
 
 class CircuitAsk(Message, frozen=True):
-    """Request to a linked peer: splice a connection of ours with one of `peer`, to its `port`; 0: its gate."""
+    """Request for a circuit: splice a connection of ours with one of `peer`.
+
+    `port`: the port of `peer` that ours is for; 0: its gate.
+    """
 
     limit: ClassVar[int] = 128
 
@@ -107,9 +110,10 @@ class CircuitAsk(Message, frozen=True):
 
 
 class Circuit(Message, frozen=True):
-    """Answer to the CircuitAsk `number`, or, with the number 0, invitation to a circuit that `peer` has asked for.
+    """Answer to the CircuitAsk `number`; with the number 0, an invitation.
 
-    Who opens a connection to the sender's gate with `token` within a few seconds has one end. None: refused.
+    `peer`: the other end, which has asked for the circuit if this is an invitation. A connection to the sender's gate that
+    shows `token` within a few seconds is one end. None: refused.
     """
 
     limit: ClassVar[int] = 128

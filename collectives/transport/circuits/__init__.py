@@ -1,1 +1,4 @@
-"""Circuits: TCP connections between two peers that cannot reach each other, spliced by a peer that has a link to both."""
+"""TCP connections between two peers that a third one splices.
+
+The third has a link to both, and they cannot reach each other.
+"""

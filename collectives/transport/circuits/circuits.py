@@ -30,7 +30,7 @@ Factory: TypeAlias = "Callable[[], asyncio.BaseProtocol]"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How TCP connections to a peer are opened: `open(factory, port)` raises OSError.
+    """A way to open TCP connections to a peer: `open(factory, port)` raises OSError.
 
     `gate`: address of the peer's gate, "" if it is not dialled there. `relay`: the peer that splices; b"": none.
     """
@@ -78,9 +78,10 @@ class Circuits:
         return {peer for peer, link in self.links.items() if not link.relay}
 
     def relays(self, peer: PeerId) -> list[PeerId]:
-        """Return the peers to ask for a circuit to `peer`, in the same order on both sides, but different for each pair.
+        """Return the peers to ask for a circuit to `peer`.
 
-        Peers that we have dialled come first: their gates can be reached.
+        The order differs between pairs, and is the same on both sides, except that peers that we have dialled come
+        first: their gates can be reached.
         """
         pair = b"".join(sorted((self._own, peer)))
         order = rank(pair, "circuit", self._direct() - {peer})

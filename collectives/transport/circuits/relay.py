@@ -1,4 +1,7 @@
-"""The relay's part: grants circuits between peers that have a link to this one, and splices their connections."""
+"""The relay's part of circuits.
+
+It grants them between peers that have a link to this one, and splices their connections.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ Pair = frozenset[PeerId]
 
 
 class Relay:
-    """Circuits through this peer. `willing`: False grants none. `carried`: bytes passed on since the start.
+    """Circuits through this peer.
 
-    `linked`: peers with a direct link, which alone may ask and be asked for; `tell(peer, message)` sends over that link.
+    `willing`: False grants none. `carried`: bytes passed on since the start. `linked`: peers with a direct link, which
+    alone may ask and be asked for; `tell(peer, message)` sends over that link.
     """
 
     def __init__(

@@ -22,7 +22,10 @@ LINGER = 5.0
 
 
 class Splice:
-    """Circuit of one pair: at most two ends. `ended(splice)` is called once, `moved(pair, count)` for each piece."""
+    """Circuit of one pair: at most two ends.
+
+    `ended(splice)` is called once, `moved(pair, count)` for each piece.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Splice:
             end.abort()
 
     def finish(self) -> None:
-        """Report the end of the circuit; data on its way may still leave."""
+        """Report the end of the circuit; data that was read may still leave."""
         if not self.over:
             self.over = True
             self._tell_ended(self)

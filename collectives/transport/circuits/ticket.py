@@ -32,7 +32,10 @@ def encode(token: bytes) -> bytes:
 
 
 def decode(data: bytes) -> bytes | None:
-    """Return the token of a ticket, or None while `data` is only its beginning. Raises ValueError if it is none."""
+    """Return the token of a ticket, or None while `data` is only its beginning.
+
+    Raises ValueError if it is none.
+    """
     if not MAGIC.startswith(data[: len(MAGIC)]) or len(data) > TICKET_BYTES:
         raise ValueError("not a ticket")
     return data[len(MAGIC) :] if len(data) == TICKET_BYTES else None

@@ -101,7 +101,7 @@ class Link:
             broken=self.close,
         )
         self.speaks = self.listens = False
-        """Whether we send, and read, control messages of rounds on their own stream."""
+        """True if we send, and read, control messages of rounds on their own stream."""
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")

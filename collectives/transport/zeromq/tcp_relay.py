@@ -27,7 +27,7 @@ CIRCUIT = "an end of a circuit"
 """Reason of the end of a relay whose connection came with a valid ticket: another protocol has it now."""
 
 Divert = Callable[[bytes], asyncio.BaseProtocol | None]
-"""Return the protocol for a connection that came with a circuit's token; None: the token is good for none."""
+"""Return the protocol for a connection that came with this token of a circuit; None: there is none."""
 
 HANDSHAKE_BYTES = 2048
 """More bytes than one side sends before its first message."""

@@ -56,7 +56,7 @@ def wait_for_circuit(one, other, relay):
 
 def test_two_peers_without_a_route_train_with_a_third_that_relays(daemons):
     shared, (public, first, second) = daemons(Rooms(2))
-    # From the third round on, everybody has sent its data to everybody.
+    # From the third round on, each peer has sent its data to all others.
     ends = [daemon.wait("round", contributors=3, least=3)["at"] for daemon in (public, first, second)]
     begin = max(daemon.of("start")[0]["at"] for daemon in (public, first, second))
     print(f"three rounds of three peers within {max(ends) - begin:.1f} s of the start of the last one")

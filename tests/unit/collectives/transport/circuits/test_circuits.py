@@ -287,7 +287,7 @@ def test_a_token_opens_two_ends_and_no_third(wire):
             writer.write(encode(answer.token))
         for reader, _ in ends:
             assert await asyncio.wait_for(reader.readexactly(1), 10) == b"\1"
-        # bit for bit, both ways at once, and much more than any buffer on the way
+        # bit for bit, both ways at once, and more than the buffers hold
         said = [secrets.token_bytes(3_000_000) for _ in ends]
         for (_, writer), data in zip(ends, said, strict=True):
             writer.write(data)

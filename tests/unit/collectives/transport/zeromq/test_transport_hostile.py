@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import zmq
+from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
 from thinwire.collectives.transport.zeromq.link import Link
@@ -248,8 +249,9 @@ def test_member_port_admits_only_its_peer(wire, eventually):
         context.destroy(linger=0)
         # The port was open all the time: its own peer still gets in, and no peer after it.
         events = {"up": nothing, "lost": nothing, "gone": nothing}
-        station, address = visitor.station, "127.0.0.1"
-        link = await Link.take(station, host.record, welcome, address, 0, **events)
+        address, loop = "127.0.0.1", asyncio.get_running_loop()
+        route = Route(lambda factory, port: loop.create_connection(factory, address, port))
+        link = await Link.take(visitor.station, host.record, welcome, route, 0, **events)
         assert await link.ready
         assert visitor.id in host.links
         with pytest.raises(ConnectionError):
