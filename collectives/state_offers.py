@@ -142,4 +142,6 @@ def replay_of(offers: Offers, offer: StateOffer, reached: int | None, have: Sequ
     differ = sum(ours != theirs for ours, theirs in zip(have, next(iter(same.values())).hashes, strict=False))
     costs = {p: one.offer.results * rounds // one.offer.replay for p, one in same.items() if one.offer.replay >= rounds}
     shorter = {peer: cost for peer, cost in costs.items() if cost < differ * CHUNK_BYTES}
+    if 2 * len(shorter) < max(1, len(same)):
+        return None  # A single claim may be a lie.
     return Replay(offer.round, rounds, max(shorter.values()), tuple(shorter)) if shorter else None

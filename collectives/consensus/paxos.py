@@ -299,6 +299,8 @@ class Agreement:
             return
         if not sealed or isinstance(message, Justified) != (opened.ballot.term > 1):
             return
+        if opened.adopted is not None and opened.ballot.term == 1:
+            return  # No results exist before the first ballot.
         if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
             return
         if opened.adopted is None and not all(self._electorate.admits(peer, self.ready) for peer in opened.alive):

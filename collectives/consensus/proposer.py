@@ -210,6 +210,8 @@ class Proposer:
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}
         able, unable = fit(terms, present - leaving, self._ready)
         trial = {peer for peer in able if not self._electorate.admits(peer, self._ready)}
+        if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
+            trial |= {peer for peer in able if self._electorate.on_trial(peer)}
         able = tuple(peer for peer in able if peer not in trial)
         unable |= dict.fromkeys(trial, ON_TRIAL)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):

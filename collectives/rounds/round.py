@@ -162,8 +162,8 @@ class Round:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of stored contributions, results and announcements."""
-        return self.exchange.nbytes + sum(len(ready.hashes) for ready in self.agreement.ready.values())
+        """Bytes of stored contributions and results."""
+        return self.exchange.nbytes
 
     @property
     def lacking(self) -> int:

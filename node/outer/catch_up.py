@@ -167,10 +167,11 @@ class CatchUp:
         """Fetch the state of the last committed round; return None if no peer offers a suitable one.
 
         If a peer has proved that we are behind, only a later round will do. With `replays` the caller takes part with the
-        state that it has: the peers answer with the results of one round after the other. After a peer
-        has proved that we are behind, this has failed, and the state is fetched.
+        state that it has: the peers answer with the results of one round after the other. This is no way
+        for a state that has diverged, or after a peer has proved that we are behind: then following has failed.
         """
         behind, replica, patience = self.behind.is_set(), self._replica, self._round_factory.patience
+        follows = not behind and not self._current().agreement.diverged
         self.behind.clear()
         fetched = await self._states.fetch(
             self._live,
@@ -178,7 +179,7 @@ class CatchUp:
             patience=patience,
             accept=lambda offer, chain: self._useful(offer, chain, behind) and self._proves(offer, chain),
             turn=self._turn,
-            reached=lambda offer: replica.round if not behind and offer.lineage == replica.lineage != b"" else None,
+            reached=lambda offer: replica.round if follows and offer.lineage == replica.lineage != b"" else None,
         )
         self.replays = isinstance(fetched, Replay)
         if isinstance(fetched, Replay):

@@ -51,7 +51,8 @@ class RoundHistory:
 
     def add(self, done: Round) -> None:
         """Add a committed and applied round."""
-        self._rounds[done.round], self._sizes[done.round] = done, done.nbytes
+        announced = sum(len(ready.hashes) for ready in done.agreement.ready.values())
+        self._rounds[done.round], self._sizes[done.round] = done, done.nbytes + announced
         commit = done.agreement.commit
         if commit is not None:
             self._verdicts[done.round] = commit

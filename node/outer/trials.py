@@ -9,7 +9,8 @@ announcements. Electorate.admits counts the endorsements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import blake3
@@ -173,11 +174,14 @@ class Trials:
             return
         peer = rank(terms.base + self._me, "trial", waiting)[0]
         self._sample = _Sample(peer, current.round, waiting[peer])
-        if copied(peer, agreement.ready):
+        hashes, grid = waiting[peer].hashes, self._replica.grid
+        copies = copied(peer, agreement.ready, self._replica.members)
+        if copies or len(hashes) != 32 * len(grid):
             self._sample.done = True
-            self._judge(peer, 0.0, 0.0, "it copies the contribution of another peer")
+            self._judge(
+                peer, 0.0, 0.0, "it copies the contribution of another peer" if copies else "it has another size"
+            )
             return
-        hashes = waiting[peer].hashes
         chunks = tuple(range(len(hashes) // 32))
         self._send_queue.control(peer, Fetch(current.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
 
@@ -195,7 +199,12 @@ class Trials:
         index, ready = message.index, sample.ready
         if (peer, message.round, message.attempt) != (sample.peer, sample.round, ready.attempt):
             return False
-        if index in sample.payloads or frame.hashed() != ready.hashes[32 * index : 32 * index + 32]:
+        size = self._replica.codec.nbytes(self._replica.grid.size(index)) if index < len(self._replica.grid) else 0
+        if (
+            index in sample.payloads
+            or memoryview(frame.payload).nbytes > size
+            or frame.hashed() != ready.hashes[32 * index : 32 * index + 32]
+        ):
             return False
         sample.payloads[index] = frame.payload
         return True
@@ -251,11 +260,16 @@ class Trials:
         self._emit("trial", {**fields, "detail": f"peer {short(peer)}: {candidate.told(self._required)}"})
 
 
-def copied(peer: PeerId, ready: dict[PeerId, Ready]) -> bool:
-    """Return True if another peer has announced a chunk with the same hash."""
+def copied(peer: PeerId, ready: Mapping[PeerId, Ready], members: Collection[PeerId]) -> bool:
+    """Return True if another peer has announced a chunk with the same hash.
 
-    def chunks(hashes: bytes) -> set[bytes]:
+    Chunks that several members have do not count: a part of the model without updates is the same for all.
+    """
+
+    def chunks(one: PeerId) -> set[bytes]:
+        hashes = ready[one].hashes
         return {hashes[at : at + 32] for at in range(0, len(hashes), 32)}
 
-    ours = chunks(ready[peer].hashes)
-    return any(other != peer and not ours.isdisjoint(chunks(one.hashes)) for other, one in ready.items())
+    count = Counter(chunk for one in members if one in ready for chunk in chunks(one))
+    ours = {chunk for chunk in chunks(peer) if count[chunk] < 2}
+    return any(other != peer and not ours.isdisjoint(chunks(other)) for other in ready)

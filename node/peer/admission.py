@@ -226,7 +226,7 @@ class Admission:
             replace_file(self._file, self._environment.disk, signed.toml)
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot write {self._file}: {error.strerror}"})
-        return RunTerms(signed, manifest, AdmissionPolicy(self._run_id, signed.author, manifest.admission.longest))
+        return RunTerms(signed, manifest, manifest.admission.policy(self._run_id, signed.author))
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """Decide on the admission of a stranger whose record has been checked."""

@@ -154,7 +154,7 @@ def _stop_for(life, seconds):
         life.go_on(contributors=2)
     reached = life.living[0].round
     woken = sleeper.signal(signal.SIGCONT)
-    assert sleeper.wait("synced", after=woken)["round"] >= reached
+    assert sleeper.wait("round", after=woken, least=reached)["round"] >= reached
     life.living.append(sleeper)
     for daemon in life.living:
         daemon.wait("round", after=woken, contributors=3)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class CircuitLimits:
     """Limits in seconds and counts, with production defaults.
 
-    - `circuits`, `pair`: circuits at one relay, of all pairs and of one, those that wait for an end included. A link has
-      four, and one more while it opens.
+    - `circuits`, `pair`, `asker`: circuits at one relay, of all pairs, of one, and asked for by one peer, those that wait for
+      an end included. A link has four, and one more while it opens.
     - `token`: how long a relay waits for both ends. `idle`: how long no circuit of a pair may carry a byte; control
       connections send heartbeats more often.
     - `answer`: how long to wait for a relay's answer. `relays`: relays that are asked in one dial.
@@ -19,6 +19,7 @@ class CircuitLimits:
 
     circuits: int = 64
     pair: int = 10
+    asker: int = 32
     token: float = 5.0
     idle: float = 60.0
     answer: float = 2.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.circuits.splice import Splice
-from thinwire.collectives.transport.circuits.ticket import TOKEN_BYTES
+from thinwire.collectives.transport.circuits.ticket import TOKEN_BYTES, name_of
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
 
@@ -46,36 +46,43 @@ class Relay:
 
     def answer(self, asker: PeerId, question: CircuitAsk) -> None:
         """Grant or refuse a circuit; if granted, tell the other end about it, too."""
-        token = self._grant(frozenset((asker, question.peer)))
+        token = self._grant(asker, frozenset((asker, question.peer)))
         if token is not None:
             self._tell(question.peer, Circuit(0, asker, question.port, token))
         self._tell(asker, Circuit(question.number, question.peer, question.port, token))
 
-    def _grant(self, pair: Pair) -> bytes | None:
+    def _grant(self, asker: PeerId, pair: Pair) -> bytes | None:
         limits = self._limits
-        full = len(self._circuits) >= limits.circuits or sum(one.pair == pair for one in self._circuits) >= limits.pair
+        full = (
+            len(self._circuits) >= limits.circuits
+            or sum(one.pair == pair for one in self._circuits) >= limits.pair
+            or sum(one.asker == asker for one in self._circuits) >= limits.asker
+        )
         if not self.willing or full or len(pair) != 2 or not pair.issubset(self._linked()):
             return None
-        token, splice = secrets.token_bytes(TOKEN_BYTES), Splice(pair, self._rate_limit, self._moved, self._ended)
+        token, splice = (
+            secrets.token_bytes(TOKEN_BYTES),
+            Splice(asker, pair, self._rate_limit, self._moved, self._ended),
+        )
         self._circuits.add(splice)
-        self._waiting[token] = splice
+        self._waiting[name := name_of(token)] = splice
         self._active.setdefault(pair, self._loop.time())
-        self._loop.call_later(limits.token, self._expire, token)
+        self._loop.call_later(limits.token, self._expire, name)
         self._timer = self._timer or self._loop.call_later(limits.idle / 4, self._close_idle)
         return token
 
-    def enter(self, token: bytes) -> asyncio.BaseProtocol | None:
-        """Return the protocol for a connection that came with this token; None if the token is good for none."""
-        splice = self._waiting.get(token)
+    def enter(self, name: bytes) -> asyncio.BaseProtocol | None:
+        """Return the protocol for a connection with a token of this name; None if the token is good for none."""
+        splice = self._waiting.get(name)
         if splice is None:
             return None
         end = splice.end()
         if len(splice.ends) == 2:
-            del self._waiting[token]
+            del self._waiting[name]
         return end
 
-    def _expire(self, token: bytes) -> None:
-        if (splice := self._waiting.pop(token, None)) is not None:
+    def _expire(self, name: bytes) -> None:
+        if (splice := self._waiting.pop(name, None)) is not None:
             splice.close()
 
     def _moved(self, pair: Pair, count: int) -> None:
@@ -85,8 +92,8 @@ class Relay:
 
     def _ended(self, splice: Splice) -> None:
         self._circuits.discard(splice)
-        for token in [token for token, one in self._waiting.items() if one is splice]:
-            del self._waiting[token]
+        for name in [name for name, one in self._waiting.items() if one is splice]:
+            del self._waiting[name]
         if all(one.pair != splice.pair for one in self._circuits):
             self._active.pop(splice.pair, None)
 

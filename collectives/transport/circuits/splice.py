@@ -29,12 +29,13 @@ class Splice:
 
     def __init__(
         self,
+        asker: PeerId,
         pair: frozenset[PeerId],
         rate_limit: RateLimit,
         moved: Callable[[frozenset[PeerId], int], None],
         ended: Callable[[Splice], None],
     ) -> None:
-        self.pair = pair
+        self.asker, self.pair = asker, pair
         self.rate_limit = rate_limit
         self.ends: list[End] = []
         self.over = False

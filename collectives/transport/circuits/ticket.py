@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
+import blake3
 from thinwire.collectives.transport.tcp_options import tune
 from thinwire.swarm.identity.address import split_address
 
@@ -26,13 +27,18 @@ OPEN = b"\1"
 End = TypeVar("End", bound=asyncio.BaseProtocol)
 
 
-def encode(token: bytes) -> bytes:
-    """Return the ticket of a token of TOKEN_BYTES."""
-    return MAGIC + token
+def name_of(token: bytes) -> bytes:
+    """Return the hash that a ticket shows for its token: a malicious relay must not choose bytes that we send."""
+    return blake3.blake3(b"thinwire/circuit/1\0" + token).digest()
+
+
+def encode(name: bytes) -> bytes:
+    """Return the ticket with the name of a token, of TOKEN_BYTES."""
+    return MAGIC + name
 
 
 def decode(data: bytes) -> bytes | None:
-    """Return the token of a ticket, or None while `data` is only its beginning.
+    """Return the name in a ticket, or None while `data` is only its beginning.
 
     Raises ValueError if it is none.
     """
@@ -55,7 +61,7 @@ class _Visitor(asyncio.BufferedProtocol):
         # uvloop's transports are no subclass of asyncio.Transport, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
         tune(transport.get_extra_info("socket"))
-        self._transport.write(encode(self._token))
+        self._transport.write(encode(name_of(self._token)))
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._byte

@@ -273,11 +273,13 @@ class Connections:
             async with asyncio.timeout(limits.direct if circuits.relays(peer) else None):
                 answer = await self._dial_directly(record, hello)
         refused = isinstance(answer, Refuse) and answer.code == "refused"
-        for relay in circuits.relays(peer):
-            if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
-                break
-            contact = Contact("", record.transport_key)
-            answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.knock):  # The loss of a dead peer is not told before.
+                for relay in circuits.relays(peer):
+                    if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
+                        break
+                    contact = Contact("", record.transport_key)
+                    answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
         if isinstance(answer, Welcome):
             return answer
         retry = self._retries.setdefault(peer, Retry())

@@ -77,6 +77,9 @@ class Drift:
             self.short.append(made)
         return StepReport(made, 2.0, 2.0, 10 * made, made * self.pace)
 
+    def score(self, *given):
+        return 0.0, 0.0
+
     def private(self):
         return PrivateState({"made": np.array([self.made])}, {"made": self.made})
 

@@ -77,3 +77,16 @@ def test_newcomer_has_no_vote_and_leads_no_ballot():
     member = agreement(MEMBERS[1])
     member.on_message(NEW, msgspec.structs.replace(opened, ballot=Ballot(9, NEW)), bytes(64), 0.0)
     assert member.opened is None
+
+
+def test_acceptor_follows_no_first_proposal_of_earlier_results():
+    """Such results would bring members with them that no peer has endorsed."""
+    opened = msgspec.structs.replace(
+        opened_by_the_leader(1), adopted=bytes(32), sources=(MEMBERS[0],), kept=tuple(sorted((*MEMBERS, NEW)))
+    )
+    acceptor = agreement(MEMBERS[1])
+    acceptor.announce(ready(), 0.0)
+    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.0)
+    assert acceptor.opened is None and acceptor.ready
+    acceptor.on_message(MEMBERS[0], opened_by_the_leader(1), bytes(64), 0.0)
+    assert acceptor.opened is not None

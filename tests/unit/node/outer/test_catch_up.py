@@ -31,7 +31,7 @@ class Here:
         terms = SimpleNamespace(seniors=members, members=members, fraction=0.5)
         acceptor = SimpleNamespace(voted=None)
         agreement = SimpleNamespace(
-            commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
+            diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
         )
         self.fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
         roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))

@@ -10,7 +10,7 @@ ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
 
 def fly(round, *, ready=(), alive=(), nbytes=10, before=(ANN, BEN), lineage=b""):
     """A Butterfly as far as a History looks."""
-    readies = {peer: SimpleNamespace(base=b"same") for peer in ready}
+    readies = {peer: SimpleNamespace(base=b"same", hashes=b"") for peer in ready}
     agreement = SimpleNamespace(
         ready=readies,
         terms=SimpleNamespace(base=b"same", members=before),

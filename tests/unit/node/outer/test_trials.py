@@ -43,9 +43,16 @@ def test_endorsement_ends_after_consecutive_failures_until_the_next_success():
     assert candidate.endorsed and candidate.told(5).startswith("44 rounds scored")
 
 
+def _said(**hashes):
+    return {name.encode(): Ready(1, 0, 1, bytes(32), bytes(32), 1, one, True, 0.0, 0.0) for name, one in hashes.items()}
+
+
 def test_copied_finds_a_chunk_that_another_peer_has_announced():
-    said = {
-        peer: Ready(1, 0, 1, bytes(32), bytes(32), 1, hashes, True, 0.0, 0.0)
-        for peer, hashes in {b"a": b"1" * 32 + b"2" * 32, b"b": b"3" * 32 + b"2" * 32, b"c": b"4" * 64}.items()
-    }
-    assert copied(b"a", said) and copied(b"b", said) and not copied(b"c", said)
+    said = _said(a=b"1" * 32 + b"2" * 32, b=b"3" * 32 + b"2" * 32, c=b"4" * 64)
+    assert copied(b"a", said, [b"b"]) and copied(b"b", said, []) and not copied(b"c", said, [b"a", b"b"])
+
+
+def test_chunks_that_several_members_have_are_no_copy():
+    """A frozen part of the model is the same for all peers."""
+    said = _said(a=bytes(32) + b"1" * 32, b=bytes(32) + b"2" * 32, c=bytes(32) + b"3" * 32)
+    assert not copied(b"c", said, [b"a", b"b"]) and copied(b"c", said, [b"a"])

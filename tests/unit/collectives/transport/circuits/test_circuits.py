@@ -6,7 +6,7 @@ import secrets
 import pytest
 from kit.wire import RUN, Wire, until
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
-from thinwire.collectives.transport.circuits.ticket import MAGIC, TICKET_BYTES, decode, encode
+from thinwire.collectives.transport.circuits.ticket import MAGIC, TICKET_BYTES, decode, encode, name_of
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Ping
@@ -243,9 +243,9 @@ def test_circuits_of_an_idle_pair_are_closed(wire):
 
 def test_a_ticket_is_told_from_a_greeting_by_its_first_byte():
     token = bytes(range(32))
-    assert decode(encode(token)) == token and len(encode(token)) == TICKET_BYTES
-    assert MAGIC[0] != 0xFF and decode(MAGIC[:3]) is None and decode(encode(token)[:-1]) is None
-    for wrong in (b"\xff", b"GET / HTTP/1.1\r\n", MAGIC[:-1] + b"x", encode(token) + b"x"):
+    assert decode(encode(name_of(token))) == name_of(token) and len(encode(name_of(token))) == TICKET_BYTES
+    assert MAGIC[0] != 0xFF and decode(MAGIC[:3]) is None and decode(encode(name_of(token))[:-1]) is None
+    for wrong in (b"\xff", b"GET / HTTP/1.1\r\n", MAGIC[:-1] + b"x", encode(name_of(token)) + b"x"):
         with pytest.raises(ValueError, match="not a ticket"):
             decode(wrong)
 
@@ -284,7 +284,7 @@ def test_a_token_opens_two_ends_and_no_third(wire):
         assert invited.token == answer.token
         ends = [await asyncio.open_connection("127.0.0.1", relay.port) for _ in range(2)]
         for _, writer in ends:
-            writer.write(encode(answer.token))
+            writer.write(encode(name_of(answer.token)))
         for reader, _ in ends:
             assert await asyncio.wait_for(reader.readexactly(1), 10) == b"\1"
         # bit for bit, both ways at once, and more than the buffers hold
@@ -293,7 +293,7 @@ def test_a_token_opens_two_ends_and_no_third(wire):
             writer.write(data)
         for (reader, _), data in zip(ends, said[::-1], strict=True):
             assert await asyncio.wait_for(reader.readexactly(len(data)), 20) == data
-        assert await raw(relay, encode(answer.token)) == b"", "a replayed ticket"
+        assert await raw(relay, encode(name_of(answer.token))) == b"", "a replayed ticket"
         ends[0][1].write(b"the last words")
         ends[0][1].close()
         assert await asyncio.wait_for(ends[1][0].read(), 10) == b"the last words"
@@ -311,7 +311,7 @@ def test_back_pressure_of_one_end_reaches_the_other(wire):
         token = (await mine.ask(second.id)).token
         ends = [await asyncio.open_connection("127.0.0.1", relay.port, limit=1 << 12) for _ in range(2)]
         for _, writer in ends:
-            writer.write(encode(token))
+            writer.write(encode(name_of(token)))
         for reader, _ in ends:
             await asyncio.wait_for(reader.readexactly(1), 10)
         ends[0][1].write(bytes(64 << 20))
@@ -333,11 +333,11 @@ def test_a_token_expires(wire):
         Asker(second, relay)
         token = (await mine.ask(second.id)).token
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
-        writer.write(encode(token))
+        writer.write(encode(name_of(token)))
         assert await asyncio.wait_for(reader.read(), 10) == b"", "the end that waits is closed, too"
         writer.close()
         assert not len(relay.station.circuits.relay)
-        assert await raw(relay, encode(token)) == b""
+        assert await raw(relay, encode(name_of(token))) == b""
 
     wire.run(work)
 
@@ -374,7 +374,7 @@ def test_an_invitation_to_a_port_at_which_nothing_listens_is_ignored(wire):
         first, second, (relay,) = await star(wire)
         token = (await Asker(first, relay).ask(second.id, port=9)).token
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
-        writer.write(encode(token))
+        writer.write(encode(name_of(token)))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.readexactly(1), 0.5)
         writer.close()
