@@ -54,13 +54,13 @@ def test_slow_links_are_not_mistaken_for_stalled_peers(swarm):
     """
 
     async def main():
-        s = swarm(8, bandwidth=30e3, patience=1.0, rounds=3)
+        s = swarm(8, bandwidth=33e3, patience=1.0, rounds=3)
         s.start()
         await s.finish()
         s.check()
         for node in s.nodes.values():
             assert not any(node.missing.values()) and {len(some) for some in node.contributors.values()} == {8}
-            assert node.committed_at[1] < 10.0  # 5.9 s of link, and 1.9 of training
+            assert node.committed_at[1] < 10.0  # 5.4 s of link, and 1.9 of training
 
     virtual_loop.run(main(), seed=1)
 
