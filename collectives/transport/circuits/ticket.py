@@ -28,7 +28,7 @@ End = TypeVar("End", bound=asyncio.BaseProtocol)
 
 
 def name_of(token: bytes) -> bytes:
-    """Return the hash that a ticket shows for its token: a malicious relay must not choose bytes that we send."""
+    """Return the hash of a token for its ticket, so that no relay can choose bytes that we send."""
     return blake3.blake3(b"thinwire/circuit/1\0" + token).digest()
 
 
