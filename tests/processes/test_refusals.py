@@ -237,17 +237,18 @@ def test_open_run_makes_a_stranger_a_member_after_its_trial(machine):
     here.text.write_text("\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))))
     author = here.found("author")
     author.wait("ready")
+    assert not Invite.parse(author.newest_invite()).token
     code, _ = _code_of(author.command("invite", "--for", _id_of(here.daemon("ann"))))
     ann = here.join("ann", code)
     ann.wait("round", contributors=2)
-    assert not Invite.parse(author.newest_invite()).token
     bob = here.join("bob", author.newest_invite())
     bob.wait("round")
     name = _id_of(bob)
     author.wait("trial", peer=name)
     for daemon in (author, ann):
         daemon.wait("endorsed", peer=name)
-        assert len(daemon.of("trial", peer=name)) >= 3
+    # Of two members the senior one is a quorum, so the other one may have scored fewer.
+    assert len(author.of("trial", peer=name)) >= 3
     bob.wait("round", contributors=3)
     first = min(event["round"] for event in author.of("round") if event["contributors"] == 3)
     before = [event for event in author.of("round") if event["round"] < first and event["peers"] == 3]
