@@ -107,6 +107,7 @@ class Agreement:
         self._banned = banned
         self._quorum_since: float | None = None
         self._deferred: tuple[PeerId, Open | Justified] | None = None
+        """Proposal with a newcomer that lacks endorsements here, and its sender."""
         self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
