@@ -51,9 +51,7 @@ def recover(
     from thinwire.node.cli import recovery
 
     config = settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None or not alive:
-        raise _none_here(said)
+    said = _running(config)
     if run not in ("", said.run_name) and not said.run.startswith(run.lower()):
         raise InputError(
             f"the daemon here trains {said.run_name or 'a run'} {said.run[:8]}, not {run!r}",
@@ -79,9 +77,7 @@ def invite(
 ) -> None:
     """Print the command with which others join the run of this machine's daemon."""
     config = settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None or not alive:
-        raise _none_here(said)
+    said = _running(config)
     if not said.invite:
         raise NoDaemonError(
             "the daemon has no reachable address yet, or may not invite others",
@@ -129,6 +125,14 @@ def _daemon(config: Config) -> tuple[Status | None, bool]:
 
     said = read_status(config.directories.status)
     return said, said is not None and alive(said)
+
+
+def _running(config: Config) -> Status:
+    """Return the status of the running daemon. Raises NoDaemonError if there is none."""
+    said, alive = _daemon(config)
+    if said is None or not alive:
+        raise _none_here(said)
+    return said
 
 
 def _none_here(said: Status | None) -> NoDaemonError:

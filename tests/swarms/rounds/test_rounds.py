@@ -51,7 +51,7 @@ def test_slow_links_are_not_mistaken_for_stalled_peers(swarm):
     """Chunks of eight peers share their uplinks: for three patiences no chunk is whole.
 
     In the first round the time of a chunk is not known yet. With links slower than here a leader that applies a round last is
-    sometimes replaced, because its proposal waits behind its results (seen at 30 kB/s for 2 of 10 sizes of the model).
+    sometimes replaced, because its proposal waits behind its results (at 30 kB/s for 1 or 2 of 40 sizes of the model).
     """
 
     async def main():
