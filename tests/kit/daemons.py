@@ -68,7 +68,8 @@ class Daemon:
         self.events: list[Event] = []
         self.lives: list[int] = []
         """Indices in `events` at which each process begins."""
-        self._offset = 0
+        self._offsets: dict[Path, int] = {}
+        """Bytes read of each run's event log."""
         self._said = home.with_name(f"{home.name}.said")
 
     def run(self, *arguments: object) -> Daemon:
@@ -106,12 +107,11 @@ class Daemon:
 
     def poll(self) -> list[Event]:
         """Return all events of all its processes so far."""
-        found = sorted(directories(self.home).runs.glob("*/events.jsonl"))
-        if found:
-            tail = read_events(found[0], self._offset)
+        for log in directories(self.home).runs.glob("*/events.jsonl"):
+            tail = read_events(log, self._offsets.get(log, 0))
             assert tail.damaged == 0
             self.events += tail.events
-            self._offset = tail.offset
+            self._offsets[log] = tail.offset
         return self.events
 
     def alarms(self):
@@ -201,7 +201,8 @@ class Daemon:
         """Remove the run folder, or with `key` all of the home; the process has ended. `events` remain."""
         self.poll()
         shutil.rmtree(self.home if key else directories(self.home).runs)
-        self._offset = 0
+        self._offsets: dict[Path, int] = {}
+        """Bytes read of each run's event log."""
 
     def exit(self, cap: float = CAP) -> int:
         """Its exit code."""

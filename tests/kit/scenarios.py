@@ -103,7 +103,7 @@ def swarm_of(
 def play(scenario: Scenario, *, preset: Preset = PACE, stall: float | None = STALL) -> Run:
     """Play a scenario, by default at the pace of short runs; no invariant may be violated."""
     run = simulate(scenario, preset=preset, stall=stall)
-    assert run.violations == ()
+    assert run.violations == (), run.violations
     return run
 
 

@@ -241,7 +241,7 @@ def test_equivocating_announcements_do_not_split_the_swarm(sparse, told):
 
 def test_allgather_frames_of_other_rounds_are_dropped_and_counted(sparse):
     async def main():
-        await scenes.replay(sparse(3))
+        await scenes.replay(sparse(3), stored=True)
 
     virtual_loop.run(main(), seed=4)
 
