@@ -71,8 +71,8 @@ def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collecti
 def justified(message: Justified, electorate: Electorate, verify: Verify) -> bool:
     """Return True if the value of a proposal follows from the promises with it.
 
-    Only members with a valid signature and, in the case of votes, a valid proposal count. Structure and farewells of the
-    proposal itself are checked by the caller.
+    Only members with a valid signature and, in the case of votes, a valid proposal count. Adopted results must be those of a
+    reported vote, also in a free choice. Structure and farewells of the proposal itself are checked by the caller.
     """
     opened, terms = message.opened, electorate.terms
     if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.proposals):
@@ -94,9 +94,9 @@ def justified(message: Justified, electorate: Electorate, verify: Verify) -> boo
             return False
         voted = named[farewell.voted] if farewell.voted is not None else None
         farewells[farewell.peer] = Leave(terms.round, terms.fragment, terms.lineage, farewell, voted)
-    _, possible = decidable(promises, farewells, electorate)
+    found, possible = decidable(promises, farewells, electorate)
     if not possible:
-        return True
+        return opened.adopted is None or any(proposes(opened, one) for one in found)
     return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import blake3
+import msgspec
 import numpy as np
 from thinwire.collectives.aggregation.rules import RULES
 from thinwire.collectives.consensus.farewells import signed
@@ -132,9 +133,16 @@ START = Ballot(0, bytes(32))
 def freely(
     opened: Open, peers: Iterable[PeerId], sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64)
 ) -> Justified:
-    """Return a proposal with promises of these peers, none of which has voted."""
+    """Return a proposal with promises of these peers. None of them has voted, except the first for adopted results."""
     promise = Promise(opened.round, opened.fragment, opened.ballot, None, None, opened.lineage)
-    found = justify(opened, {peer: (promise, sign(peer, promise)) for peer in peers}, ())
+    promises = dict.fromkeys(peers, promise)
+    if opened.adopted is not None:
+        group = opened.kept
+        first = msgspec.structs.replace(
+            opened, ballot=Ballot(1, opened.ballot.leader), adopted=None, sources=(), kept=(), group=group, alive=group
+        )
+        promises[min(promises)] = msgspec.structs.replace(promise, voted=first, digest=opened.adopted)
+    found = justify(opened, {peer: (one, sign(peer, one)) for peer, one in promises.items()}, ())
     assert found is not None
     return found
 

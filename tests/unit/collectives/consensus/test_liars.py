@@ -118,6 +118,14 @@ def test_free_choice_is_justified_by_promises_of_a_quorum_without_votes():
     assert not holds(msgspec.structs.replace(twice, reports=(*twice.reports[:2], twice.reports[1])))
 
 
+def test_free_choice_adopts_only_results_that_a_promise_reports():
+    votes = promised(SECOND, {ANN: (opened(), A), BEN: None, CID: None, LIAR: None})
+    assert holds(justify(opened(SECOND), votes, ())), "one vote of four does not bind"
+    assert holds(justify(adopted(), votes, ()))
+    assert not holds(justify(adopted(digest=B), votes, ()))
+    assert not holds(justify(adopted(), promised(SECOND, dict.fromkeys(IDS)), ()))
+
+
 def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
     votes = promised(SECOND, {ANN: (opened(), A), BEN: (opened(), A), CID: None, LIAR: None})
     assert holds(justify(adopted(), votes, ()))
