@@ -71,6 +71,11 @@ def test_seed_that_once_failed_under_the_harsh_mix_violates_no_invariant(seed):
     assert trial.check_family(seed, "all", mix="harsh", shrink=False) is None
 
 
+def test_joiner_is_no_healthy_peer_while_it_knows_only_a_contact_that_has_died():
+    """The others declare it dead, because it can answer none of them: an invariant once called that an error."""
+    assert trial.check_family(900269, "all", shrink=False) is None
+
+
 @pytest.mark.parametrize("seed", [910078, 910094, 910156])
 def test_swarm_under_many_faults_at_once_violates_no_invariant(seed):
     run = simulate(_scenario(seed), preset=PACE, stall=STALL, first=True)
