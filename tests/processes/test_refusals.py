@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from kit.daemons import COMMAND
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.invite import Invite, Seed
@@ -162,7 +163,7 @@ def test_start_runs_on_when_stdout_is_closed_or_unread(machine, out):
     here = machine()
     daemon = here.daemon("founder")
     words = {"closed": 'exec "$@" >&-', "unread": '"$@" | true; exit ${PIPESTATUS[0]}'}
-    daemon.program = ("bash", "-c", words[out], "bash", *daemon.program)
+    daemon.program = ("bash", "-c", words[out], "bash", COMMAND)
     here.found("founder", "--rounds", 2)
     assert daemon.exit() == 0, daemon.stderr
     assert daemon.of("round")[-1]["round"] == 2 and "error:" not in daemon.stderr
@@ -172,7 +173,7 @@ def test_start_runs_on_when_stdout_is_closed_or_unread(machine, out):
 def test_daemon_under_nohup_survives_sighup(machine):
     here = machine()
     daemon = here.daemon("founder")
-    daemon.program = ("nohup", *daemon.program)
+    daemon.program = ("nohup", COMMAND)
     here.found("founder").wait("ready")
     daemon.wait("round", after=daemon.signal(signal.SIGHUP))
     daemon.signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ import statistics
 import time
 
 import pytest
-from kit.daemons import Machine
+from kit.daemons import COMMAND, Machine
 from kit.real.churn import NEXT_COMMIT, ONE_DIGEST
 from kit.real.namespaces import Namespaces, lacking
 from kit.real.one_history import Span, commits, lineages, reunion, timeline, two_digests
@@ -64,7 +64,7 @@ class Walled:
         count = len(self.spaces.addresses)
         for index, address in enumerate(self.spaces.addresses):
             daemon = self.machine.daemon(f"peer{index}")
-            daemon.host, daemon.program = address, (*self.spaces.inside(index), *daemon.program)
+            daemon.host, daemon.program = address, (*self.spaces.inside(index), COMMAND)
             if not index:
                 self.machine.found(daemon.name, "--wait-for", count)
                 invite = daemon.invite()
