@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
@@ -17,11 +18,11 @@ from thinwire.node.peer.known_peers import KnownPeers
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
-from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, token_of
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, preferred, token_of
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord, RecordError
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
@@ -61,7 +62,8 @@ class Admission:
         site: str,
     ) -> None:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
-        self._file, self._known_peers, self._preset, self.site = directory.manifest, known_peers, preset, site
+        self._file, self._token_file = directory.manifest, directory.token
+        self._known_peers, self._preset, self.site = known_peers, preset, site
         self._ban_file = BanFile(directory.bans, environment.disk)
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
@@ -84,13 +86,27 @@ class Admission:
 
         Raises NoSwarm, Refused, ManifestMismatch, TokenError.
         """
-        self._token = token_of(invite, self._identity)
+        offered, wall = token_of(invite, self._identity), self._environment.wall()
+        self._token = preferred(self._stored_token(), offered, self._identity.peer_id, wall)
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
         if refusal is not None:
             raise refusal
+        self._store(self._token_file, self._token)
         self._seek_others()
+
+    def _stored_token(self) -> bytes:
+        try:
+            return self._environment.disk.read(self._token_file, MAX_TOKEN)
+        except OSError:
+            return b""
+
+    def _store(self, path: Path, data: bytes) -> None:
+        try:
+            replace_file(path, self._environment.disk, data)
+        except OSError as error:
+            self._emit("alarm", {"detail": f"cannot write {path}: {error.strerror}"})
 
     def _seek_others(self) -> None:
         """Continue to dial the peers that are known from the last process."""
@@ -222,10 +238,7 @@ class Admission:
             raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
         for warning in manifest.warnings():
             self._emit("alarm", {"detail": warning})
-        try:
-            replace_file(self._file, self._environment.disk, signed.toml)
-        except OSError as error:
-            self._emit("alarm", {"detail": f"cannot write {self._file}: {error.strerror}"})
+        self._store(self._file, signed.toml)
         return RunTerms(signed, manifest, manifest.admission.policy(self._run_id, signed.author))
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:

@@ -91,6 +91,11 @@ class RunDirectory:
         return self.path / "port"
 
     @property
+    def token(self) -> Path:
+        """Admission token of this peer, see node/peer/admission.py."""
+        return self.path / "token"
+
+    @property
     def bans(self) -> Path:
         """Evidence against banned peers, see node/membership/ban_file.py."""
         return self.path / "bans"

@@ -88,6 +88,20 @@ def expiry(token: bytes) -> int:
     return min((grant.expires for grant in decode(token) if grant.expires), default=0)
 
 
+def preferred(stored: bytes, offered: bytes, peer: PeerId, wall: float) -> bytes:
+    """Return our stored token if it has not expired and more grants may follow it than the offered one, else the latter.
+
+    Each return by an invite of another member would otherwise make the chain of a peer longer, until it may not invite
+    others.
+    """
+    try:
+        ours, theirs = decode(stored), decode(offered)
+    except TokenError:
+        return offered
+    usable = bool(ours) and ours[-1].subject == peer and not 0 < expiry(stored) < wall
+    return stored if usable and (not theirs or ours[-1].further > theirs[-1].further) else offered
+
+
 def touches(token: bytes, peer: PeerId, target: bytes) -> bool:
     """Return True if the revocation of `target` excludes a peer with this token.
 

@@ -1,8 +1,8 @@
 """Start `thinwire` processes by fork from this one, which has loaded torch and the package already.
 
-Argument: path of a socket. A client connects once per process and sends a JSON line with the arguments, the environment, the
-folder and the files for stdout and stderr. The answer is a line with the process id, and a line with the exit status when
-the process ends, as of os.waitpid. All processes end with this one.
+Argument: path of a socket. A client connects once per process and sends a JSON line: the arguments, the environment, the
+folder, the network namespace ("": ours), and the files for stdout and stderr. The answer is a line with the process id, and
+a line with the exit status of os.waitpid when the process ends. All processes end with this one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import socket
 import sys
 from typing import Any
 
+CLONE_NEWNET = 0x40000000
+"""Kind of a network namespace, for setns(2)."""
+
 
 def end_with_parent() -> None:
     """Request SIGKILL for this process at the end of its parent (prctl PR_SET_PDEATHSIG)."""
@@ -28,6 +31,9 @@ def become(wanted: dict[str, Any]) -> None:
     """Take the environment, the folder, the files and the arguments of the wanted process."""
     os.setsid()
     end_with_parent()
+    if wanted["network"]:
+        with open(wanted["network"]) as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), CLONE_NEWNET) == 0
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, wanted["out"], 0), (2, wanted["err"], 0)):

@@ -73,9 +73,13 @@ class Namespaces:
         assert holder.stdout.read(1) == b"!"  # The echo comes from inside the namespace.
         return holder.pid
 
+    def network(self, index: int) -> str:
+        """Return the file that names a namespace."""
+        return f"/proc/{self._holders[index + 1].pid}/ns/net"
+
     def inside(self, index: int) -> tuple[str, ...]:
         """Return the beginning of a command that runs in a namespace."""
-        return ("nsenter", f"--net=/proc/{self._holders[index + 1].pid}/ns/net")
+        return ("nsenter", f"--net={self.network(index)}")
 
     def cut(self, side: Iterable[int], kind: str) -> None:
         """Let no packet pass between the namespaces of `side` and all others. `kind`: a key of REFUSALS."""

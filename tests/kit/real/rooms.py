@@ -34,5 +34,5 @@ class Rooms(Namespaces):
             raise
         return self
 
-    def inside(self, index: int) -> tuple[str, ...]:
-        return super().inside(index - 1)
+    def network(self, index: int) -> str:
+        return super().network(index - 1)

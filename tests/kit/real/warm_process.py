@@ -35,13 +35,14 @@ def _server() -> Path:
 
 
 class WarmProcess:
-    """Process with the methods of subprocess.Popen that the tests use."""
+    """Process with the methods of subprocess.Popen that the tests use. `network`: file of its namespace, "": ours."""
 
-    def __init__(self, arguments: Sequence[str], out: Path, errors: Path) -> None:
+    def __init__(self, arguments: Sequence[str], out: Path, errors: Path, network: str = "") -> None:
         wanted = {
             "arguments": list(arguments),
             "env": dict(os.environ),
             "cwd": os.getcwd(),
+            "network": network,
             "out": str(out),
             "err": str(errors),
         }

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from kit.daemons import CAP, COMMAND
+from kit.daemons import CAP
 from kit.real.rooms import Rooms
 from kit.real.translators import Translators
 from thinwire.node.peer.status import read_status
@@ -28,7 +28,7 @@ def daemons(machine, tmp_path, monkeypatch):
         found = []
         for index, address in enumerate(spaces.addresses):
             daemon = shared.daemon(f"peer{index}")
-            daemon.host, daemon.program = address, (*spaces.inside(index), COMMAND)
+            daemon.host, daemon.network = address, spaces.network(index)
             if found:
                 shared.join(daemon.name, found[0].invite(), "--port", 7400)
             else:

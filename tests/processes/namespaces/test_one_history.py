@@ -10,7 +10,7 @@ import statistics
 import time
 
 import pytest
-from kit.daemons import COMMAND, Machine
+from kit.daemons import Machine
 from kit.real.churn import NEXT_COMMIT, ONE_DIGEST
 from kit.real.namespaces import Namespaces, lacking
 from kit.real.one_history import Span, commits, lineages, reunion, timeline, two_digests
@@ -30,7 +30,7 @@ needs_namespaces = pytest.mark.skipif(bool(lacking()), reason=lacking() or "-")
 
 @pytest.mark.trial
 def test_swarm_under_short_churn_keeps_one_history(tmp_path):
-    found = churned(tmp_path, seconds=30.0, seed=2, every=2.0)
+    found = churned(tmp_path, seconds=30.0, seed=2, every=3.0)
     print(found)
     assert found.rounds > 10 and not found.violations, found
 
@@ -64,7 +64,7 @@ class Walled:
         count = len(self.spaces.addresses)
         for index, address in enumerate(self.spaces.addresses):
             daemon = self.machine.daemon(f"peer{index}")
-            daemon.host, daemon.program = address, (*self.spaces.inside(index), COMMAND)
+            daemon.host, daemon.network = address, self.spaces.network(index)
             if not index:
                 self.machine.found(daemon.name, "--wait-for", count)
                 invite = daemon.invite()

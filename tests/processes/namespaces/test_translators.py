@@ -30,7 +30,7 @@ def world(machine):
 
         def start(index, invite=None, *more):
             daemon = shared.daemon(f"peer{index}")
-            daemon.host, daemon.program = spaces.addresses[index], (*spaces.inside(index), COMMAND)
+            daemon.host, daemon.network = spaces.addresses[index], spaces.network(index)
             more = (*more, "--port", 7400)
             return shared.join(daemon.name, invite, *more) if invite else shared.found(daemon.name, *more)
 

@@ -249,6 +249,21 @@ def test_killed_peer_saves_nothing_and_sends_nothing(tmp_path):
     live(tmp_path, scene)
 
 
+def test_peer_that_returns_by_the_invite_of_a_member_can_still_invite_others(tmp_path):
+    async def scene(world):
+        ones = await world.swarm(2)
+        other = One(world, 2, invite=ones[0].invites[0])
+        await other.reach(2)
+        ones[1].kill()
+        back = One(world, 1, invite=other.peer.invite().code(), life=1)
+        await back.reach(3)
+        newcomer = One(world, 3, invite=back.peer.invite().code())
+        await newcomer.reach(4)
+        await stop([ones[0], other, back, newcomer])
+
+    live(tmp_path, scene)
+
+
 def test_founder_resumes_from_its_checkpoint(tmp_path):
     async def scene(world):
         first = One(world, 0, rounds=3)

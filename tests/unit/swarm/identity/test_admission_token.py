@@ -14,6 +14,7 @@ from thinwire.swarm.identity.admission_token import (
     decode,
     encode,
     expiry,
+    preferred,
     revoke,
     serial,
     token_of,
@@ -65,6 +66,18 @@ def test_members_of_an_invited_run_invite_and_those_of_a_closed_one_do_not():
             joined(CLOSED, ANN, ann, BEN, named=named)
         with pytest.raises(TokenError, match="may not invite"):
             joined(INVITED, BEN, b"", CAROL, named=named)
+
+
+def test_returning_peer_keeps_the_token_after_which_more_grants_may_follow():
+    first = joined(INVITED, AUTHOR, b"", ANN, expires=100)
+    longer = joined(INVITED, BEN, joined(INVITED, AUTHOR, b"", BEN), ANN)
+    assert preferred(b"", longer, ANN.peer_id, 50.0) == longer, "nothing is stored"
+    assert preferred(first, longer, ANN.peer_id, 50.0) == first
+    assert preferred(longer, first, ANN.peer_id, 50.0) == first
+    assert preferred(first, longer, ANN.peer_id, 101.0) == longer, "the stored one has expired"
+    assert preferred(first, longer, BEN.peer_id, 50.0) == longer, "the stored one is of another key"
+    assert preferred(b"damaged", longer, ANN.peer_id, 50.0) == longer
+    assert preferred(first, b"", ANN.peer_id, 50.0) == first, "an invite of an open run has none"
 
 
 def test_named_peers_may_invite_as_much_as_others():
