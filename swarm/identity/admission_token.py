@@ -89,9 +89,9 @@ def expiry(token: bytes) -> int:
 
 
 def preferred(stored: bytes, offered: bytes, peer: PeerId, wall: float) -> bytes:
-    """Return our stored token if it has not expired and more grants may follow it than the offered one, else the latter.
+    """Return the stored or the offered token of a peer: the one that more grants may follow.
 
-    Each return by an invite of another member would otherwise make the chain of a peer longer, until it may not invite
+    A stored token that has expired does not count. Each return by an invite of another member would otherwise make the chain of a peer longer, until it may not invite
     others.
     """
     try:
