@@ -101,11 +101,12 @@ class FragmentSchedule(Overlap):
 
     async def late(self, weight: int) -> None:
         """Account for a round without us; the tokens that training adds before the model follows are unknown."""
+        if self.loop.replica.owes_forfeit(weight):
+            await self._lock.visit(self._forfeit)
+            return
         if not self.loop.replica.error_feedback:
             await super().late(weight)
-            self._unsent = not self._told
-        elif self.loop.replica.owes_forfeit(weight):
-            await self._lock.visit(self._forfeit)
+        self._unsent = not self._told
 
     async def _forfeit(self) -> None:
         await self.loop.forfeit()

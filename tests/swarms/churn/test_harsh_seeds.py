@@ -58,6 +58,13 @@ lineage prevails over that of others does not search for a newer state. 350: a r
 that it knew. 394: a suspicion that begins just after a stall is not moved into the future.
 """
 
+MENDED_USUAL = (900269, 900958)
+"""Seeds of the usual mix that failed before a rule.
+
+900269: a joiner is no healthy peer while it knows only a contact that has died. 900958: a late peer that owes nothing does not
+count what it trains before its model follows the round.
+"""
+
 
 @pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize("seed", [*DEFAULT, *(pytest.param(seed, marks=pytest.mark.trial) for seed in TRIAL)])
@@ -71,9 +78,9 @@ def test_seed_that_once_failed_under_the_harsh_mix_violates_no_invariant(seed):
     assert trial.check_family(seed, "all", mix="harsh", shrink=False) is None
 
 
-def test_joiner_is_no_healthy_peer_while_it_knows_only_a_contact_that_has_died():
-    """The others declare it dead, because it can answer none of them: an invariant once called that an error."""
-    assert trial.check_family(900269, "all", shrink=False) is None
+@pytest.mark.parametrize("seed", MENDED_USUAL)
+def test_seed_that_once_failed_under_the_usual_mix_violates_no_invariant(seed):
+    assert trial.check_family(seed, "all", shrink=False) is None
 
 
 @pytest.mark.parametrize("seed", [910078, 910094, 910156])
