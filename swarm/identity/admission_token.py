@@ -91,8 +91,8 @@ def expiry(token: bytes) -> int:
 def preferred(stored: bytes, offered: bytes, peer: PeerId, wall: float) -> bytes:
     """Return the stored or the offered token of a peer: the one that more grants may follow.
 
-    A stored token that has expired does not count. Each return by an invite of another member would otherwise make the chain of a peer longer, until it may not invite
-    others.
+    A stored token that has expired does not count. Each return by an invite of another member would otherwise make the chain
+    of a peer longer, until it may not invite others.
     """
     try:
         ours, theirs = decode(stored), decode(offered)
