@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 SHARE = 9
-"""Bytes of rounds that go before one byte of state, and pauses after a frame of state in multiples of its duration."""
+"""Bytes of rounds before one byte of state; pause after a frame of state in its durations."""
 
 PAUSE = 1.0
 """Longest pause after a frame of state in seconds, besides its own duration."""

@@ -73,7 +73,10 @@ async def check_network(
 
 
 async def check_mapping(config: Config, gate: int, *, listening: bool, by: Sequence[Router]) -> Check:
-    """Return the check of the port mapping: the port of the gate is mapped and released, unless a daemon listens."""
+    """Return the check of the port mapping.
+
+    The port of the gate is mapped and released, unless a daemon listens.
+    """
     if not config.map_port:
         return skipped("mapping", "not asked for: map_port is false")
     if listening:

@@ -16,7 +16,7 @@ from thinwire.node.membership.port_mapping import MappingFailed
 
 PORT = 5351
 WAITS = (0.25, 0.5, 1.0, 2.0)
-"""Seconds to wait for an answer before the packet is sent again (RFC 6886, section 3.1, has five more)."""
+"""Seconds of each wait for an answer; RFC 6886, section 3.1, has five more."""
 
 ADDRESS, TCP = 0, 2
 """Operation codes: ask for the outside address, map a TCP port."""
@@ -31,7 +31,10 @@ _RESULTS = {
 
 
 def default_gateway(table: Path = Path("/proc/net/route")) -> str:
-    """Return the IPv4 address of the default gateway. Raises MappingFailed if there is none, or no such table (Linux)."""
+    """Return the IPv4 address of the default gateway.
+
+    Raises MappingFailed if there is none, or no such table (only Linux has it).
+    """
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:
@@ -66,7 +69,7 @@ class NatPmp:
         self._gateway, self._port = gateway, port
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
-        """See Router."""
+        """Map the ports one after the other, or none; return the outside host. Raises MappingFailed."""
         answer = await self._ask(struct.pack(">BB", 0, ADDRESS), 12)
         done: list[int] = []
         try:
@@ -82,7 +85,7 @@ class NatPmp:
         return str(ipaddress.IPv4Address(answer[8:12]))
 
     async def unmap(self, ports: Sequence[int]) -> None:
-        """See Router."""
+        """Remove the mappings of the ports. Raises MappingFailed."""
         for port in ports:
             await self._set(port, 0, 0)
 
@@ -96,9 +99,9 @@ class NatPmp:
         return int(granted)
 
     async def _ask(self, request: bytes, size: int, about: bytes = b"") -> bytes:
-        """Send a request until the gateway answers it; return the answer of `size` bytes. Raises MappingFailed.
+        """Send a request until the gateway answers it; return the answer of `size` bytes.
 
-        `about`: the bytes that an answer has at its offset 8.
+        Raises MappingFailed. `about`: the bytes that an answer has at its offset 8.
         """
         loop, gateway = asyncio.get_running_loop(), self._gateway or default_gateway()
         try:
@@ -122,7 +125,10 @@ class NatPmp:
 
 
 async def _answer(queue: asyncio.Queue[bytes], seconds: float, code: int, size: int, about: bytes) -> bytes | None:
-    """Return the first answer to operation `code`: b"" if nothing listens there, None if none comes in time."""
+    """Return the first answer to operation `code`.
+
+    b"": nothing listens there; None: no answer comes in time.
+    """
     try:
         async with asyncio.timeout(seconds):
             while True:

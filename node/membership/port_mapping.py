@@ -1,4 +1,4 @@
-"""Ports of this machine mapped at the router, so that peers outside can dial it without a rule made by hand.
+"""Mappings of our ports at the router, so that peers outside can dial us.
 
 A peer dials the gate and then ports for a link and for its streams, with the same numbers as inside. So the router maps
 a block of ports to themselves, or nothing. Mappings end by themselves after LEASE seconds, are renewed after half of that,
@@ -35,7 +35,10 @@ class Router(Protocol):
     name: str
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
-        """Map these TCP ports to themselves; return the outside host. Raises MappingFailed; then nothing is mapped."""
+        """Map these TCP ports to themselves; return the outside host.
+
+        Raises MappingFailed; then nothing is mapped.
+        """
         ...
 
     async def unmap(self, ports: Sequence[int]) -> None:
@@ -44,9 +47,9 @@ class Router(Protocol):
 
 
 async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: int) -> tuple[Router, str]:
-    """Map the ports by the first protocol that the router speaks; return it and the outside address of the first port.
+    """Map the ports by the first protocol that the router speaks.
 
-    Raises MappingFailed.
+    Return the protocol and the outside address of the first port. Raises MappingFailed.
     """
     reasons = []
     for router in routers:
@@ -68,7 +71,10 @@ async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: i
 
 
 class PortMapping:
-    """Keeps `ports` mapped; the first one is the gate's. `mapped` gets the outside address of the gate, "" if lost."""
+    """Renewal of the mappings of `ports`, the first of which is the gate's.
+
+    `mapped` receives the outside address of the gate, "" if it is lost.
+    """
 
     def __init__(
         self, routers: Sequence[Router], ports: Sequence[int], emit: Emit, mapped: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""UPnP (Internet Gateway Device): port mappings by miniupnpc, in a process of its own for each request.
+"""UPnP (Internet Gateway Device): port mappings by miniupnpc, in a separate process each time.
 
 The library is C code that reads what any machine of the local network sends, and it blocks. A crash or a hanging
 router ends the process, not the peer.
@@ -29,11 +29,11 @@ class Upnp:
         self._interface = interface
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
-        """See Router."""
+        """Map the ports, or none; return the outside host. Raises MappingFailed."""
         return await self._ask("map", seconds, ports)
 
     async def unmap(self, ports: Sequence[int]) -> None:
-        """See Router."""
+        """Remove the mappings of the ports. Raises MappingFailed."""
         await self._ask("unmap", 0, ports)
 
     async def _ask(self, what: str, seconds: int, ports: Sequence[int]) -> str:

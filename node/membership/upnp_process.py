@@ -1,4 +1,4 @@
-"""One UPnP request, as the only argument in JSON; the answer is one line of JSON on stdout. See upnp.py.
+"""One UPnP request, which `upnp.py` makes in JSON; the answer is one line of JSON on stdout.
 
 The file imports nothing of thinwire, so that the process starts at once.
 """

@@ -257,7 +257,10 @@ class Admission:
         return welcome(self.terms.signed, roster, record.peer_id, self._environment.rng)
 
     async def give_way(self) -> None:
-        """Bring our last record, see OwnRecord, to some peers: our links to them belong to the later process now."""
+        """Bring our last record (see OwnRecord) to some peers.
+
+        Our links to them belong to the later process now.
+        """
         roster, hello = self.presence.roster, Hello(VERSION, self._run_id, self.presence.roster.record.wire)
         others = roster.others
         chosen = contacts_of(roster, self._environment.rng.sample(others, min(LAST_VISITS, len(others))))

@@ -19,7 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
 DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
-DESCRIPTION = f"""<?xml version="1.0"?><root xmlns="urn:schemas-upnp-org:device-1-0"><specVersion><major>1</major>
+ROOT = "root"
+DESCRIPTION = f"""<?xml version="1.0"?><{ROOT} xmlns="urn:schemas-upnp-org:device-1-0"><specVersion><major>1</major>
 <minor>0</minor></specVersion><device><deviceType>{DEVICE}</deviceType><friendlyName>r</friendlyName>
 <manufacturer>m</manufacturer><modelName>m</modelName><UDN>uuid:1</UDN><deviceList><device>
 <deviceType>urn:schemas-upnp-org:device:WANDevice:1</deviceType><friendlyName>w</friendlyName><UDN>uuid:2</UDN>
@@ -29,7 +30,7 @@ DESCRIPTION = f"""<?xml version="1.0"?><root xmlns="urn:schemas-upnp-org:device-
 <deviceType>urn:schemas-upnp-org:device:WANConnectionDevice:1</deviceType><friendlyName>c</friendlyName><UDN>uuid:3</UDN>
 <serviceList><service><serviceType>{SERVICE}</serviceType><serviceId>urn:upnp-org:serviceId:WANIPConn1</serviceId>
 <controlURL>/c</controlURL><eventSubURL>/e</eventSubURL><SCPDURL>/s</SCPDURL></service></serviceList></device>
-</deviceList></device></deviceList></device></root>"""
+</deviceList></device></deviceList></device></{ROOT}>"""
 GROUP = "239.255.255.250"
 
 

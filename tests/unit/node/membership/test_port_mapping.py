@@ -26,7 +26,7 @@ WITH_UPNP = pytest.mark.skipif(importlib.util.find_spec("miniupnpc") is None, re
 
 @pytest.fixture
 def router():
-    """Starts a router; returns the port that it listens on, and a function for what it says next."""
+    """Starts a router; returns the port that it listens on, and a function that reads its next line."""
     started = []
 
     def start(mode, *more, outside=OUTSIDE):
