@@ -173,8 +173,10 @@ MAY_OPEN = {
         "collectives/transport/zeromq/listener.py": TRANSPORT,
         "collectives/transport/tcp_options.py": TRANSPORT,
         "collectives/transport/zeromq/transport.py": TRANSPORT,
+        "node/membership/nat_pmp.py": "asks the router for port mappings",
     },
     "disk": {
+        "node/membership/nat_pmp.py": "reads the kernel's route table",
         "node/doctor/machine.py": "checks the disk and the caches",
         "node/doctor/network.py": "looks for the key",
         "node/discovery/dht_process.py": DHT,
@@ -204,6 +206,7 @@ MAY_OPEN = {
     "threads": {
         "node/discovery/dht_process.py": DHT,
         "node/discovery/dht_source.py": "starts the process of the DHT",
+        "node/membership/upnp.py": "starts the process of a UPnP request",
         "compression/kernels/threads.py": "kernels, whose results do not depend on the number of threads",
         "node/api/allreduce.py": "the handle of what goes on beside a training loop of one's own",
         "node/runtime/loop_thread.py": "the threads beside a training loop of one's own",

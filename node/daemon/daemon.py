@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.node.daemon.announcing import Announcing
+from thinwire.node.daemon.mapping import Mapping
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
@@ -121,6 +122,8 @@ class Daemon:
         if options.public or options.lan:
             announcing = Announcing(self._entry.config, self._report, public=options.public, lan=options.lan)
             announcing.begin(lambda: self._peer)
+        mapping = Mapping(self._entry.config, self._report.emit)
+        mapping.begin(lambda: self._peer)
         handled = ending()
         for number in handled:
             loop.add_signal_handler(number, signalled, number)
@@ -133,6 +136,7 @@ class Daemon:
         finally:
             if announcing is not None:
                 await announcing.end()
+            await mapping.end()
             report_sinks.close()
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)

@@ -7,8 +7,9 @@ import time
 
 from thinwire.node.doctor.check import Check
 from thinwire.node.doctor.machine import check_machine
-from thinwire.node.doctor.network import check_network
+from thinwire.node.doctor.network import check_mapping, check_network
 from thinwire.node.membership.port_file import PortFile
+from thinwire.node.membership.routers import routers
 from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.disk import RealDisk
@@ -24,4 +25,6 @@ def examine(config: Config, invite: Invite | None) -> list[Check]:
         if invite is None and status.invite:
             invite = Invite.parse(status.invite)
     network = asyncio.run(check_network(config, invite, listening, time.time))
-    return [*network, *check_machine(config, time.monotonic)]
+    by = routers(config.host)
+    mapping = asyncio.run(check_mapping(config, listening or config.port, listening=bool(listening), by=by))
+    return [*network, mapping, *check_machine(config, time.monotonic)]

@@ -10,6 +10,7 @@ from thinwire.collectives.transport.sightings import Sighting, judge
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped
+from thinwire.node.membership.port_mapping import MappingFailed, Router, map_by_any
 from thinwire.node.runtime.config import SLOWEST, Config, Rate, member_ports
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
@@ -17,6 +18,9 @@ from thinwire.swarm.messages.registry import BALLAST, Refuse
 
 FARTHEST = 60
 """Seconds by which our clock may differ from those of others: half of what records allow."""
+
+MAPPED_SECONDS = 120
+"""Seconds after which the mapping of a check ends, if its removal fails."""
 
 _NEEDS_PEER = "no peer to ask: give an invite, or start a daemon first"
 
@@ -66,6 +70,23 @@ async def check_network(
         rest = (skipped(name, "no peer answers") for name in _OTHERS[1:])
         return [*found, failed("reached", fault, "ask for a new invite, or let a firewall pass what goes out"), *rest]
     return [*found, *judged(sightings, port, wall()), check_rate(ballast)]
+
+
+async def check_mapping(config: Config, gate: int, *, listening: bool, by: Sequence[Router]) -> Check:
+    """Return the check of the port mapping.
+
+    The port of the gate is mapped and released, unless a daemon listens.
+    """
+    if not config.map_port:
+        return skipped("mapping", "not asked for: map_port is false")
+    if listening:
+        return skipped("mapping", "the daemon keeps its own; its address is in `thinwire status`")
+    try:
+        router, address = await map_by_any(by, (gate,), MAPPED_SECONDS)
+        await router.unmap((gate,))
+    except MappingFailed as error:
+        return failed("mapping", str(error), "switch on UPnP or NAT-PMP at the router, or forward the ports by hand")
+    return passed("mapping", f"the router forwards {address} ({router.name})")
 
 
 _OTHERS = ("reached", "nat", "clock", "rate")

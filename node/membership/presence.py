@@ -248,8 +248,10 @@ class Presence:
                 self._lose(event.peer, gone=event.kind == "left")
                 if event.kind == "banned":
                     self._outcasts[event.peer] = self._now() + TOLD_SECONDS
-            elif event.kind == "duplicate":
-                self.duplicate.set()
+            elif event.kind in ("duplicate", "yielded"):
+                self._emit("alarm", {"detail": event.detail})
+                if event.kind == "duplicate":
+                    self.duplicate.set()
         if self._shown is not self.roster.record:
             self._shown = self.roster.record
             self.transport.learn(self._shown)

@@ -43,6 +43,7 @@ class Reachability:
         self.reach = Reach()
         self._transport, self._roster, self._now, self._emit = transport, roster, now, emit
         self._own = transport.addresses()
+        self._mapped: tuple[str, ...] = ()
 
     async def watch(self) -> None:
         """Ask whenever peers of other subnets appear, and from time to time.
@@ -66,12 +67,21 @@ class Reachability:
                 answers = await self._transport.observe(contacts)
                 self.judge([answer for answer in answers if isinstance(answer, Sighting)])
 
+    def map(self, address: str) -> None:
+        """Announce an address at which the router forwards to our gate; "": it does not any more."""
+        self._mapped = (address,) if address else ()
+        self._announce()
+
+    def _announce(self) -> None:
+        own = tuple(dict.fromkeys((*self._mapped, *self._own)))
+        addresses = self.reach.addresses(own)[:MAX_ADDRESSES]
+        if addresses != self._roster.record.addresses and not self._roster.left:
+            self._roster.update(addresses, self._now())
+
     def judge(self, sightings: list[Sighting]) -> None:
         """Announce what follows from these sightings; without any, the last judgement stays."""
         if not sightings or (reach := judge(sightings)) == self.reach:
             return
         self.reach = reach
         self._emit("reach", {"nat": reach.nat, "address": reach.address, "reached": reach.reached})
-        addresses = reach.addresses(self._own)[:MAX_ADDRESSES]
-        if addresses != self._roster.record.addresses and not self._roster.left:
-            self._roster.update(addresses, self._now())
+        self._announce()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Presence
 from thinwire.node.membership.reachability import Reachability
 from thinwire.node.methods.registry import check_codec
-from thinwire.node.peer.known_peers import KnownPeers
+from thinwire.node.peer.known_peers import KnownPeers, contacts_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
@@ -28,6 +29,9 @@ from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+
+LAST_VISITS, LAST_SECONDS = 4, 3.0
+"""Peers that get the last record of a process whose key another one uses, and the time for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +261,25 @@ class Admission:
         if reason:
             return Refuse("token", reason)
         roster.learn(record, self._environment.now(), met=True)
+        if not record.addresses:
+            return Refuse("busy", "another process uses this key now")
         if reason := roster.reason_of(record.peer_id):
             return Refuse("banned", reason)
         if roster.record_of(record.peer_id) is None:
             return Refuse("full", "all places of peers on trial are taken, or those of this network")
         return welcome(self.terms.signed, roster, record.peer_id, self._environment.rng)
+
+    async def give_way(self) -> None:
+        """Bring our last record (see OwnRecord) to some peers.
+
+        Our links to them belong to the later process now.
+        """
+        roster, hello = self.presence.roster, Hello(VERSION, self._run_id, self.presence.roster.record.wire)
+        others = roster.others
+        chosen = contacts_of(roster, self._environment.rng.sample(others, min(LAST_VISITS, len(others))))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await asyncio.gather(*(self.transport.meet(contact, hello) for contact in chosen))
 
     def save_bans(self) -> None:
         """Store the evidence against all banned peers, and the revocations."""

@@ -23,7 +23,7 @@ Knock = Callable[[Sequence[Contact], float, Sequence[str]], Awaitable[HintedErro
 """Contacts peers for a number of seconds, see join.knock; the codes are final refusals, too."""
 
 
-def contacts(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
+def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
     """Yield the contacts of those of `peers` that can be dialled, except this peer."""
     for peer in peers:
         record = roster.record_of(peer)
@@ -50,7 +50,7 @@ class KnownPeers:
         peers = roster.view.peers
         if len(peers) > MOST:
             peers = tuple(self._environment.rng.sample(peers, MOST))
-        self._file.save(contacts(roster, peers), alone=alone)
+        self._file.save(contacts_of(roster, peers), alone=alone)
 
     @property
     def few(self) -> bool:

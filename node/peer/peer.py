@@ -24,7 +24,7 @@ from thinwire.node.outer.own_lineage import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.admission import Admission
-from thinwire.node.peer.known_peers import KnownPeers, contacts
+from thinwire.node.peer.known_peers import KnownPeers, contacts_of
 from thinwire.node.peer.workload import Workload
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.directories import RunDirectory
@@ -249,7 +249,7 @@ class Peer:
         seeds = [Seed(address, self.identity.transport_public) for address in own]
         if self.ready:
             roster = self.session.roster
-            seeds += [Seed(other.address, other.transport_key) for other in contacts(roster, roster.view.peers)]
+            seeds += [Seed(other.address, other.transport_key) for other in contacts_of(roster, roster.view.peers)]
         try:
             return self.admission.inviter.invite(Invite(self.run_id, tuple(seeds[:MAX_SEEDS]))) if seeds else None
         except TokenError:
@@ -303,6 +303,8 @@ class Peer:
             return
         if self.ready:
             self.session.leave()
+        if self.presence.duplicate.is_set():
+            await self.admission.give_way()
         await self.presence.leave()
         await self.vanish()
 

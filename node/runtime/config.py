@@ -34,6 +34,9 @@ PORT = 7400
 MEMBER_PORTS = 99
 """Number of ports after the gate's that links use by default, when the gate has a fixed port."""
 
+MAPPED_PORTS = 15
+"""Number of ports for links when the router maps them."""
+
 SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
@@ -72,6 +75,7 @@ class Config:
     threads: int
     up: Rate | None
     relay: bool
+    map_port: bool
     bootstrap: tuple[str, ...]
     directory_python: str
     home: Path | None
@@ -214,6 +218,7 @@ SETTINGS = (
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
     Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
+    Setting("map_port", False, _switch, "whether to ask the router to forward ports to this machine (NAT-PMP, UPnP)"),
     Setting(
         "bootstrap",
         (),
@@ -337,11 +342,15 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
 
 
 def member_ports(config: Config) -> range | None:
-    """Return the ports for links: those of the setting, else those after a fixed port; None: any."""
+    """Return the ports for links: those of the setting, else those after a fixed port; None: any.
+
+    With `map_port` these are at most MAPPED_PORTS, because the router is asked for each of them.
+    """
+    most, first = MAPPED_PORTS if config.map_port else MEMBER_PORTS, config.port + 1
     if config.ports is not None:
-        return range(config.ports[0], config.ports[1] + 1)
-    first = config.port + 1
-    return range(first, min(first + MEMBER_PORTS, 65_536)) if 1 < first < 65_536 else None
+        found = range(config.ports[0], config.ports[1] + 1)
+        return found[:most] if config.map_port else found
+    return range(first, min(first + most, 65_536)) if 1 < first < 65_536 else None
 
 
 def advertised(config: Config, port: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ author of the run has revoked its admission.
 
 
 EventKind: TypeAlias = Literal[
-    "joined", "updated", "suspect", "refuted", "dead", "left", "banned", "revoked", "duplicate"
+    "joined", "updated", "suspect", "refuted", "dead", "left", "banned", "revoked", "duplicate", "yielded"
 ]
 
 
@@ -28,7 +28,8 @@ class Event(NamedTuple):
 
     Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also this peer itself;
     revoked: `peer` is the start of an id whose admission the author has revoked, of a peer or an invite.
-    duplicate: another process uses our key and its record is newer, so this process should stop.
+    duplicate: another process uses our key and its record is newer, so this process should stop. yielded: another process
+    that used our key has stopped because this one came later.
     """
 
     kind: EventKind

@@ -18,7 +18,7 @@ from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.member import Event, Member
 from thinwire.swarm.membership.presets import Preset
-from thinwire.swarm.membership.self_record import MISSED, OwnRecord
+from thinwire.swarm.membership.self_record import MISSED, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Docket, Suspicion
 from thinwire.swarm.membership.trial_places import crowded
 from thinwire.swarm.membership.view import View
@@ -256,11 +256,14 @@ class Members:
 
     def _accept_own(self, record: PeerRecord, now: float) -> None:
         verdict = self.own.judge(record)
-        if verdict == "earlier":
+        if verdict in ("earlier", "yielded"):
             self._answer(now, above=record.sequence + MISSED)
+        if verdict == "yielded":
+            self.events.append(Event("yielded", self.me, YIELDED))
         elif verdict == "rival":
-            where = ", ".join(record.addresses) or "an unknown address"
-            self.events.append(Event("duplicate", self.me, f"our key is in use at {where}"))
+            self.own.yield_to(record, now)
+            self._spread(self.own.record)
+            self.events.append(Event("duplicate", self.me, f"our key is in use at {', '.join(record.addresses)}"))
 
     # --- items about others
 

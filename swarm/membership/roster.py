@@ -198,7 +198,13 @@ class Roster:
         return self._prober.start(peer, now) if self.alive(peer) and not self._gone else []
 
     def leave(self, now: float) -> Letters:
-        """Return messages that announce our departure. Afterwards the roster is silent."""
+        """Return messages that announce our departure. Afterwards the roster is silent.
+
+        There are none if another process uses our key: the peer stays.
+        """
+        if self._members.own.superseded:
+            self._gone = True
+            return []
         departure = Departure(self._members.me, self.record.sequence)
         item = gossip_items.sign(departure, self._identity, self.record.run_id)
         others = self._members.live()

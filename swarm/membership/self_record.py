@@ -18,12 +18,17 @@ MISSED = 1000
 No sequence may be used twice by all processes with this key.
 """
 
+YIELDED = "another process used our key and ended when this one came; if it ran elsewhere, the key was copied"
+"""Message to the owner of the later process; the process that ends gets an error."""
+
 
 class OwnRecord:
     """Current `record` of this peer, and the time of the next one.
 
     publish_at: when a new record is due (infinity: none is). period: minimum seconds between two records. superseded:
-    another process uses our key and its record is newer, so this process does not publish any more.
+    another process uses our key and its record is newer, so this process publishes one last record and no other. This
+    last record has no address and a higher sequence than the other process's, which learns from it that its key was in
+    use elsewhere.
     """
 
     def __init__(self, identity: Identity, record: PeerRecord, period: float, wall: Callable[[], int]) -> None:
@@ -59,7 +64,9 @@ class OwnRecord:
         return True
 
     def renew(self, now: float, addresses: tuple[str, ...], capabilities: int | None = None) -> None:
-        """Issue a record now. If `capabilities` is None, those of the last record are used."""
+        """Issue a record now, unless superseded. If `capabilities` is None, those of the last record are used."""
+        if self.superseded:
+            return
         old = self.record
         self._floor += 1
         self.record = PeerRecord.create(
@@ -74,17 +81,28 @@ class OwnRecord:
         )
         self._published, self.publish_at = now, math.inf
 
-    def judge(self, record: PeerRecord) -> Literal["known", "earlier", "rival"]:
+    def yield_to(self, rival: PeerRecord, now: float) -> None:
+        """Issue the last record of this process: another one that uses our key came later.
+
+        Its sequence is far above the other process's next ones, and differs between several processes that give way.
+        """
+        self._floor = max(self._floor, rival.sequence) + MISSED + int.from_bytes(self.record.wire[-4:]) % MISSED
+        self.renew(now, ())
+        self.superseded = True
+
+    def judge(self, record: PeerRecord) -> Literal["known", "earlier", "rival", "yielded"]:
         """Classify a validated record in our name.
 
-        "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now.
+        "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now;
+        "yielded": the last record of a process that ends because this one came later.
         Our own records never have a sequence above the current one, so a higher sequence means another source. A rival
         is a source with another address, or one that issues records repeatedly.
         """
         if self.superseded or record.sequence < self.record.sequence or record.wire == self.record.wire:
             return "known"
+        if not record.addresses:
+            return "yielded"
         self._foreign += 1
         if record.addresses == self.record.addresses and self._foreign < FOREIGN_LIMIT:
             return "earlier"
-        self.superseded = True
         return "rival"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.node.peer.status import read_status
+from thinwire.node.runtime.directories import directories
 from thinwire.sims.processes.proxy_testbed import ProxyTestbed
 from thinwire.sims.scenario.faults import LIES
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
@@ -23,6 +30,7 @@ PLANES = {
 }
 SITES = ("home", "lab", "lab")
 LIAR = str(Path(__file__).parents[1] / "kit" / "programs" / "lying_process.py")
+FLOODER = str(Path(__file__).parents[2] / "benchmarks" / "peers" / "flooder.py")
 
 FOUND_OUT = ("hash", "nan", "base", "silent")
 """Lies after which a round excludes the liar and reports it."""
@@ -166,3 +174,63 @@ def test_swarm_survives_links_that_corrupt_stall_and_break(machine, wires, plane
     well(living)
     if plane != "pairs":
         assert here.check() > 4
+
+
+class Flood:
+    """Process that keeps 5,000 half-open connections to these ports: silent ones, and handshakes that stop half-way."""
+
+    COUNT = 5000
+
+    def __init__(self, *ports):
+        targets = [f"127.0.0.1:{port}" for port in ports]
+        self._process = subprocess.Popen(
+            [sys.executable, FLOODER, *targets, "--count", str(self.COUNT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def report(self):
+        """Return the next report: connections opened so far, and held by the other side."""
+        return json.loads(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+@pytest.mark.trial
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has the many addresses that this takes")
+def test_swarm_trains_and_admits_a_peer_under_5000_half_open_connections(machine):
+    """Connections, descriptors and memory of the flooded daemon stay bounded, and all states are equal."""
+    here = machine(steps=12)
+    bulk = range(21_000, 29_000)  # the loopback sockets of libzmq have other ports
+    founder = here.found("peer0", "--wait-for", 2, "--ports", f"{bulk[0]}-{bulk[-1]}")
+    living = [founder, here.join("peer1", founder.newest_invite())]
+    together("butterfly", living, 0.0)
+    process, bounds = psutil.Process(founder.process.pid), Limits()
+    gate = int(read_status(directories(founder.home).status).addresses[0].rsplit(":", 1)[1])
+    listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
+    ports = {gate, *listening.intersection(bulk)}
+    assert len(ports) > 1
+    resident = process.memory_info().rss
+    flood = Flood(*sorted(ports))
+    try:
+        assert flood.report()["opened"] == flood.COUNT
+        begun = time.monotonic()
+        for daemon in living:
+            go_on(daemon, begun, 2)
+        living.append(here.join("peer2", founder.newest_invite()))
+        together("butterfly", living, living[2].wait("ready")["at"])
+        said = flood.report()
+        assert said["opened"] > flood.COUNT, "closed connections are not opened again"
+        accepted = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.ip.startswith("127.0.7.")]
+        assert 0 < len(accepted) <= bounds.visits + bounds.half_open + 2
+        assert process.memory_info().rss < resident + (100 << 20)
+        go_on(founder, time.monotonic(), 2)
+    finally:
+        flood.close()
+    together("butterfly", living, time.monotonic())
+    well(living)
+    assert not [event for daemon in living for event in daemon.of("dead")]
+    assert here.check() > 4

@@ -160,8 +160,8 @@ def _stop_for(life, seconds):
         daemon.wait("round", after=woken, contributors=3)
 
 
-def test_second_daemon_with_same_key_ends_the_older_one(life):
-    """The older one ends with a message; the newer one and the swarm continue."""
+def test_second_daemon_with_same_key_ends_the_older_one_and_both_say_so(life):
+    """Event, stderr and status of both; the newer one and the swarm continue."""
     life.top_up(2)
     older = life.join()
     older.wait("ready")
@@ -173,8 +173,14 @@ def test_second_daemon_with_same_key_ends_the_older_one(life):
     assert older.exit() == 3
     error, hint = older.complaint()
     assert older.id[:8] in error and "--home" in hint
+    assert older.of("duplicate", peer=older.id)
+    assert "our key is in use" in read_status(directories(older.home).status).alarm
+    twin.wait("yielded", peer=older.id)
+    twin.wait_for_stderr("the key was copied")
     twin.wait("ready")
     assert twin.id == older.id
+    while "the key was copied" not in read_status(directories(twin.home).status).alarm:
+        life.go_on()
     life.go_on(contributors=len(life.living))
 
 

@@ -2,18 +2,22 @@
 
 A router has one outside address on a bridge, and one host behind it. Its kinds are those of RFC 4787: "cone" keeps the
 source port of a connection and forwards the ports in PORTS to the host; "symmetric" draws a new port for every
-connection and forwards nothing.
+connection and forwards nothing. A "mapping" one is a cone that forwards what `serve` maps.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from kit.real.namespaces import Namespaces, ip, run
 
-Kind = Literal["public", "cone", "symmetric"]
+Kind = Literal["public", "cone", "symmetric", "mapping"]
 PORTS = "7400-7499"
+ROUTER = str(Path(__file__).parents[1] / "programs" / "router.py")
 INSIDE, GATEWAY = "192.168.0.5", "192.168.0.1"
 """Addresses of each host behind a router, and of the router's inner side; all private networks are alike."""
 
@@ -35,6 +39,9 @@ class Translators(Namespaces):
     def __init__(self, kinds: Sequence[Kind]) -> None:
         super().__init__(0)
         self.kinds = kinds
+        self.programs: list[subprocess.Popen[str]] = []
+        self.routers: dict[int, int] = {}
+        """Index of a host -> process in its router's namespace."""
         self.outside = [f"45.{index + 1}.1.1" for index in range(len(kinds))]
         self.addresses = [
             address if kind == "public" else INSIDE for address, kind in zip(self.outside, kinds, strict=True)
@@ -52,11 +59,28 @@ class Translators(Namespaces):
                 ip(hub, [link, f"link set {port} master hub", f"link set {port} up"])
                 ip(edge, ["link set lo up", f"addr add {self.outside[index]}/8 dev eth0", "link set eth0 up"])
                 if kind != "public":
+                    self.routers[index] = edge
                     self._route(edge, host, kind)
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def serve(self, index: int, *words: str) -> subprocess.Popen[str]:
+        """Run the program of the router of a host (tests/kit/programs/router.py); it ends with the namespaces."""
+        enter = ["nsenter", f"--net=/proc/{self.routers[index]}/ns/net", sys.executable, ROUTER]
+        self.programs.append(
+            subprocess.Popen([*enter, GATEWAY, self.outside[index], *words], stdout=subprocess.PIPE, text=True)
+        )
+        assert self.programs[-1].stdout.readline().startswith("listening")
+        return self.programs[-1]
+
+    def __exit__(self, *error: object) -> None:
+        for program in self.programs:
+            program.kill()
+            program.wait()
+        self.programs = []
+        super().__exit__(*error)
 
     def _route(self, router: int, host: int, kind: Kind) -> None:
         ip(

@@ -1,13 +1,15 @@
 """Real daemons behind address translators, in network namespaces."""
 
+import importlib.util
 import json
+import signal
 import subprocess
 import time
 
 import pytest
 from kit.daemons import CAP, COMMAND
 from kit.real.namespaces import lacking
-from kit.real.translators import Translators
+from kit.real.translators import INSIDE, Translators
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.invite import Invite
@@ -16,6 +18,7 @@ pytestmark = [
     pytest.mark.trial,
     pytest.mark.skipif(bool(lacking()), reason=lacking() or "-"),
 ]
+WITH_UPNP = pytest.mark.skipif(importlib.util.find_spec("miniupnpc") is None, reason="it needs the extra [nat]")
 
 
 @pytest.fixture
@@ -47,7 +50,16 @@ def seeds(code):
 
 def checks(spaces, index, invite):
     """Return the checks of `thinwire doctor` in a namespace, by name; no daemon runs there."""
-    words = [*spaces.inside(index), COMMAND, "doctor", invite, "--host", spaces.addresses[index], "--port", "7400"]
+    words = [
+        *spaces.inside(index),
+        COMMAND,
+        "doctor",
+        *([invite] if invite else []),
+        "--host",
+        spaces.addresses[index],
+        "--port",
+        "7400",
+    ]
     home = ["--home", f"/proc/self/cwd/doctor{index}", "--json"]
     done = subprocess.run([*words, *home], capture_output=True, text=True, timeout=CAP)
     return {check["name"]: check for check in json.loads(done.stdout)}
@@ -83,6 +95,43 @@ def test_peer_behind_a_forwarding_router_announces_its_outside_address(world, tm
     alone = Invite.parse(invite)
     last = start(3, Invite(alone.run_id, alone.seeds[:1], alone.token, alone.secret).code())
     assert last.wait("round", contributors=4)
+
+
+MODES = ["nat-pmp", pytest.param("upnp", marks=WITH_UPNP)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_founder_behind_a_router_that_maps_ports_invites_a_stranger(world, tmp_path, monkeypatch, mode):
+    """Its invite begins with the router's address, a peer outside joins there, and the mapping goes with the founder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THINWIRE_MAP_PORT", "true")
+    spaces, start = world("mapping", "public")
+    router = spaces.serve(0, mode, INSIDE)
+    outside = f"{spaces.outside[0]}:7400"
+    found = checks(spaces, 0, None)["mapping"]
+    assert found["result"] == "OK" and outside in found["detail"]
+    first = start(0, None, "--wait-for", 2)
+    assert first.wait("mapped")["address"] == outside
+    invite = Invite.parse(reachable_code(first, outside))
+    stranger = start(1, Invite(invite.run_id, invite.seeds[:1], invite.token, invite.secret).code())
+    stranger.wait("round", contributors=2)
+    first.signal(signal.SIGTERM)
+    assert first.exit() == 0 and not first.alarms()
+    router.kill()
+    said = router.stdout.read().split("\n")
+    assert [line for line in said if line.startswith("unmap")].count("unmap 7415") == 1
+
+
+def test_founder_behind_a_router_that_maps_nothing_starts_with_one_alarm(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THINWIRE_MAP_PORT", "true")
+    spaces, start = world("mapping", "public")
+    spaces.serve(0, "garbage", INSIDE)
+    first = start(0)
+    assert "the router maps no ports" in first.wait("alarm")["detail"]
+    first.wait("round", least=3)
+    assert checks(spaces, 0, None)["mapping"]["result"] == "FAIL"
+    assert ["maps no ports" in event["detail"] for event in first.alarms()] == [True]
 
 
 def test_peer_behind_a_symmetric_translator_trains_over_the_links_that_it_opened(world, tmp_path, monkeypatch):

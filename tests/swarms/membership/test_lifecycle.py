@@ -375,6 +375,10 @@ def test_second_peer_with_same_key_ends_the_older_one(tmp_path):
         with pytest.raises(DuplicateKey):
             async with asyncio.timeout(2.0):  # the newer process must not vote yet, or both would vote as one member
                 await ones[1].task
+        async with asyncio.timeout(10.0):
+            while not double.of("yielded"):
+                await asyncio.sleep(0.1)
+        assert "the key was copied" in double.report.alarm and "our key is in use" in ones[1].report.alarm
         reached = ones[0].peer.replica.round
         await double.reach(reached + 2)
         assert not double.task.done()

@@ -470,12 +470,33 @@ def test_older_daemon_on_shared_key_is_notified() -> None:
     roster = _alone(others=2)
     roster.handle(NAMES[1], Gossip((gossip_items.announce(record(0, 9, port=5000)),)), 1.0)
     assert _kinds(roster) == [("duplicate", NAMES[0])]
+    last = roster.record
+    assert last.sequence > 9 and not last.addresses
     roster.handle(NAMES[1], Gossip((_accuse(2, 0),)), 2.0)
     roster.tick(4.0)
-    assert roster.record.sequence == 1  # it gives way
+    roster.update(("10.0.0.1:5000",), 5.0)
+    assert roster.record == last  # it gives way
+    assert roster.leave(6.0) == []  # the peer is still there
     newer = _alone(others=2)
     newer.update(("10.0.0.1:5000",), 1.0)
     newer.handle(NAMES[1], Gossip((gossip_items.announce(record(0, 1)),)), 1.0)
+    assert _kinds(newer) == []
+
+
+def test_newer_daemon_on_shared_key_learns_that_the_older_one_gave_way() -> None:
+    older, newer, witness = _alone(others=2), _alone(others=2), _alone(5, others=0)
+    newer.update(("10.0.0.1:5000",), 1.0)
+    older.learn(newer.record, 1.0)
+    newer.update(("10.0.0.1:5001",), 1.5)  # no two records have one sequence, which would be evidence against the key
+    for mine in (newer.record, older.record):
+        witness.learn(mine, 2.0)
+    newer.learn(older.record, 2.0)
+    assert _kinds(newer) == [("yielded", NAMES[0])]
+    newer.tick(4.0)
+    witness.learn(newer.record, 4.0)
+    assert witness.states()[NAMES[0]] == "alive"
+    assert witness.record_of(NAMES[0]).addresses == ("10.0.0.1:5001",)
+    newer.learn(older.record, 5.0)  # an old one, repeated
     assert _kinds(newer) == []
 
 

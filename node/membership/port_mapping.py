@@ -1,0 +1,113 @@
+"""Mappings of our ports at the router, so that peers outside can dial us.
+
+A peer dials the gate and then ports for a link and for its streams, with the same numbers as inside. So the router maps
+a block of ports to themselves, or nothing. Mappings end by themselves after LEASE seconds, are renewed after half of that,
+and are removed at the end of the process. A failure is one alarm and never ends a peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.identity.address import join_address, scope_of
+
+LEASE = 3600
+"""Seconds for which a router is asked to keep a mapping."""
+
+AGAIN_SECONDS = 300.0
+"""Seconds until the next attempt after a failure."""
+
+RELEASE_SECONDS = 5.0
+"""Longest time for the removal of the mappings at the end."""
+
+
+class MappingFailed(Exception):
+    """The router does not map the ports; the text has the reason, in one line."""
+
+
+class Router(Protocol):
+    """Protocol to ask a router for mappings. `name`: for people."""
+
+    name: str
+
+    async def map(self, ports: Sequence[int], seconds: int) -> str:
+        """Map these TCP ports to themselves; return the outside host.
+
+        Raises MappingFailed; then nothing is mapped.
+        """
+        ...
+
+    async def unmap(self, ports: Sequence[int]) -> None:
+        """Remove the mappings of these ports. Raises MappingFailed."""
+        ...
+
+
+async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: int) -> tuple[Router, str]:
+    """Map the ports by the first protocol that the router speaks.
+
+    Return the protocol and the outside address of the first port. Raises MappingFailed.
+    """
+    reasons = []
+    for router in routers:
+        try:
+            host = await router.map(ports, seconds)
+        except MappingFailed as error:
+            reasons.append(f"{router.name}: {error}")
+            continue
+        try:
+            address = join_address(host, ports[0])
+            if scope_of(address) == "internet":
+                return router, address
+            reasons.append(f"{router.name}: its outside address {host} is not on the internet: another router follows")
+        except ValueError:
+            reasons.append(f"{router.name}: it has no outside address")
+        with suppress(MappingFailed):
+            await router.unmap(ports)
+    raise MappingFailed("; ".join(reasons))
+
+
+class PortMapping:
+    """Renewal of the mappings of `ports`, the first of which is the gate's.
+
+    `mapped` receives the outside address of the gate, "" if it is lost.
+    """
+
+    def __init__(
+        self, routers: Sequence[Router], ports: Sequence[int], emit: Emit, mapped: Callable[[str], None]
+    ) -> None:
+        self._routers, self._ports, self._emit, self._mapped = routers, ports, emit, mapped
+        self._router: Router | None = None
+
+    async def keep(self) -> None:
+        """Map and renew until cancelled."""
+        shown = told = ""
+        while True:
+            try:
+                # The protocol that has worked is asked first: another one would leave the first one's mappings.
+                known = [self._router] if self._router is not None else self._routers
+                self._router, address = await map_by_any(known, self._ports, LEASE)
+                failure = ""
+            except MappingFailed as error:
+                self._router, address, failure = None, "", str(error)
+            if address != shown:
+                shown = address
+                self._mapped(address)
+                if self._router is not None:
+                    last = max(self._ports)
+                    self._emit("mapped", {"address": address, "ports": f"to {last}", "protocol": self._router.name})
+            if failure and failure != told:
+                self._emit("alarm", {"detail": f"the router maps no ports: {failure}"})
+            told = failure
+            await asyncio.sleep(LEASE / 2 if address else AGAIN_SECONDS)
+
+    async def release(self) -> None:
+        """Remove the mappings, if there are any."""
+        router, self._router = self._router, None
+        if router is not None:
+            with suppress(MappingFailed, TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await router.unmap(self._ports)

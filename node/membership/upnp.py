@@ -1,0 +1,70 @@
+"""UPnP (Internet Gateway Device): port mappings by miniupnpc, in a separate process each time.
+
+The library is C code that reads what any machine of the local network sends, and it blocks. A crash or a hanging
+router ends the process, not the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+from thinwire.node.membership import upnp_process
+from thinwire.node.membership.port_mapping import MappingFailed
+
+SECONDS = 30.0
+"""Longest duration of a request, with the search for the router and 16 mappings."""
+
+ANSWER_BYTES = 4096
+
+
+class Upnp:
+    """UPnP through the network of `interface`, an address of this machine; "": the default one."""
+
+    name = "UPnP"
+
+    def __init__(self, interface: str = "") -> None:
+        self._interface = interface
+
+    async def map(self, ports: Sequence[int], seconds: int) -> str:
+        """Map the ports, or none; return the outside host. Raises MappingFailed."""
+        return await self._ask("map", seconds, ports)
+
+    async def unmap(self, ports: Sequence[int]) -> None:
+        """Remove the mappings of the ports. Raises MappingFailed."""
+        await self._ask("unmap", 0, ports)
+
+    async def _ask(self, what: str, seconds: int, ports: Sequence[int]) -> str:
+        request = json.dumps({"do": what, "interface": self._interface, "seconds": seconds, "ports": list(ports)})
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(upnp_process.__file__),
+                request,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise MappingFailed(f"no process for it: {error.strerror}") from None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(SECONDS):
+                said = await process.stdout.read(ANSWER_BYTES)
+                await process.wait()
+        except TimeoutError:
+            raise MappingFailed(f"no answer within {SECONDS:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            answer = json.loads(said)
+            host, failure = str(answer.get("address", "")), str(answer.get("error", ""))
+        except (ValueError, AttributeError):
+            raise MappingFailed("the request failed without a reason") from None
+        if failure:
+            raise MappingFailed(" ".join(failure.split())[:200])
+        return host

@@ -1,0 +1,180 @@
+"""Port mappings against a router that the test runs on loopback, and against garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from thinwire.node.doctor.network import check_mapping
+from thinwire.node.membership.nat_pmp import NatPmp, default_gateway
+from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
+from thinwire.node.membership.routers import mapped_ports, routers
+from thinwire.node.membership.upnp import Upnp
+from thinwire.node.runtime.config import load
+from thinwire.sims.engine import virtual_loop
+
+ROUTER = str(Path(__file__).parents[3] / "kit" / "programs" / "router.py")
+OUTSIDE = "9.9.9.9"
+PORTS = (7400, 7401, 7402)
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has no multicast here")
+WITH_UPNP = pytest.mark.skipif(importlib.util.find_spec("miniupnpc") is None, reason="it needs the extra [nat]")
+
+
+@pytest.fixture
+def router():
+    """Starts a router; returns the port that it listens on, and a function that reads its next line."""
+    started = []
+
+    def start(mode, *more, outside=OUTSIDE):
+        process = subprocess.Popen(
+            [sys.executable, ROUTER, "127.0.0.1", outside, mode, *more], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return int(process.stdout.readline().split()[1]), lambda: process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def failure(work):
+    """Run a request that fails; return its reason, one line."""
+    with pytest.raises(MappingFailed) as caught:
+        asyncio.run(work)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nat_pmp_maps_and_removes_ports(router):
+    port, said = router("nat-pmp", "0")
+    ours = NatPmp("127.0.0.1", port)
+    assert asyncio.run(ours.map(PORTS, 600)) == OUTSIDE
+    assert [said() for _ in PORTS] == [f"map {one} 600" for one in PORTS]
+    asyncio.run(ours.unmap(PORTS))
+    assert [said() for _ in PORTS] == [f"unmap {one}" for one in PORTS]
+
+
+def test_nat_pmp_with_another_outside_port_fails_and_removes_what_it_has_mapped(router):
+    port, said = router("other-port", "0")
+    assert "maps port 7402 instead of 7401" in failure(NatPmp("127.0.0.1", port).map(PORTS, 600))
+    assert [said() for _ in range(4)] == ["map 7400 600", "map 7402 600", "unmap 7400", "unmap 7402"]
+
+
+def test_nat_pmp_refuses_garbage_and_silence(router):
+    port, _ = router("garbage", "0")
+    assert failure(NatPmp("127.0.0.1", port).map(PORTS, 600))
+    assert "does not speak it" in failure(NatPmp("127.0.0.1", 9).map(PORTS, 600))
+
+
+def test_default_gateway_is_read_from_the_route_table(tmp_path):
+    table = tmp_path / "route"
+    head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+    table.write_text(head + "eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\n")
+    with pytest.raises(MappingFailed, match="no default gateway"):
+        default_gateway(table)
+    with open(table, "a") as file:
+        file.write("eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\n")
+    assert default_gateway(table) == "192.168.0.1"
+    with pytest.raises(MappingFailed, match="not known"):
+        default_gateway(tmp_path / "none")
+
+
+@LINUX
+@WITH_UPNP
+def test_upnp_maps_and_removes_ports(router):
+    _, said = router("upnp")
+    ours = Upnp("127.0.0.1")
+    assert asyncio.run(ours.map(PORTS, 600)) == OUTSIDE
+    assert [said() for _ in PORTS] == [f"map {one} 600" for one in PORTS]
+    asyncio.run(ours.unmap(PORTS))
+    assert [said() for _ in PORTS] == [f"unmap {one}" for one in PORTS]
+
+
+@LINUX
+@WITH_UPNP
+def test_upnp_refuses_garbage_and_silence(router):
+    assert "no router answers" in failure(Upnp("127.0.0.1").map(PORTS, 600))
+    router("garbage-upnp")
+    assert failure(Upnp("127.0.0.1").map(PORTS, 600))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("miniupnpc") is not None, reason="the extra [nat] is installed")
+def test_upnp_without_its_package_names_the_extra():
+    assert "thinwire[nat]" in failure(Upnp().map(PORTS, 600))
+
+
+class Planned:
+    """Router with planned outcomes: an outside host, or a reason for a failure."""
+
+    def __init__(self, name, *outcomes):
+        self.name, self.outcomes, self.calls = name, list(outcomes), []
+
+    async def map(self, ports, seconds):
+        self.calls.append(("map", tuple(ports), seconds))
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if outcome.startswith("no"):
+            raise MappingFailed(outcome)
+        return outcome
+
+    async def unmap(self, ports):
+        self.calls.append(("unmap", tuple(ports), 0))
+
+
+@pytest.mark.parametrize("outside", ["10.0.0.2", "100.64.1.1", "0.0.0.0", "", "x y"])
+def test_mapping_with_an_outside_address_that_is_not_on_the_internet_is_removed(outside):
+    first, second = Planned("first", outside), Planned("second", "no room")
+    reason = failure(map_by_any((first, second), PORTS, 600))
+    assert reason.startswith("first: ") and reason.endswith("second: no room")
+    assert first.calls[-1] == ("unmap", PORTS, 0)
+
+
+def test_mapping_is_renewed_reported_once_and_removed_at_the_end():
+    async def play():
+        events, addresses = [], []
+        first, second = Planned("first", "no answer"), Planned("second", OUTSIDE, OUTSIDE, "no more", "9.9.9.10")
+        mapping = PortMapping((first, second), PORTS, lambda *event: events.append(event), addresses.append)
+        task = asyncio.create_task(mapping.keep())
+        await asyncio.sleep(LEASE / 2 + 1.0)
+        assert addresses == [f"{OUTSIDE}:7400"] and [kind for kind, _ in events] == ["mapped"]
+        assert len(first.calls) == 1 and len(second.calls) == 2
+        await asyncio.sleep(LEASE / 2)
+        assert addresses[1:] == [""] and [kind for kind, _ in events] == ["mapped", "alarm"]
+        await asyncio.sleep(AGAIN_SECONDS)
+        assert addresses[2:] == ["9.9.9.10:7400"]
+        task.cancel()
+        await mapping.release()
+        await mapping.release()
+        assert [call[0] for call in second.calls].count("unmap") == 1
+
+    virtual_loop.run(play(), seed=1, limit=3 * LEASE)
+
+
+def test_doctor_shows_the_mapping(tmp_path):
+    off = load({"home": tmp_path}, {})
+    on = load({"home": tmp_path}, {"THINWIRE_MAP_PORT": "true"})
+
+    def check(config, router, *, listening=False):
+        return asyncio.run(check_mapping(config, 7400, listening=listening, by=(router,)))
+
+    good = Planned("NAT-PMP", OUTSIDE)
+    assert check(off, good).result == check(on, good, listening=True).result == "SKIP" and not good.calls
+    found = check(on, good)
+    assert found.result == "OK" and f"{OUTSIDE}:7400 (NAT-PMP)" in found.detail
+    assert [call[0] for call in good.calls] == ["map", "unmap"]
+    assert check(on, Planned("UPnP", "no room")).result == "FAIL"
+
+
+def test_mapped_ports_are_those_that_peers_dial(tmp_path):
+    def ports(gate, **flags):
+        return mapped_ports(load({"home": tmp_path, **flags}, {"THINWIRE_MAP_PORT": "true"}), gate)
+
+    assert ports(7400) == tuple(range(7400, 7416))
+    assert ports(5000, port=0) == ()
+    assert ports(5000, port=0, ports="6000-6001") == (5000, 6000, 6001)
+    assert ports(6000, ports="6000-6999") == tuple(range(6000, 6015))
+    assert [one.name for one in routers("0.0.0.0")] == ["NAT-PMP", "UPnP"]
