@@ -2,9 +2,12 @@
 
     python benchmarks/robustness.py                 # three and six liars of sixteen, every rule and attack
     python benchmarks/robustness.py --liars 3 --rules clip flag --attacks sign*10 mimic
+    python benchmarks/robustness.py --liars 6 --rules clip --scored   # with scores of members, as in open runs
 
 Sixteen peers train a small classifier of ten classes. In each round each makes some steps on its own data, and the product's
 codec, screening, rule and outer step do the rest. Liars see all honest contributions of the round before they send theirs.
+With scores, each honest peer keeps the product's score book, and the product's electorate leaves out distrusted peers; the
+liars distrust all honest peers.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.rules import dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers, outliers
+from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Floats
@@ -26,13 +31,16 @@ from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.sparse.mean import norm
 from thinwire.compression.sparse.topk import Sparse
+from thinwire.node.outer.score_book import STEP, Falls, ScoreBook, equal_step
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
 from thinwire.swarm.choices import Aggregation, Denominator
+from thinwire.swarm.messages.registry import Ready
 
 PEERS, CLASSES, INPUTS, HIDDEN = 16, 10, 24, 32
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 SIZE = sum(math.prod(shape) for shape in SHAPES)
 STEPS, BATCH, RATE, ROUNDS, STALE = 4, 32, 0.2, 60, 10
+OUTER_RATE, UNSEEN = 0.7, 128
 LAYOUT = Chunks((("model", (-(-SIZE // 16), 16)),), 256)
 """Layout of sparse payloads: the parameters, padded, as one matrix."""
 
@@ -53,6 +61,8 @@ class Task:
         own = [draw(256) for _ in range(peers)]
         self.x, self.y = np.stack([x for x, _ in own]), np.stack([y for _, y in own])
         self.test = draw(2000)
+        self.unseen = draw(2000)
+        """Data for scores, on which no peer trains."""
         scales = [1 / math.sqrt(INPUTS), 0.0, 1 / math.sqrt(HIDDEN), 0.0]
         first = [scale * rng.standard_normal(shape) for scale, shape in zip(scales, SHAPES, strict=True)]
         self.first = np.concatenate([part.ravel() for part in first]).astype(np.float32)
@@ -79,6 +89,20 @@ class Task:
         now = np.concatenate([part.reshape(peers, -1) for part in (w1, b1, w2, b2)], axis=1)
         delta: Floats = (theta - now).astype(np.float32)
         return delta
+
+    def falls(self, base: Floats, step: Floats, rng: np.random.Generator) -> Falls:
+        """Return how much the loss falls by a step, on two batches of unseen data."""
+        found = []
+        for _ in range(2):
+            at = rng.integers(0, len(self.unseen[0]), UNSEEN)
+            x, y = self.unseen[0][at], self.unseen[1][at]
+            losses = []
+            for theta in (base, base - step):
+                w1, b1, w2, b2 = _split(theta.astype(np.float64))
+                share = _softmax(np.maximum(0.0, x @ w1 + b1) @ w2 + b2)[np.arange(UNSEEN), y]
+                losses.append(-float(np.mean(np.log(np.maximum(share, 1e-30)))))
+            found.append(losses[0] - losses[1])
+        return found[0], found[1]
 
     def accuracy(self, theta: Floats) -> float:
         """Return the held-out accuracy in per cent; 0 for parameters that are not finite."""
@@ -262,25 +286,84 @@ def sparse(spec: AggregationSpec, denominator: Denominator = "contributor_mean")
     return make
 
 
-def run(task: Task, make: Callable[[], Aggregate], attack: str = "", liars: int = 0, *, rounds: int = ROUNDS) -> float:
-    """Return the accuracy in per cent after training with `liars` liars, the last peers."""
+class Scores:
+    """Score books of the honest peers, and who counts by their opinions and those of the liars.
+
+    out: for each peer, the rounds in which its contribution did not count.
+    """
+
+    def __init__(self, task: Task, liars: int, seed: int = 0) -> None:
+        self._task, self._rng = task, np.random.default_rng(seed)
+        self._ids = [bytes([at]) * 32 for at in range(len(task.x))]
+        self._honest, self._lying = self._ids[: len(self._ids) - liars], self._ids[len(self._ids) - liars :]
+        self._books = {peer: ScoreBook(required=1) for peer in self._honest}
+        self._electorate = Electorate(b"", RoundTerms(1, 0, tuple(self._ids), b"", b""), (), lambda *_: True)
+        self.out: list[list[int]] = [[] for _ in self._ids]
+
+    def counted(self, round: int) -> list[int]:
+        """Return the peers whose contributions count in a round."""
+        said = dict.fromkeys(self._lying, tuple(self._honest)) | {
+            peer: tuple(filter(book.distrusts, self._ids)) for peer, book in self._books.items()
+        }
+        ready = {
+            peer: Ready(1, 0, 1, b"", b"", 1, b"", True, 0.0, 0.0, distrusts=distrusts)
+            for peer, distrusts in said.items()
+        }
+        out = self._electorate.uncounted(self._ids, ready)
+        for at, peer in enumerate(self._ids):
+            if peer in out:
+                self.out[at].append(round)
+        return [at for at, peer in enumerate(self._ids) if peer not in out]
+
+    def score(self, theta: Floats, rows: Sequence[Floats]) -> None:
+        """Let each honest peer score the contribution of another one to a round that began with `theta`."""
+        steps = {peer: np.float32(STEP * OUTER_RATE) * row for peer, row in zip(self._ids, rows, strict=True)}
+        for peer, book in self._books.items():
+            others = [other for other in self._ids if other != peer]
+            chosen = book.choose(self._rng.bytes(32), others, ())
+            assert chosen is not None
+            state = self._rng.bit_generator.state
+            ours = self._task.falls(theta, steps[peer], self._rng)
+            self._rng.bit_generator.state = state  # the same batches
+            book.judge_member(chosen, self._task.falls(theta, equal_step(steps[chosen], steps[peer]), self._rng), ours)
+
+
+def run(
+    task: Task,
+    make: Callable[[], Aggregate],
+    attack: str = "",
+    liars: int = 0,
+    *,
+    rounds: int = ROUNDS,
+    scores: Scores | None = None,
+    honest: int = 0,
+) -> float:
+    """Return the accuracy in per cent after training with `liars` liars, the last peers.
+
+    They are honest for the first `honest` rounds. scores: leave out the contributions of distrusted peers.
+    """
     rng, theta, aggregate = np.random.default_rng(1), task.first.copy(), make()
     momentum, lie = np.zeros_like(theta), ATTACKS[attack] if attack else Attack()
     past: list[Floats] = []
     peers = len(task.x)
-    for _ in range(rounds):
-        rows = task.updates(theta, rng, liars if lie.labels else 0)
+    for round in range(rounds):
+        lying = liars if round >= honest else 0
+        rows = task.updates(theta, rng, lying if lie.labels else 0)
         view = View(rows[: peers - liars], rows[peers - liars :], past, rng)
         past.append(view.own)
-        sent = [*view.honest, *(lie.lie(view) if liars else ())]
+        sent = [*view.honest, *(lie.lie(view) if lying else view.own)]
+        sent = [np.ascontiguousarray(row, np.float32) for row in sent]
         # The manifest bounds the weight of a contribution: exchange.max_weight.
         weights = [1.0] * (peers - liars) + [min(1.0, lie.weight)] * liars
+        counted = range(peers) if scores is None else scores.counted(round)
+        if scores is not None:
+            scores.score(theta, sent)
         try:
-            delta = aggregate([np.ascontiguousarray(row, np.float32) for row in sent], weights)
+            delta = aggregate([sent[at] for at in counted], [weights[at] for at in counted])
         except NotEnoughPeers:
             continue  # the round does not count: the previous parameters stay
         with np.errstate(over="ignore", invalid="ignore"):
-            outer_step(theta, momentum, np.ascontiguousarray(delta), 0.7, 0.5)
+            outer_step(theta, momentum, np.ascontiguousarray(delta), OUTER_RATE, 0.5)
         if not np.isfinite(theta).all():
             return 0.0
     return task.accuracy(theta)
@@ -304,7 +387,7 @@ def rules(liars: int) -> dict[str, Callable[[], Aggregate]]:
     }
 
 
-def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = ()) -> None:
+def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = (), *, scored: bool = False) -> None:
     """Print the accuracy of each rule against each attack."""
     task, shown = Task(), [name for name in rules(liars) if not names or name in names]
     print(f"{liars} liars of {PEERS}, accuracy in per cent\n")
@@ -312,7 +395,9 @@ def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = ()) ->
     makers = rules(liars)
     print(f"| none | {' | '.join(f'{run(task, makers[name]):.0f}' for name in shown)} |", flush=True)
     for attack in attacks or ATTACKS:
-        found = [run(task, makers[name], attack, liars) for name in shown]
+        found = [
+            run(task, makers[name], attack, liars, scores=Scores(task, liars) if scored else None) for name in shown
+        ]
         print(f"| {attack} | {' | '.join(f'{one:.0f}' for one in found)} |", flush=True)
     print()
 
@@ -323,9 +408,10 @@ def main() -> None:
     parser.add_argument("--liars", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--rules", nargs="+", default=[])
     parser.add_argument("--attacks", nargs="+", default=[])
+    parser.add_argument("--scored", action="store_true", help="leave out peers that the others distrust")
     options = parser.parse_args()
     for liars in options.liars:
-        table(liars, options.rules, options.attacks)
+        table(liars, options.rules, options.attacks, scored=options.scored)
 
 
 if __name__ == "__main__":

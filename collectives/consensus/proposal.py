@@ -32,8 +32,8 @@ MISSING, WITHHELD = "chunk missing", "withheld"
 FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
-LEFT, ON_TRIAL = "left", "on trial"
-"""Reasons of an Exclusion: the peer has said farewell, or lacks endorsements to become a member."""
+LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
+"""Reasons of an Exclusion: the peer has said farewell, lacks endorsements to become a member, or its score is bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,7 @@ def propose(
     excluded: Mapping[PeerId, str],
     *,
     rejected: Mapping[PeerId, str],
+    distrusted: Collection[PeerId] = (),
     idle: Collection[PeerId],
     before: Open | None,
     straight: bool = False,
@@ -229,14 +230,19 @@ def propose(
 ) -> Open | None:
     """Return a freely chosen proposal; None if there are too few contributors.
 
-    All of `able` contribute, except the rejected. The group is that of the ballot `before`, if there is one, so that only
-    chunks of departed or idle peers change their owner. `straight`: without a ring, although the terms allow it.
+    All of `able` contribute, except the rejected, and the `distrusted` if there are enough others. The group is that of the
+    ballot `before`, if there is one, so that only chunks of departed or idle peers change their owner. `straight`: without a
+    ring, although the terms allow it.
     """
     group, shares = (before.group, before.shares) if before is not None else (able, None)
     alive = tuple(peer for peer in able if peer in group)
     if not alive:
         group, alive, shares = able, able, None
     willing = [peer for peer in alive if _weight(ready[peer], peer, terms) > 0 and peer not in rejected]
+    doubted = [peer for peer in willing if peer in distrusted]
+    doubted = doubted[max(0, terms.min_peers - len(willing) + len(doubted)) :]
+    excluded = {**excluded, **dict.fromkeys(doubted, DISTRUSTED)}
+    willing = [peer for peer in willing if peer not in doubted]
     first = [peer for peer in willing if peer not in terms.spare]
     if len(first) >= terms.min_peers:
         excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}
