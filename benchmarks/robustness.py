@@ -2,12 +2,9 @@
 
     python benchmarks/robustness.py                 # three and six liars of sixteen, every rule and attack
     python benchmarks/robustness.py --liars 3 --rules clip flag --attacks sign*10 mimic
-    python benchmarks/robustness.py --liars 6 --rules clip --scored   # with scores of members, as in open runs
 
 Sixteen peers train a small classifier of ten classes. In each round each makes some steps on its own data, and the product's
 codec, screening, rule and outer step do the rest. Liars see all honest contributions of the round before they send theirs.
-With scores, each honest peer keeps the product's score book, and the product's electorate leaves out distrusted peers; the
-liars distrust all honest peers.
 """
 
 from __future__ import annotations
@@ -17,13 +14,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.rules import dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers, outliers
-from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Floats
@@ -31,10 +27,9 @@ from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.sparse.mean import norm
 from thinwire.compression.sparse.topk import Sparse
-from thinwire.node.outer.score_book import STEP, Falls, ScoreBook, equal_step
+from thinwire.node.outer.score_book import Falls
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
 from thinwire.swarm.choices import Aggregation, Denominator
-from thinwire.swarm.messages.registry import Ready
 
 PEERS, CLASSES, INPUTS, HIDDEN = 16, 10, 24, 32
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
@@ -286,46 +281,16 @@ def sparse(spec: AggregationSpec, denominator: Denominator = "contributor_mean")
     return make
 
 
-class Scores:
-    """Score books of the honest peers, and who counts by their opinions and those of the liars.
+class Scores(Protocol):
+    """Scores of the contributions, see gauntlet.py."""
 
-    out: for each peer, the rounds in which its contribution did not count.
-    """
-
-    def __init__(self, task: Task, liars: int, seed: int = 0) -> None:
-        self._task, self._rng = task, np.random.default_rng(seed)
-        self._ids = [bytes([at]) * 32 for at in range(len(task.x))]
-        self._honest, self._lying = self._ids[: len(self._ids) - liars], self._ids[len(self._ids) - liars :]
-        self._books = {peer: ScoreBook(required=1) for peer in self._honest}
-        self._electorate = Electorate(b"", RoundTerms(1, 0, tuple(self._ids), b"", b""), (), lambda *_: True)
-        self.out: list[list[int]] = [[] for _ in self._ids]
-
-    def counted(self, round: int) -> list[int]:
+    def counted(self, round: int) -> Sequence[int]:
         """Return the peers whose contributions count in a round."""
-        said = dict.fromkeys(self._lying, tuple(self._honest)) | {
-            peer: tuple(filter(book.distrusts, self._ids)) for peer, book in self._books.items()
-        }
-        ready = {
-            peer: Ready(1, 0, 1, b"", b"", 1, b"", True, 0.0, 0.0, distrusts=distrusts)
-            for peer, distrusts in said.items()
-        }
-        out = self._electorate.uncounted(self._ids, ready)
-        for at, peer in enumerate(self._ids):
-            if peer in out:
-                self.out[at].append(round)
-        return [at for at, peer in enumerate(self._ids) if peer not in out]
+        ...
 
     def score(self, theta: Floats, rows: Sequence[Floats]) -> None:
-        """Let each honest peer score the contribution of another one to a round that began with `theta`."""
-        steps = {peer: np.float32(STEP * OUTER_RATE) * row for peer, row in zip(self._ids, rows, strict=True)}
-        for peer, book in self._books.items():
-            others = [other for other in self._ids if other != peer]
-            chosen = book.choose(self._rng.bytes(32), others, ())
-            assert chosen is not None
-            state = self._rng.bit_generator.state
-            ours = self._task.falls(theta, steps[peer], self._rng)
-            self._rng.bit_generator.state = state  # the same batches
-            book.judge_member(chosen, self._task.falls(theta, equal_step(steps[chosen], steps[peer]), self._rng), ours)
+        """Score the contributions to a round that began with `theta`."""
+        ...
 
 
 def run(
@@ -387,7 +352,7 @@ def rules(liars: int) -> dict[str, Callable[[], Aggregate]]:
     }
 
 
-def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = (), *, scored: bool = False) -> None:
+def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = ()) -> None:
     """Print the accuracy of each rule against each attack."""
     task, shown = Task(), [name for name in rules(liars) if not names or name in names]
     print(f"{liars} liars of {PEERS}, accuracy in per cent\n")
@@ -395,9 +360,7 @@ def table(liars: int, names: Sequence[str] = (), attacks: Sequence[str] = (), *,
     makers = rules(liars)
     print(f"| none | {' | '.join(f'{run(task, makers[name]):.0f}' for name in shown)} |", flush=True)
     for attack in attacks or ATTACKS:
-        found = [
-            run(task, makers[name], attack, liars, scores=Scores(task, liars) if scored else None) for name in shown
-        ]
+        found = [run(task, makers[name], attack, liars) for name in shown]
         print(f"| {attack} | {' | '.join(f'{one:.0f}' for one in found)} |", flush=True)
     print()
 
@@ -408,10 +371,9 @@ def main() -> None:
     parser.add_argument("--liars", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--rules", nargs="+", default=[])
     parser.add_argument("--attacks", nargs="+", default=[])
-    parser.add_argument("--scored", action="store_true", help="leave out peers that the others distrust")
     options = parser.parse_args()
     for liars in options.liars:
-        table(liars, options.rules, options.attacks, scored=options.scored)
+        table(liars, options.rules, options.attacks)
 
 
 if __name__ == "__main__":

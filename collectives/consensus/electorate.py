@@ -40,11 +40,11 @@ class Electorate:
         return peer not in self.terms.members and self._trial(peer)
 
     def uncounted(self, peers: Iterable[PeerId], ready: Mapping[PeerId, Ready]) -> dict[PeerId, str]:
-        """Return those of `peers` whose contributions do not count in the opinion of the members, with reasons.
+        """Return those of `peers` whose contributions should not count, with reasons.
 
-        ON_TRIAL: the peer needs endorsements of a quorum to become a member, and lacks them. DISTRUSTED: more than half of
-        the other members distrust it, at least two, so a minority cannot take the weight of a member. The opinions are
-        those in the announcements of the round, which their members have signed.
+        It is the opinion of the members. ON_TRIAL: the peer needs endorsements of a quorum to become a member, and lacks
+        them. DISTRUSTED: more than half of the other members distrust it, at least two, so a minority cannot take the weight
+        of a member. The opinions are those in the announcements of the round, which their members have signed.
         """
         said = {one: ready[one] for one in self.terms.members if one in ready}
         against = Counter(peer for one in said for peer in set(said[one].distrusts) - {one})

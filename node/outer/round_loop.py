@@ -79,7 +79,7 @@ class RoundLoop(ABC):
         """Score the contribution of another peer, if one is due."""
 
     def score_of(self, peer: PeerId) -> str:
-        """Return the score of another peer for people, and why it does not count; empty for a peer without a score."""
+        """Return the score of another peer for people, and why it does not count; empty without a score."""
         return ""
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:

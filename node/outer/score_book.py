@@ -1,14 +1,14 @@
-"""Scores of other peers in an open run: what one member thinks of their contributions (the Gauntlet, arXiv 2505.21684).
+"""Scores of other peers in an open run: opinions of one member about their contributions.
 
-An evaluation is how much the loss falls by a small step along a contribution, on two batches: one assigned to the peer and
-another one. Newcomers on trial train on the assigned batches, so the first loss falls more. Members train on
-their shares of the data. A member that repeated a few batches would waste most of its work, so its score uses only
-whether the loss falls on batches that it has not trained on.
+They follow the Gauntlet of Lidin and others (arXiv 2505.21684). An evaluation is how much the loss falls by a small step
+along a contribution, on two batches: one assigned to the peer and another one. Newcomers on trial train on the assigned
+batches, so the first loss falls more. Members train on their shares of the data. A member that repeated a few batches would
+waste most of its work, so its score uses only whether the loss falls on batches that it has not trained on.
 
 Losses are noisy, and at the end of a training they do not fall any more. So each evaluation of a member has a control: a step
 of the same length along our own contribution, on the same batches, in the same round. It is the only one that we know to be
-honest. One of the two loses if the other one lowers the loss and it does not, or by less than a part of that. If neither
-lowers it, the evaluation says nothing. Of two honest peers each loses equally often, so our own losses tell how often an
+honest. One of the two loses if the other one lowers the loss and it does not, or by less than a part of that. An evaluation
+in which neither lowers it is ignored. Of two honest peers each loses equally often, so our own losses tell how often an
 honest peer loses by chance: seldom at first, nearly every second time in the end. A member is distrusted once it has lost so
 often in a row that chance hardly explains it, at least three times, and until it does not lose.
 """
@@ -44,7 +44,7 @@ CHANCE = 2e-5
 """Most probable row of losses, for an honest member, that makes a book distrust it."""
 
 RARELY = 0.15
-"""Probability of a loss of an honest peer, up to which a book looks at once again at a member that has lost."""
+"""Probability that an honest peer loses, up to which a member that has lost is drawn again at once."""
 
 MOST = 4096
 """Maximum number of peers with a score."""
@@ -89,7 +89,7 @@ class Opinion:
 
 @dataclass(slots=True)
 class ScoreBook:
-    """Opinions of one member. `required`: scored contributions of a newcomer's trial. `control`: about our own ones."""
+    """Opinions of one member. `required`: scored contributions of a trial. `control`: about our own ones."""
 
     required: int
     opinions: dict[PeerId, Opinion] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class ScoreBook:
         return self.opinions.get(peer, Opinion())
 
     def judge_newcomer(self, peer: PeerId, theirs: Falls, reason: str = "") -> Opinion:
-        """Add the evaluation of a newcomer's contribution; with a `reason` it counts as one that lowers no loss."""
+        """Add the evaluation of a newcomer's contribution; with a `reason` it lowers no loss."""
         assigned, other = theirs if np.isfinite(theirs).all() and not reason else (0.0, 0.0)
         opinion, good = self._kept(peer), assigned > 0.0
         opinion.add(float(np.sign(assigned - other)) if good else -1.0, "" if good else reason or COUNTED)
@@ -110,7 +110,7 @@ class ScoreBook:
         return opinion
 
     def judge_member(self, peer: PeerId, theirs: Falls, ours: Falls) -> Opinion | None:
-        """Add the evaluation of a member's contribution, and of ours on the same batches; None if it says nothing."""
+        """Add the evaluation of a member's contribution, and of ours; return None if it is ignored."""
         fall, control = (float(np.mean(one)) if np.isfinite(one).all() else 0.0 for one in (theirs, ours))
         if max(fall, control) <= 0.0:
             return None
@@ -131,9 +131,10 @@ class ScoreBook:
 
     @property
     def chance(self) -> float:
-        """Probability with which an honest peer loses: the share of our losses in the evaluations that the other did not lose.
+        """Probability with which an honest peer loses.
 
-        The estimator of Jeffreys, of about the last twenty of these evaluations; a third if there was none.
+        It follows from our share of losses in the evaluations that the other peer did not lose: the estimator of Jeffreys,
+        for about the last twenty of them; a third if there was none.
         """
         weight = (1 - DECAY**self.control.rounds) / (1 - DECAY)
         losses = (weight - self.control.score / (1 - DECAY)) / 2
@@ -172,7 +173,7 @@ class ScoreBook:
 
 
 def equal_step(theirs: Floats, ours: Floats) -> Floats:
-    """Return a step of the length of ours in the direction of theirs; zeros if that is not finite, or has no direction.
+    """Return a step of our length in the direction of theirs; zeros if that is not finite, or has none.
 
     The lengths of honest contributions differ with the numbers of inner steps. A member with few of them must not fail.
     """

@@ -1,10 +1,10 @@
-"""Scores of contributions in open runs: each member scores one other peer in each round, a newcomer on trial or a member.
+"""Scores of contributions in open runs: each member scores one other peer in each round.
 
-After a round each member draws one of the peers that have announced a contribution to it, and asks for that while all make
-their next inner steps: then links are free, and the peer has committed itself to the contribution. A small step along it is
-evaluated before the inner steps after these, see score_book.py. In its announcements a member endorses newcomers with a good
-score and peers that it has seen as members before, and distrusts members whose contributions do not lower the loss.
-Electorate.uncounted counts these opinions.
+It is a newcomer on trial or a member. After a round each member draws one of the peers that have announced a contribution to
+it, and asks for that while all make their next inner steps: then links are free, and the peer has committed itself to the
+contribution. A small step along it is evaluated before the inner steps after these, see score_book.py. In its announcements a
+member endorses newcomers with a good score and peers that it has seen as members before, and distrusts members whose
+contributions do not lower the loss. Electorate.uncounted counts these opinions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Trials:
         self._lent: deque[tuple[Ready, Sequence[Buffer]]] = deque(maxlen=LENT)
         self._base: Floats | None = None
         self._samples: list[Sample] = []
-        """Contributions that we have asked for: of the last round, and if it is here of the round before."""
+        """Contributions that we have asked for: of the last round, and of the one before if it is here."""
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer needs an endorsement to become a member."""
@@ -92,7 +92,7 @@ class Trials:
         return self._replica.round > 0 and self._me not in self._replica.members and self.on_trial(self._me)
 
     def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """Return the present newcomers that our announcements endorse, and the peers that these distrust."""
+        """Return the newcomers that our announcements endorse, and the peers that they distrust."""
         if not self._required:
             return (), ()
         members, others = self._replica.members, self._roster.others
@@ -105,7 +105,7 @@ class Trials:
         return peer in self._former or self._book.of(peer).endorsed
 
     def told(self, peer: PeerId) -> str:
-        """Return score, reason and since when a peer does not count, for people; empty for a peer without a score."""
+        """Return score, reason and since when a peer is out, for people; empty without a score."""
         opinion, newcomer = self._book.of(peer), self._judges(peer)
         if not self._required or (not newcomer and not opinion.rounds and peer not in self._out):
             return ""
@@ -150,7 +150,7 @@ class Trials:
     # --- our own contribution
 
     def announced(self, source: Sequence[Buffer]) -> None:
-        """Note that we have announced these chunks: others may ask for them, and evaluations compare with them."""
+        """Note our announced chunks: others may ask for them, and evaluations compare with them."""
         if self._required and source:
             self._lent.append((self._current().agreement.ready[self._me], source))
 
@@ -178,7 +178,7 @@ class Trials:
         self._base = self._replica.theta.copy()
 
     def _draw(self, done: Round, base: Floats | None) -> None:
-        """Draw a peer that has announced a contribution to a committed round, and ask for it; not without one of ours."""
+        """Draw a peer with a contribution to a committed round, and ask for it; not without one of ours."""
         agreement, members = done.agreement, self._replica.members
         for sample in self._samples:
             if not sample.whole and not sample.newcomer and self._roster.alive(sample.peer):
@@ -217,9 +217,9 @@ class Trials:
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
-        """Handle a request for our contribution, or take a chunk that we have asked for, once; True if the frame is one.
+        """Handle a request for our contribution, or take a chunk that we have asked for, once.
 
-        The round gets all others.
+        Return True if the frame is one of these; the round gets all others.
         """
         message = frame.message
         if isinstance(message, Fetch):
