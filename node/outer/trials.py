@@ -31,7 +31,7 @@ Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 """Loss decreases by a step from outer parameters, see Learner.score."""
 
 LENT = 2
-"""Contributions of this peer that others may ask for: those of the round in progress and of the last one."""
+"""Contributions of this peer that others may ask for: of the round in progress and of the last one."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Sample:
 class Trials:
     """Scores of the peers of one run, as this peer gives them.
 
-    `required`: scored contributions of a newcomer's trial; 0: nobody is scored.
+    `required`: scored contributions of a newcomer's trial; 0: no peer is scored.
     """
 
     def __init__(
@@ -97,8 +97,7 @@ class Trials:
             return (), ()
         members, others = self._replica.members, self._roster.others
         passed = [peer for peer in others if peer not in members and self._vouches(peer)]
-        doubted = [peer for peer in others if peer not in passed and self._book.distrusts(peer)]
-        doubted += [peer for peer in passed if self._book.distrusts(peer)]
+        doubted = [peer for peer in others if self._book.distrusts(peer)]
         return tuple(sorted(passed)[:MAX_ENDORSED]), tuple(sorted(doubted)[:MAX_DISTRUSTED])
 
     def _vouches(self, peer: PeerId) -> bool:
