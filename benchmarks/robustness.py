@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.sparse.mean import norm
 from thinwire.compression.sparse.topk import Sparse
+from thinwire.node.outer.score_book import Falls
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
 from thinwire.swarm.choices import Aggregation, Denominator
 
@@ -33,6 +35,7 @@ PEERS, CLASSES, INPUTS, HIDDEN = 16, 10, 24, 32
 SHAPES = ((INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
 SIZE = sum(math.prod(shape) for shape in SHAPES)
 STEPS, BATCH, RATE, ROUNDS, STALE = 4, 32, 0.2, 60, 10
+OUTER_RATE, UNSEEN = 0.7, 128
 LAYOUT = Chunks((("model", (-(-SIZE // 16), 16)),), 256)
 """Layout of sparse payloads: the parameters, padded, as one matrix."""
 
@@ -53,6 +56,8 @@ class Task:
         own = [draw(256) for _ in range(peers)]
         self.x, self.y = np.stack([x for x, _ in own]), np.stack([y for _, y in own])
         self.test = draw(2000)
+        self.unseen = draw(2000)
+        """Data for scores, on which no peer trains."""
         scales = [1 / math.sqrt(INPUTS), 0.0, 1 / math.sqrt(HIDDEN), 0.0]
         first = [scale * rng.standard_normal(shape) for scale, shape in zip(scales, SHAPES, strict=True)]
         self.first = np.concatenate([part.ravel() for part in first]).astype(np.float32)
@@ -79,6 +84,20 @@ class Task:
         now = np.concatenate([part.reshape(peers, -1) for part in (w1, b1, w2, b2)], axis=1)
         delta: Floats = (theta - now).astype(np.float32)
         return delta
+
+    def falls(self, base: Floats, step: Floats, rng: np.random.Generator) -> Falls:
+        """Return how much the loss falls by a step, on two batches of unseen data."""
+        found = []
+        for _ in range(2):
+            at = rng.integers(0, len(self.unseen[0]), UNSEEN)
+            x, y = self.unseen[0][at], self.unseen[1][at]
+            losses = []
+            for theta in (base, base - step):
+                w1, b1, w2, b2 = _split(theta.astype(np.float64))
+                share = _softmax(np.maximum(0.0, x @ w1 + b1) @ w2 + b2)[np.arange(UNSEEN), y]
+                losses.append(-float(np.mean(np.log(np.maximum(share, 1e-30)))))
+            found.append(losses[0] - losses[1])
+        return found[0], found[1]
 
     def accuracy(self, theta: Floats) -> float:
         """Return the held-out accuracy in per cent; 0 for parameters that are not finite."""
@@ -262,25 +281,54 @@ def sparse(spec: AggregationSpec, denominator: Denominator = "contributor_mean")
     return make
 
 
-def run(task: Task, make: Callable[[], Aggregate], attack: str = "", liars: int = 0, *, rounds: int = ROUNDS) -> float:
-    """Return the accuracy in per cent after training with `liars` liars, the last peers."""
+class Scores(Protocol):
+    """Scores of the contributions, see gauntlet.py."""
+
+    def counted(self, round: int) -> Sequence[int]:
+        """Return the peers whose contributions count in a round."""
+        ...
+
+    def score(self, theta: Floats, rows: Sequence[Floats]) -> None:
+        """Score the contributions to a round that began with `theta`."""
+        ...
+
+
+def run(
+    task: Task,
+    make: Callable[[], Aggregate],
+    attack: str = "",
+    liars: int = 0,
+    *,
+    rounds: int = ROUNDS,
+    scores: Scores | None = None,
+    honest: int = 0,
+) -> float:
+    """Return the accuracy in per cent after training with `liars` liars, the last peers.
+
+    They are honest for the first `honest` rounds. scores: leave out the contributions of distrusted peers.
+    """
     rng, theta, aggregate = np.random.default_rng(1), task.first.copy(), make()
     momentum, lie = np.zeros_like(theta), ATTACKS[attack] if attack else Attack()
     past: list[Floats] = []
     peers = len(task.x)
-    for _ in range(rounds):
-        rows = task.updates(theta, rng, liars if lie.labels else 0)
+    for round in range(rounds):
+        lying = liars if round >= honest else 0
+        rows = task.updates(theta, rng, lying if lie.labels else 0)
         view = View(rows[: peers - liars], rows[peers - liars :], past, rng)
         past.append(view.own)
-        sent = [*view.honest, *(lie.lie(view) if liars else ())]
+        sent = [*view.honest, *(lie.lie(view) if lying else view.own)]
+        sent = [np.ascontiguousarray(row, np.float32) for row in sent]
         # The manifest bounds the weight of a contribution: exchange.max_weight.
         weights = [1.0] * (peers - liars) + [min(1.0, lie.weight)] * liars
+        counted = range(peers) if scores is None else scores.counted(round)
+        if scores is not None:
+            scores.score(theta, sent)
         try:
-            delta = aggregate([np.ascontiguousarray(row, np.float32) for row in sent], weights)
+            delta = aggregate([sent[at] for at in counted], [weights[at] for at in counted])
         except NotEnoughPeers:
             continue  # the round does not count: the previous parameters stay
         with np.errstate(over="ignore", invalid="ignore"):
-            outer_step(theta, momentum, np.ascontiguousarray(delta), 0.7, 0.5)
+            outer_step(theta, momentum, np.ascontiguousarray(delta), OUTER_RATE, 0.5)
         if not np.isfinite(theta).all():
             return 0.0
     return task.accuracy(theta)

@@ -33,7 +33,7 @@ class StubSession:
         self.manifest = table.manifest
         self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
         self.own_lineage, self.over = SimpleNamespace(stalled=asyncio.Event()), asyncio.Event()
-        self.trials = SimpleNamespace(asked=False, on_trial=lambda peer: False)
+        self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = 1.0, table.manifest.exchange.timeout_seconds
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
 from thinwire.collectives.consensus.quorum import enough, possible, tolerated
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Open, PeerId, Ready
@@ -38,14 +39,23 @@ class Electorate:
         """Return True if a peer is no member and needs an endorsement to become one."""
         return peer not in self.terms.members and self._trial(peer)
 
-    def admits(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> bool:
-        """Return True if a peer may become a member: it is one, needs no endorsement, or a quorum endorses it.
+    def uncounted(self, peers: Iterable[PeerId], ready: Mapping[PeerId, Ready]) -> dict[PeerId, str]:
+        """Return those of `peers` whose contributions should not count, with reasons.
 
-        The endorsements are those in the announcements of the round, which their members have signed.
+        It is the opinion of the members. ON_TRIAL: the peer needs endorsements of a quorum to become a member, and lacks
+        them. DISTRUSTED: more than half of the other members distrust it, at least two, so a minority cannot take the weight
+        of a member. The opinions are those in the announcements of the round, which their members have signed.
         """
-        if not self.on_trial(peer):
-            return True
-        return self.enough({one for one in self.terms.members if one in ready and peer in ready[one].endorses})
+        said = {one: ready[one] for one in self.terms.members if one in ready}
+        against = Counter(peer for one in said for peer in set(said[one].distrusts) - {one})
+        found: dict[PeerId, str] = {}
+        for peer in peers:
+            others = len(self.terms.members) - (peer in self.terms.members)
+            if self.on_trial(peer) and not self.enough({one for one in said if peer in said[one].endorses}):
+                found[peer] = ON_TRIAL
+            elif against[peer] > 1 and 2 * against[peer] > others:
+                found[peer] = DISTRUSTED
+        return found
 
     def possible(self, agreeing: Collection[PeerId], left: Collection[PeerId]) -> bool:
         """Return True if these members and the tolerated liars may be a quorum of the members without `left`."""

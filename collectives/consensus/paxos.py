@@ -39,7 +39,15 @@ from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, lives_agree, statement, vote_for
+from thinwire.collectives.consensus.proposal import (
+    DISTRUSTED,
+    ON_TRIAL,
+    WITHHELD,
+    RoundTerms,
+    lives_agree,
+    statement,
+    vote_for,
+)
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (
@@ -304,10 +312,13 @@ class Agreement:
             return  # No results exist before the first ballot.
         if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
             return
-        if opened.adopted is None and not all(self._electorate.admits(peer, self.ready) for peer in opened.alive):
+        if opened.adopted is None and ON_TRIAL in self._electorate.uncounted(opened.alive, self.ready).values():
             self._deferred = sender, message  # Announcements with endorsements may arrive soon.
             return
         self._deferred = None
+        if opened.adopted is None and opened.ballot.term <= BALLOTS and self._misplaced(opened):
+            self._refused.add(opened.ballot.leader)
+            return
         if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):
             return
         if not self._acceptor.follows(sender, opened, now, lambda: self._justified(message)):
@@ -323,6 +334,16 @@ class Agreement:
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
         self._refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
         return False
+
+    def _misplaced(self, opened: Open) -> bool:
+        """Return True if contributors that the members distrust count, and enough others are there.
+
+        The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
+        these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
+        """
+        said = {peer: self.ready[peer] for peer in opened.alive if peer in self.ready}
+        peers = [entry.peer for entry in opened.contributors]
+        return len(peers) > self.terms.min_peers and DISTRUSTED in self._electorate.uncounted(peers, said).values()
 
     def _note(self, opened: Open) -> bool:
         """Note the leader's signature of a proposal; return False if it is invalid."""

@@ -32,8 +32,8 @@ MISSING, WITHHELD = "chunk missing", "withheld"
 FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
 """Reasons of a Blame against a contributor."""
 
-LEFT, ON_TRIAL = "left", "on trial"
-"""Reasons of an Exclusion: the peer has said farewell, or lacks endorsements to become a member."""
+LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
+"""Reasons of an Exclusion: the peer has said farewell, lacks endorsements, or is distrusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,11 @@ class RoundTerms:
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
     max_weight: most tokens that one contribution may claim. room: most contributors.
     grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members. limit: least
-    value for a peer that does not lead.
-    patience: seconds without progress before a peer acts; the caller derives it from the duration of earlier rounds.
-    weights: the peers that may contribute, with fixed weights; None: all peers, with their announced weights.
-    spare: peers that contribute only if there are too few others.
-    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many.
-    hands: True if a ballot may state uplink capacities, so that peers pass payloads on.
-    sited: True if a ballot states which of its peers share a site.
+    value for a peer that does not lead. patience: seconds without progress before a peer acts; the caller derives it from
+    the duration of earlier rounds. weights: the peers that may contribute, with fixed weights; None: all peers, with their
+    announced weights. spare: peers that contribute only if there are too few others.
+    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many. hands: True if
+    a ballot may state uplink capacities, so that peers pass payloads on. sited: True if it states which peers share a site.
     buffered: True if members announce their presence before they contribute. Then a round waits for one contribution, or
     `min_peers`, then `grace` for those of other members, and a patience for members that have not announced themselves.
     lives: known lives of members; other members may have any life.
@@ -222,6 +220,7 @@ def propose(
     excluded: Mapping[PeerId, str],
     *,
     rejected: Mapping[PeerId, str],
+    distrusted: Collection[PeerId] = (),
     idle: Collection[PeerId],
     before: Open | None,
     straight: bool = False,
@@ -229,14 +228,17 @@ def propose(
 ) -> Open | None:
     """Return a freely chosen proposal; None if there are too few contributors.
 
-    All of `able` contribute, except the rejected. The group is that of the ballot `before`, if there is one, so that only
-    chunks of departed or idle peers change their owner. `straight`: without a ring, although the terms allow it.
+    All of `able` contribute, except the rejected, and the `distrusted` if enough others do. The group is that of the ballot
+    `before`, if any, so that only chunks of departed or idle peers change their owner. `straight`: without a ring.
     """
     group, shares = (before.group, before.shares) if before is not None else (able, None)
     alive = tuple(peer for peer in able if peer in group)
     if not alive:
         group, alive, shares = able, able, None
     willing = [peer for peer in alive if _weight(ready[peer], peer, terms) > 0 and peer not in rejected]
+    doubted = [peer for peer in willing if peer in distrusted][: max(0, len(willing) - terms.min_peers)]
+    excluded = {**excluded, **dict.fromkeys(doubted, DISTRUSTED)}
+    willing = [peer for peer in willing if peer not in doubted]
     first = [peer for peer in willing if peer not in terms.spare]
     if len(first) >= terms.min_peers:
         excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}

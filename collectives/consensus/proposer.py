@@ -9,6 +9,7 @@ from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import Signed, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
+    DISTRUSTED,
     LEFT,
     ON_TRIAL,
     AcceptedValue,
@@ -209,7 +210,8 @@ class Proposer:
         # A peer that has left takes part again once it announces that it has no vote.
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}
         able, unable = fit(terms, present - leaving, self._ready)
-        trial = {peer for peer in able if not self._electorate.admits(peer, self._ready)}
+        uncounted = self._electorate.uncounted(able, self._ready)
+        trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
         if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
             trial |= {peer for peer in able if self._electorate.on_trial(peer)}
         able = tuple(peer for peer in able if peer not in trial)
@@ -245,6 +247,7 @@ class Proposer:
                 self._ready,
                 excluded,
                 rejected=rejected,
+                distrusted=[peer for peer, why in uncounted.items() if why == DISTRUSTED],
                 idle=idle,
                 before=old,
                 straight=straight,

@@ -43,6 +43,9 @@ from thinwire.swarm.messages.registry import (
     Subtotal,
 )
 
+Opinions = Callable[[], tuple[tuple[PeerId, ...], tuple[PeerId, ...]]]
+"""Function that returns the peers that an announcement endorses, and those that it distrusts."""
+
 TRICKLE = 2048
 """Bytes/s that count as progress; slower streams are closed (see Limits)."""
 
@@ -53,9 +56,9 @@ class Round:
     Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_down`, `reach`); `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt`: number of our last announcement, if this round had one before;
     `site`: the network that we share with others. `link` returns our link's rates up and down in bytes/s (0: unknown),
-    `spans` those of links to some peers, `endorses` the newcomers that our announcement endorses. `key_of`: public key of a
-    peer; `met`: receives keys of members that proposals carry, for the checks of `agreement`. After the commit the round
-    stays to serve results to peers that missed some.
+    `spans` those of links to some peers, `opinions` the peers that our announcement endorses, and those that it distrusts.
+    `key_of`: public key of a peer; `met`: receives keys of members that proposals carry, for the checks of `agreement`. After
+    the commit the round stays to serve results to peers that missed some.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class Round:
         phase: Callable[[int, str], None] = lambda round, name: None,
         link: Callable[[], tuple[int, int]] = lambda: (0, 0),
         spans: Callable[[], tuple[Span, ...]] = tuple,
-        endorses: Callable[[], tuple[PeerId, ...]] = tuple,
+        opinions: Opinions = lambda: ((), ()),
         key_of: Callable[[PeerId], bytes | None] = lambda peer: None,
         met: dict[PeerId, bytes] | None = None,
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._send_queue, self._now, self._phase = send_queue, now, phase
-        self._link, self._spans, self._endorses = link, spans, endorses
+        self._link, self._spans, self._opinions = link, spans, opinions
         self._key_of, self._met = key_of, {} if met is None else met
         self.attempt = attempt
         self._site = site
@@ -110,7 +113,7 @@ class Round:
         self.exchange.contribute(source, self.attempt)
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-        terms = self.agreement.terms
+        terms, (endorsed, distrusted) = self.agreement.terms, self._opinions()
         ready = Ready(
             self.round,
             self.fragment,
@@ -126,7 +129,8 @@ class Round:
             site=self._site,
             spans=self._spans(),
             life=self.agreement.life,
-            endorses=self._endorses(),
+            endorses=endorsed,
+            distrusts=distrusted,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
@@ -350,8 +354,6 @@ class Round:
 
     def _serve(self, sender: PeerId, message: Fetch) -> None:
         exchange, opened = self.exchange, self.exchange.opened
-        if self._lend(sender, message):
-            return
         whole = exchange.results.digest == message.digest
         if opened is None or not (whole or exchange.part(message.digest)):
             return
@@ -373,15 +375,3 @@ class Round:
             if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
                 self._send_queue.bulk(sender, frame, later=True)
-
-    def _lend(self, sender: PeerId, message: Fetch) -> bool:
-        """Send our own contribution to a member that asks for it by the digest of its hashes, to score it."""
-        mine, source = self.agreement.ready.get(self.me), self.exchange.source
-        if mine is None or not source or message.digest != blake3.blake3(mine.hashes).digest():
-            return False
-        if sender in self.agreement.terms.members and self._send_queue.later(sender) <= 2 * IN_FLIGHT:
-            for index in dict.fromkeys(message.indices):
-                if index < len(source):
-                    chunk = Chunk(self.round, self.fragment, mine.attempt, index)
-                    self._send_queue.bulk(sender, Frame(chunk, source[index]), later=True)
-        return True

@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.contributions import Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.collectives.rounds.ring import Ring
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round import Opinions, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import MAX_PATIENCE
 from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
@@ -75,7 +75,7 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`, `trial`: see Agreement. `endorses`: see Round.
+    - `accuse`, `banned`, `trial`: see Agreement. `opinions`: see Round.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RoundFactory:
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
-        endorses: Callable[[], tuple[PeerId, ...]] = tuple,
+        opinions: Opinions = lambda: ((), ()),
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -125,7 +125,7 @@ class RoundFactory:
         self._owner_backoff = OwnerBackoff()
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
-        self._accuse, self._banned, self._trial, self._endorses = accuse, banned, trial, endorses
+        self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
         self._ring_backoff = Backoff()
 
     def begin(
@@ -181,7 +181,7 @@ class RoundFactory:
             phase=self._phase,
             link=self._link,
             spans=self.spans,
-            endorses=self._endorses,
+            opinions=self._opinions,
             key_of=self.key_of,
             met=self._met,
         )

@@ -104,7 +104,6 @@ class FrameRouter:
         """Let time pass in the round in progress, and in finished rounds that other peers need."""
         self._send_queue.look()
         self._current().tick()
-        self._trials.look()
         self._history.pump()
         self._prune()
         self._states.on_tick()

@@ -203,7 +203,7 @@ class OuterLoop(RoundLoop):
             if outcome.commit is not None:
                 await self.schedule.late(weight)
         if outcome.commit is not None:
-            if session.trials.asked:
+            if session.trials.holds:
                 await self.work(session.trials.hold)
             await whole(self.schedule.commit(outcome))
             self.count(outcome.commit)
@@ -216,14 +216,13 @@ class OuterLoop(RoundLoop):
         """True if this peer is on trial."""
         return self.session.trials.here
 
-    def trial_of(self, peer: PeerId) -> str:
-        told = self.session.trials.told(peer)
-        return f"on trial: {told}" if told else ""
+    def score_of(self, peer: PeerId) -> str:
+        return self.session.trials.told(peer)
 
     async def judge(self, score: Score) -> None:
         trials = self.session.trials
-        if trials.due:
-            trials.judged(*await self.work(lambda: trials.evaluate(score)))
+        if (sample := trials.due) is not None:
+            trials.judge(sample, *await self.work(lambda: trials.evaluate(sample, score)))
 
     def count(self, commit: Commit) -> None:
         """Add the weight of our contribution to that of our lineage."""

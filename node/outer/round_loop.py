@@ -76,10 +76,10 @@ class RoundLoop(ABC):
         what()
 
     async def judge(self, score: Score) -> None:  # noqa: B027
-        """Score the contribution of a newcomer on trial, if one is here."""
+        """Score the contribution of another peer, if one is due."""
 
-    def trial_of(self, peer: PeerId) -> str:
-        """Return the state of another peer's trial for people; empty for a peer that is not on trial."""
+    def score_of(self, peer: PeerId) -> str:
+        """Return the score of another peer for people, and why it does not count; empty without a score."""
         return ""
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:

@@ -218,7 +218,7 @@ class RoundSession:
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
-        self.trials.look()
+        self.trials.announced(source)
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
@@ -328,6 +328,7 @@ class RoundSession:
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)
+        self.trials.advance(done if committed else None)
         self.advanced()
         self.states.resume()
         self.own_lineage.advance()
@@ -339,7 +340,6 @@ class RoundSession:
 
     def advanced(self) -> None:
         """Announce our progress to the other peers."""
-        self.trials.advance()
         self.roster.progress = self.replica.round
 
     def _give_up(self) -> None:

@@ -71,7 +71,7 @@ class RoundStarter:
             accuse=self._accuse,
             banned=lambda: presence.roster.banned,
             trial=trials.on_trial,
-            endorses=trials.endorsed,
+            opinions=trials.opinions,
         )
         self.straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction

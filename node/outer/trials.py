@@ -1,91 +1,52 @@
-"""Trials of newcomers in open runs: members score the contributions of peers that are no members yet.
+"""Scores of contributions in open runs: each member scores one other peer in each round.
 
-A newcomer on trial announces a contribution in each round. Each member asks one of the newcomers for it, the first in its
-own ranking of the round, and evaluates a small step along the contribution on two batches: one that the newcomer should
-have trained on, and another one. The score rises if the first loss falls more (the Gauntlet of Lidin and others,
-arXiv 2505.21684). A member endorses newcomers with a good score, and peers that it has seen as members before, in its
-announcements. Electorate.admits counts the endorsements.
+It is a newcomer on trial or a member. After a round each member draws one of the peers that have announced a contribution to
+it, and asks for that while all make their next inner steps: then links are free, and the peer has committed itself to the
+contribution. A small step along it is evaluated before the inner steps after these, see score_book.py. In its announcements a
+member endorses newcomers with a good score and peers that it has seen as members before, and distrusts members whose
+contributions do not lower the loss. Electorate.uncounted counts these opinions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
+from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.messages.registry import MAX_ENDORSED, Chunk, Fetch, PeerId, Ready
-from thinwire.swarm.rendezvous_hash import rank
+from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk, Fetch, Open, PeerId, Ready
 
-Score = Callable[[Floats, Floats, PeerId, int, bytes], tuple[float, float]]
+Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 """Loss decreases by a step from outer parameters, see Learner.score."""
 
-DECAY = 0.95
-"""Part of a score that remains after one more evaluation; the rest is its sign."""
-
-STEP = 0.2
-"""Length of the step that is evaluated, in outer learning rates along the contribution."""
-
-PASS = 0.9
-"""Part of the highest score after the required evaluations that a newcomer needs."""
-
-FAILURES = 3
-"""Consecutive contributions that do not lower the loss, after which a newcomer needs one that does."""
-
-MOST = 4096
-"""Maximum number of newcomers with a score, and of known former members."""
+LENT = 2
+"""Contributions of this peer that others may ask for: of the round in progress and of the last one."""
 
 
 @dataclass(slots=True)
-class Candidate:
-    """Opinion about one newcomer.
+class Sample:
+    """Contribution that this member scores, announced in `ready`.
 
-    rounds: number of its scored contributions. failures: of those since the last one that lowered the loss.
-    """
-
-    score: float = 0.0
-    rounds: int = 0
-    failures: int = 0
-    reason: str = ""
-    endorsed: bool = False
-
-    def judge(self, assigned: float, other: float, required: int) -> None:
-        """Add an evaluation: the loss decreases on the assigned batch and on another one."""
-        good = assigned > 0.0
-        sign = (float(np.sign(assigned - other)) if good else -1.0) if np.isfinite(assigned + other) else -1.0
-        self.score = DECAY * self.score + (1 - DECAY) * sign
-        self.rounds, self.failures = self.rounds + 1, 0 if good else self.failures + 1
-        enough = self.rounds >= required and self.score >= PASS * (1 - DECAY**required)
-        self.endorsed = enough and self.failures < FAILURES
-        self.reason = "" if good else "its contribution does not lower the loss"
-
-    def told(self, required: int) -> str:
-        """Return rounds, score and reason for people."""
-        told = f"{self.rounds} rounds scored, at least {required} needed, score {self.score:+.2f}"
-        return f"{told}, {self.reason}" if self.reason else told
-
-
-@dataclass(slots=True)
-class _Sample:
-    """Contribution that this member scores in one round.
-
-    base: outer parameters on which it is based. done: it is scored.
+    own: our contribution to the same round. base: the outer parameters on which both are based.
     """
 
     peer: PeerId
-    round: int
+    newcomer: bool
     ready: Ready
+    own: Sequence[Buffer]
+    base: Floats
     payloads: dict[int, Buffer] = field(default_factory=dict)
-    base: Floats | None = None
-    done: bool = False
 
     @property
     def whole(self) -> bool:
@@ -93,9 +54,9 @@ class _Sample:
 
 
 class Trials:
-    """Newcomers of one run, as this peer knows them.
+    """Scores of the peers of one run, as this peer gives them.
 
-    `required`: scored contributions of a trial; 0: no trial.
+    `required`: scored contributions of a newcomer's trial; 0: no peer is scored.
     """
 
     def __init__(
@@ -113,8 +74,13 @@ class Trials:
         self._replica, self._fragment, self._required = replica, fragment, required
         self._roster, self._send_queue, self._current, self._emit = presence.roster, presence.send_queue, current, emit
         self._former: dict[PeerId, None] = {}
-        self._candidates: dict[PeerId, Candidate] = {}
-        self._sample: _Sample | None = None
+        self._book = ScoreBook(required)
+        self._out: dict[PeerId, int] = {}
+        """First round without the contribution of a distrusted member."""
+        self._lent: deque[tuple[Ready, Sequence[Buffer]]] = deque(maxlen=LENT)
+        self._base: Floats | None = None
+        self._samples: list[Sample] = []
+        """Contributions that we have asked for: of the last round, and of the one before if it is here."""
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer needs an endorsement to become a member."""
@@ -125,151 +91,188 @@ class Trials:
         """True if this peer itself is on trial: it has a state and is no member."""
         return self._replica.round > 0 and self._me not in self._replica.members and self.on_trial(self._me)
 
-    def endorsed(self) -> tuple[PeerId, ...]:
-        """Return the present newcomers that our announcements endorse."""
+    def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """Return the newcomers that our announcements endorse, and the peers that they distrust."""
         if not self._required:
-            return ()
-        members = self._replica.members
-        passed = (peer for peer in self._roster.others if peer not in members and self._vouches(peer))
-        return tuple(sorted(passed)[:MAX_ENDORSED])
+            return (), ()
+        members, others = self._replica.members, self._roster.others
+        passed = [peer for peer in others if peer not in members and self._vouches(peer)]
+        doubted = [peer for peer in others if self._book.distrusts(peer)]
+        return tuple(sorted(passed)[:MAX_ENDORSED]), tuple(sorted(doubted)[:MAX_DISTRUSTED])
 
     def _vouches(self, peer: PeerId) -> bool:
-        candidate = self._candidates.get(peer)
-        return peer in self._former or (candidate is not None and candidate.endorsed)
+        return peer in self._former or self._book.of(peer).endorsed
 
     def told(self, peer: PeerId) -> str:
-        """Return the state of a newcomer's trial for people; empty for other peers."""
-        if peer in self._replica.members or peer in self._former or not self.on_trial(peer):
+        """Return score, reason and since when a peer is out, for people; empty without a score."""
+        opinion, newcomer = self._book.of(peer), self._judges(peer)
+        if not self._required or (not newcomer and not opinion.rounds and peer not in self._out):
             return ""
-        return self._candidates.get(peer, Candidate()).told(self._required)
+        if newcomer:
+            return f"on trial: {opinion.told}, at least {self._required} needed"
+        since = f"out since round {self._out[peer]} ({DISTRUSTED}): " if peer in self._out else ""
+        return f"{since}{opinion.told}"
 
-    def advance(self) -> None:
-        """Begin the next round: members of the last one need no trial when they come back."""
+    def advance(self, done: Round | None) -> None:
+        """Begin the next round. `done`: the last one, if it was committed here.
+
+        Members of the last one need no trial when they come back.
+        """
         if not self._required:
             return
         for peer in self._replica.members:
-            if peer in self._candidates and peer not in self._former:
-                self._emit("endorsed", {"peer": peer.hex(), "detail": self._candidates.pop(peer).told(self._required)})
+            if self._book.of(peer).rounds and peer not in self._former:
+                self._tell("endorsed", peer, self._book.of(peer).told)
             if len(self._former) < MOST:
                 self._former[peer] = None
         self._roster.keep(self._former)
+        base, self._base = self._base, None
+        if done is not None and (commit := done.agreement.commit) is not None:
+            self._note(commit.opened)
+            self._draw(done, base)
 
-    # --- the contribution that this member scores
+    def _note(self, opened: Open) -> None:
+        """Report members whose contributions have ceased to count, or count again."""
+        out = {entry.peer for entry in opened.excluded if entry.reason == DISTRUSTED}
+        for peer in sorted(out - self._out.keys()):
+            self._out[peer] = opened.round
+            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).told}", round=opened.round)
+        for peer in sorted(self._out.keys() - out):
+            since = self._out.pop(peer)
+            if any(entry.peer == peer for entry in opened.contributors):
+                told = f"out since round {since}, counts again; our {self._book.of(peer).told}"
+                self._tell("counts again", peer, told, round=opened.round)
 
-    def look(self) -> None:
-        """Ask one newcomer for its contribution to the round in progress, once, when we have announced ours."""
-        current = self._current()
-        agreement = current.agreement
-        if not self._required or self._me not in agreement.ready or agreement.commit is not None:
-            return
-        if self._me not in self._replica.members or (self._sample is not None and self._sample.round == current.round):
+    def _tell(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
+        self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})
+
+    # --- our own contribution
+
+    def announced(self, source: Sequence[Buffer]) -> None:
+        """Note our announced chunks: others may ask for them, and evaluations compare with them."""
+        if self._required and source:
+            self._lent.append((self._current().agreement.ready[self._me], source))
+
+    def _lend(self, peer: PeerId, message: Fetch) -> bool:
+        """Send our own contribution to a member that asks for it by the digest of its hashes, to score it."""
+        for ready, source in self._lent:
+            if (message.round, message.digest) == (ready.round, blake3.blake3(ready.hashes).digest()):
+                if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
+                    for index in dict.fromkeys(message.indices):
+                        if index < len(source):
+                            chunk = Chunk(ready.round, self._fragment, ready.attempt, index)
+                            self._send_queue.bulk(peer, Frame(chunk, source[index]), later=True)
+                return True
+        return False
+
+    # --- the contributions that this member scores
+
+    @property
+    def holds(self) -> bool:
+        """True if the outer parameters must be stored before the commit of a round changes them."""
+        return bool(self._lent) and self._lent[-1][0].round == self._replica.round + 1
+
+    def hold(self) -> None:
+        """Store the outer parameters of the round in progress. Runs in the worker."""
+        self._base = self._replica.theta.copy()
+
+    def _draw(self, done: Round, base: Floats | None) -> None:
+        """Draw a peer with a contribution to a committed round, and ask for it; not without one of ours."""
+        agreement, members = done.agreement, self._replica.members
+        for sample in self._samples:
+            if not sample.whole and not sample.newcomer and self._roster.alive(sample.peer):
+                self._report(sample.peer, self._book.unsent(sample.peer))
+        self._samples = [sample for sample in self._samples if sample.whole]
+        own = [source for ready, source in self._lent if ready.round == done.round]
+        if base is None or not own or self._me not in members:
             return
         terms = agreement.terms
-        waiting = {
-            peer: ready
+        made = [
+            peer
             for peer, ready in agreement.ready.items()
-            if ready.weight and (ready.base, ready.plan) == (terms.base, terms.plan) and self._judges(peer)
-        }
-        if not waiting:
+            if ready.weight and (ready.base, ready.plan) == (terms.base, terms.plan) and peer in self._roster.others
+        ]
+        newcomers = [peer for peer in made if self._judges(peer)]
+        peer = self._book.choose(self._secret(b"", done.round), [one for one in made if one in members], newcomers)
+        if peer is None:
             return
-        peer = rank(terms.base + self._me, "trial", waiting)[0]
-        self._sample = _Sample(peer, current.round, waiting[peer])
-        hashes, grid = waiting[peer].hashes, self._replica.grid
-        copies = copied(peer, agreement.ready, self._replica.members)
-        if copies or len(hashes) != 32 * len(grid):
-            self._sample.done = True
-            self._judge(
-                peer, 0.0, 0.0, "it copies the contribution of another peer" if copies else "it has another size"
-            )
-            return
+        sample = Sample(peer, peer in newcomers, agreement.ready[peer], own[-1], base)
+        hashes, reason = sample.ready.hashes, ""
+        # Members are not compared: another peer could announce their hashes as its own, to put them out.
+        if sample.newcomer and copied(peer, agreement.ready, members):
+            reason = "it copies the contribution of another peer"
+        elif len(hashes) != 32 * len(self._replica.grid):
+            reason = "it has another size"
+        if reason:
+            return self.judge(sample, NOTHING, HELPFUL, reason)
+        self._samples.append(sample)
         chunks = tuple(range(len(hashes) // 32))
-        self._send_queue.control(peer, Fetch(current.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
+        self._send_queue.control(peer, Fetch(done.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
+
+    def _secret(self, peer: PeerId, round: int) -> bytes:
+        return self._identity.sign("trial", peer, round.to_bytes(8, "big"))  # Never sent.
 
     def _judges(self, peer: PeerId) -> bool:
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
-        """Take a chunk that this member has asked for, once; return True if the frame is one.
+        """Handle a request for our contribution, or take a chunk that we have asked for, once.
 
-        The round gets all others: the newcomer may be a contributor now.
+        Return True if the frame is one of these; the round gets all others.
         """
-        message, sample = frame.message, self._sample
-        if not isinstance(message, Chunk) or sample is None or sample.done:
+        message = frame.message
+        if isinstance(message, Fetch):
+            return self._lend(peer, message)
+        if not isinstance(message, Chunk):
             return False
-        index, ready = message.index, sample.ready
-        if (peer, message.round, message.attempt) != (sample.peer, sample.round, ready.attempt):
-            return False
-        size = self._replica.codec.nbytes(self._replica.grid.size(index)) if index < len(self._replica.grid) else 0
-        if (
-            index in sample.payloads
-            or memoryview(frame.payload).nbytes > size
-            or frame.hashed() != ready.hashes[32 * index : 32 * index + 32]
-        ):
-            return False
-        sample.payloads[index] = frame.payload
-        return True
+        index, replica = message.index, self._replica
+        for sample in self._samples:
+            ready, known = sample.ready, sample.payloads
+            if (peer, message.round, message.attempt) == (
+                sample.peer,
+                ready.round,
+                ready.attempt,
+            ) and index not in known:
+                size = replica.codec.nbytes(replica.grid.size(index)) if index < len(replica.grid) else 0
+                if memoryview(frame.payload).nbytes <= size and frame.hashed() == ready.hashes[32 * index :][:32]:
+                    known[index] = frame.payload
+                    return True
+        return False
 
     @property
-    def asked(self) -> bool:
-        """True if the base of a requested contribution must be stored before the round changes it."""
-        sample = self._sample
-        return sample is not None and not sample.done and sample.base is None
+    def due(self) -> Sample | None:
+        """A contribution to score that is here as a whole."""
+        return next((sample for sample in self._samples if sample.whole), None)
 
-    def hold(self) -> None:
-        """Store the outer parameters of the round in progress. Runs in the worker."""
-        if self._sample is not None:
-            self._sample.base = self._replica.theta.copy()
-
-    @property
-    def due(self) -> bool:
-        """True if a contribution is here as a whole, and its base, too."""
-        sample = self._sample
-        return sample is not None and not sample.done and sample.base is not None and sample.whole
-
-    def evaluate(self, score: Score) -> tuple[float, float]:
-        """Return the loss decreases by the contribution that is here. Runs in the worker."""
-        sample, replica = self._sample, self._replica
-        assert sample is not None and sample.base is not None
-        step = np.empty_like(sample.base)
+    def evaluate(self, sample: Sample, score: Score) -> tuple[Falls, Falls]:
+        """Return the loss decreases by a contribution, and by ours to that round. Runs in the worker."""
+        round, salt = sample.ready.round - 1, self._secret(sample.peer, sample.ready.round - 1)
         try:
-            for index in range(len(replica.grid)):
-                replica.codec.check(sample.payloads[index], replica.grid.size(index))
-            for low, high, values in replica.coder.decoded([sample.payloads[at] for at in range(len(replica.grid))]):
-                np.multiply(values, np.float32(STEP * replica.outer.sgd.lr), out=step[low:high])
-        except (ValueError, KeyError):
-            return 0.0, 0.0  # No honest encoder writes it.
-        round = sample.round - 1
-        salt = self._identity.sign("trial", sample.peer, round.to_bytes(8, "big"))  # Never sent.
-        return score(sample.base, step, sample.peer, round, salt)
+            for index, payload in sample.payloads.items():
+                self._replica.codec.check(payload, self._replica.grid.size(index))
+        except ValueError:
+            return NOTHING, HELPFUL  # No honest encoder writes it.
+        ours = self._step(sample.own)
+        theirs = equal_step(self._step([sample.payloads[at] for at in range(len(sample.payloads))]), ours)
+        return (
+            score(sample.base, theirs, sample.peer, round, salt),
+            score(sample.base, ours, sample.peer, round, salt),
+        )
 
-    def judged(self, assigned: float, other: float) -> None:
-        """Record the result of `evaluate`."""
-        sample = self._sample
-        if sample is not None:
-            sample.done, sample.base, sample.payloads = True, None, {}
-            if self._judges(sample.peer):
-                self._judge(sample.peer, assigned, other)
+    def _step(self, payloads: Sequence[Buffer]) -> Floats:
+        replica, step = self._replica, np.empty(self._replica.theta.size, np.float32)
+        for low, high, values in replica.coder.decoded(payloads):
+            np.multiply(values, np.float32(STEP * replica.outer.sgd.lr), out=step[low:high])
+        return step
 
-    def _judge(self, peer: PeerId, assigned: float, other: float, reason: str = "") -> None:
-        if peer not in self._candidates and len(self._candidates) >= MOST:
-            del self._candidates[next(iter(self._candidates))]
-        candidate = self._candidates.setdefault(peer, Candidate())
-        candidate.judge(assigned, other, self._required)
-        candidate.reason = reason or candidate.reason
-        fields = {"peer": peer.hex(), "score": candidate.score, "assigned": assigned, "other": other}
-        self._emit("trial", {**fields, "detail": f"peer {short(peer)}: {candidate.told(self._required)}"})
+    def judge(self, sample: Sample, theirs: Falls, ours: Falls, reason: str = "") -> None:
+        """Record the result of `evaluate`. `reason`: why it was not made."""
+        self._samples = [other for other in self._samples if other is not sample]
+        peer, fields = sample.peer, {"assigned": theirs[0], "other": theirs[1], "ours": sum(ours) / 2}
+        if sample.newcomer:
+            self._report(peer, self._book.judge_newcomer(peer, theirs, reason), **fields)
+        elif (opinion := self._book.judge_member(peer, theirs, ours)) is not None:
+            self._report(peer, opinion, **fields)
 
-
-def copied(peer: PeerId, ready: Mapping[PeerId, Ready], members: Collection[PeerId]) -> bool:
-    """Return True if another peer has announced a chunk with the same hash.
-
-    Chunks that several members have do not count: a part of the model without updates is the same for all.
-    """
-
-    def chunks(one: PeerId) -> set[bytes]:
-        hashes = ready[one].hashes
-        return {hashes[at : at + 32] for at in range(0, len(hashes), 32)}
-
-    count = Counter(chunk for one in members if one in ready for chunk in chunks(one))
-    ours = {chunk for chunk in chunks(peer) if count[chunk] < 2}
-    return any(other != peer and not ours.isdisjoint(chunks(other)) for other in ready)
+    def _report(self, peer: PeerId, opinion: Opinion, **fields: object) -> None:
+        self._tell("trial", peer, opinion.told, score=opinion.score, **fields)

@@ -179,7 +179,7 @@ class Reporter:
                     loss=loss,
                     reason=f"banned: {session.roster.reason_of(other)}"
                     if state == "banned"
-                    else peer.rounds.trial_of(other) or self._away.get(other, ""),
+                    else peer.rounds.score_of(other) or self._away.get(other, ""),
                     seat=seats.told(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",

@@ -38,6 +38,9 @@ MAX_ENDORSED = 64
 It is a quarter of MAX_GROUP.
 """
 
+MAX_DISTRUSTED = 128
+"""Maximum number of contributors that one announcement distrusts: half of MAX_GROUP."""
+
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
@@ -99,10 +102,11 @@ class Ready(Message, frozen=True):
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
     with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes. `endorses`: peers
-    on trial that may become members, in the opinion of the sender, see Electorate.admits.
+    on trial that may become members, in the opinion of the sender; `distrusts`: peers whose contributions should not count.
+    See Electorate.uncounted.
     """
 
-    limit: ClassVar[int] = 36_400
+    limit: ClassVar[int] = 40_800
 
     round: U32
     fragment: U16
@@ -120,6 +124,7 @@ class Ready(Message, frozen=True):
     spans: Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)] = ()
     life: Annotated[bytes, Meta(max_length=LIFE)] = b""
     endorses: Annotated[tuple[Id, ...], Meta(max_length=MAX_ENDORSED)] = ()
+    distrusts: Annotated[tuple[Id, ...], Meta(max_length=MAX_DISTRUSTED)] = ()
 
 
 class Base(Message, frozen=True):

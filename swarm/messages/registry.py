@@ -6,6 +6,7 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
+    MAX_DISTRUSTED,
     MAX_ENDORSED,
     MAX_FAREWELLS,
     MAX_PROPOSALS,
@@ -129,6 +130,7 @@ __all__ = [
     "Found",
     "Head",
     "Leave",
+    "MAX_DISTRUSTED",
     "MAX_ENDORSED",
     "MAX_ERAS",
     "MAX_FAREWELLS",
@@ -196,7 +198,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 7
+VERSION = 8
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

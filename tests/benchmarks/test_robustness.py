@@ -54,3 +54,37 @@ def test_every_robust_rule_withstands_the_strong_attacks(bench, task, clean):
     for name in ("trimmed-mean", "geometric-median", "flag", "multi-krum", "bulyan"):
         for attack in ("sign*10", "reversed mean"):
             assert bench.run(task, bench.rules(3)[name], attack, 3) >= clean[name] - 4, (name, attack)
+
+
+@pytest.fixture(scope="module")
+def gauntlet(load):
+    return load("gauntlet")
+
+
+HARMFUL = ("labels", "sign*1", "reversed mean", "inner .6")
+"""Attacks of six liars that the norm clip alone withstands least, and one that it hardly notices."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("attack", HARMFUL)
+def test_scores_leave_six_liars_of_sixteen_out_and_gain_accuracy(bench, task, gauntlet, attack):
+    """The liars distrust all honest peers."""
+    accuracy, scores = gauntlet.played(task, attack)
+    assert accuracy >= max(85, bench.run(task, bench.rules(6)["clip"], attack, 6))
+    assert all(out and out[0] < 60 for out in scores.out[-6:])
+    assert sum(map(len, scores.out[:-6])) <= 15, "of 600 contributions"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("honest", [0, 10])
+def test_scores_keep_the_accuracy_under_every_attack_of_six_liars(bench, task, gauntlet, honest):
+    for attack in bench.ATTACKS:
+        accuracy, scores = gauntlet.played(task, attack, honest=honest)
+        assert accuracy >= 97, attack
+        assert sum(map(len, scores.out[:-6])) <= 20, attack
+
+
+def test_scores_of_honest_peers_leave_none_out_when_the_model_has_converged(task, gauntlet):
+    accuracy, scores = gauntlet.played(task, "", 0, rounds=150)
+    assert accuracy >= 97 and not any(scores.out)

@@ -1,4 +1,4 @@
-"""Newcomers on trial: no vote and no part in proposals before a quorum of the members endorses them."""
+"""Opinions of the members: newcomers need endorsements, and distrusted members have no weight."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
 from thinwire.swarm.messages.registry import Ballot, Open, Prepare, Ready, Vote
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
@@ -14,13 +14,13 @@ BASE, PLAN = bytes(32), bytes([1]) * 32
 TERMS = RoundTerms(5, 0, tuple(MEMBERS), BASE, PLAN, grace=0.5)
 
 
-def ready(*endorses):
-    return Ready(5, 0, 1, BASE, PLAN, 8, b"", True, 0.0, 0.0, endorses=endorses)
+def ready(*endorses, distrusts=()):
+    return Ready(5, 0, 1, BASE, PLAN, 8, b"", True, 0.0, 0.0, endorses=endorses, distrusts=distrusts)
 
 
-def agreement(me, trial=lambda peer: True):
+def agreement(me, trial=lambda peer: True, terms=TERMS):
     everyone = (*MEMBERS, NEW)
-    return Agreement(me, TERMS, sign=lambda m: bytes(64), verify=lambda *_: True, live=everyone, trial=trial)
+    return Agreement(me, terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=everyone, trial=trial)
 
 
 def opened_by_the_leader(endorsing, trial=lambda peer: True):
@@ -40,8 +40,8 @@ def test_electorate_admits_a_newcomer_with_a_quorum_of_endorsements(count, admit
     # Of four members, two with the most senior one are a quorum.
     electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True, lambda peer: True)
     said = {member: ready(NEW) for member in MEMBERS[:count]} | {NEW: ready(NEW)}
-    assert electorate.admits(NEW, said) is admitted
-    assert electorate.admits(MEMBERS[3], {}), "members need no endorsement"
+    assert electorate.uncounted([NEW], said) == ({} if admitted else {NEW: ON_TRIAL})
+    assert not electorate.uncounted(MEMBERS, {}), "members need no endorsement"
 
 
 def test_leader_leaves_a_newcomer_without_endorsements_out_of_owners_contributors_and_members():
@@ -90,3 +90,97 @@ def test_acceptor_follows_no_first_proposal_of_earlier_results():
     assert acceptor.opened is None and acceptor.ready
     acceptor.on_message(MEMBERS[0], opened_by_the_leader(1), bytes(64), 0.0)
     assert acceptor.opened is not None
+
+
+BAD = MEMBERS[3]
+
+
+def distrusting(count, terms=TERMS):
+    """Return announcements of all members, so many of which distrust the last one."""
+    return {one: ready(distrusts=(BAD,) * (at < count)) for at, one in enumerate(terms.members)}
+
+
+@pytest.mark.parametrize(("count", "out"), [(0, False), (1, False), (2, True), (3, True)])
+def test_more_than_half_of_the_other_members_take_the_weight_of_one(count, out):
+    electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True, lambda peer: False)
+    assert electorate.uncounted(MEMBERS, distrusting(count)) == ({BAD: DISTRUSTED} if out else {})
+
+
+@pytest.mark.parametrize("members", range(2, 40))
+def test_minority_of_liars_takes_no_weight(members):
+    everyone = tuple(bytes([index]) * 32 for index in range(members))
+    terms = RoundTerms(5, 0, everyone, BASE, PLAN)
+    liars = everyone[: (members - 1) // 2]
+    said = {one: ready(distrusts=everyone if one in liars else ()) for one in everyone}
+    electorate = Electorate(everyone[0], terms, everyone, lambda *_: True)
+    assert not electorate.uncounted(everyone, said)
+    said[everyone[-1]] = ready(distrusts=everyone[:1])
+    assert not electorate.uncounted(everyone[1:], said)
+
+
+def test_distrust_of_newcomers_and_of_oneself_does_not_count():
+    electorate = Electorate(MEMBERS[0], TERMS, (*MEMBERS, NEW), lambda *_: True, lambda peer: False)
+    said = {MEMBERS[0]: ready(distrusts=(BAD,)), BAD: ready(distrusts=(BAD,)), NEW: ready(distrusts=(BAD,))}
+    assert not electorate.uncounted(MEMBERS, said)
+
+
+def opened_with(count, terms=TERMS):
+    leader = agreement(MEMBERS[0], terms=terms)
+    said = distrusting(count)
+    for member in MEMBERS[1:]:
+        leader.on_message(member, said[member], bytes(64), 0.0)
+    leader.announce(said[MEMBERS[0]], 0.0)
+    leader.tick(1.0)
+    assert leader.opened is not None
+    return leader.opened
+
+
+def test_leader_leaves_out_only_the_contribution_of_a_distrusted_member():
+    opened = opened_with(2)
+    assert BAD in opened.members and BAD in opened.alive and BAD not in opened.idle
+    assert BAD not in [entry.peer for entry in opened.contributors] and len(opened.contributors) == 3
+    assert {entry.peer: entry.reason for entry in opened.excluded} == {BAD: DISTRUSTED}
+    assert not opened_with(1).excluded
+
+
+def test_distrusted_member_contributes_if_there_are_too_few_others():
+    terms = RoundTerms(5, 0, tuple(MEMBERS), BASE, PLAN, grace=0.5, min_peers=4)
+    opened = opened_with(3, terms)
+    assert len(opened.contributors) == 4
+    acceptor = agreement(MEMBERS[1], terms=terms)
+    for member, said in distrusting(3).items():
+        acceptor.on_message(member, said, bytes(64), 0.0)
+    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    assert acceptor.opened == opened
+
+
+def test_acceptor_follows_no_leader_that_counts_a_distrusted_member_and_soon_replaces_it():
+    opened, acceptor = opened_with(1), agreement(MEMBERS[1])
+    said = distrusting(2)
+    for member in MEMBERS[2:]:
+        acceptor.on_message(member, said[member], bytes(64), 0.0)
+    acceptor.on_message(MEMBERS[0], said[MEMBERS[0]], bytes(64), 0.0)
+    acceptor.announce(said[MEMBERS[1]], 0.0)
+    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    assert acceptor.opened is None
+    acceptor.tick(10.0)
+    assert any(isinstance(message, Prepare) for _, message in acceptor.take())
+
+
+def test_acceptor_that_knows_fewer_announcements_than_the_leader_follows_it():
+    """A late announcement that the leader did not have is not in its proposal."""
+    opened, acceptor = opened_with(2), agreement(MEMBERS[1])
+    acceptor.announce(distrusting(2)[MEMBERS[1]], 0.0)
+    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    assert acceptor.opened == opened
+    late, alive = agreement(MEMBERS[1]), tuple(peer for peer in opened.alive if peer != MEMBERS[2])
+    partial = msgspec.structs.replace(opened_with(1), group=alive, alive=alive)
+    partial = msgspec.structs.replace(
+        partial, contributors=tuple(entry for entry in partial.contributors if entry.peer != MEMBERS[2])
+    )
+    said = {**distrusting(1), MEMBERS[2]: ready(distrusts=(BAD,))}
+    for member in (MEMBERS[0], MEMBERS[2], BAD):
+        late.on_message(member, said[member], bytes(64), 0.0)
+    late.announce(said[MEMBERS[1]], 0.0)
+    late.on_message(MEMBERS[0], partial, bytes(64), 0.1)
+    assert late.opened == partial
