@@ -88,6 +88,7 @@ class Round:
 
         Earlier data was waiting already and gives no information about the links.
         """
+        self._lent: set[PeerId] = set()
         self.booked = False
         """True if other objects have recorded the round's lessons about peers."""
         self._spent: set[PeerId] = set()
@@ -375,10 +376,16 @@ class Round:
                 self._send_queue.bulk(sender, frame, later=True)
 
     def _lend(self, sender: PeerId, message: Fetch) -> bool:
-        """Send our own contribution to a member that asks for it by the digest of its hashes, to score it."""
+        """Send our own contribution to a member that asks for it by the digest of its hashes.
+
+        It scores the contribution, or after the round audits one chunk of it.
+        """
         mine, source = self.agreement.ready.get(self.me), self.exchange.source
         if mine is None or not source or message.digest != blake3.blake3(mine.hashes).digest():
             return False
+        if self.complete and (sender in self._lent or len(message.indices) > 1):
+            return True
+        self._lent |= {sender} if self.complete else set()
         if sender in self.agreement.terms.members and self._send_queue.later(sender) <= 2 * IN_FLIGHT:
             for index in dict.fromkeys(message.indices):
                 if index < len(source):

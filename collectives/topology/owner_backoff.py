@@ -91,6 +91,11 @@ class OwnerBackoff:
         """Peers whose failures are not forgotten yet."""
         return self._known.keys() | self._withheld.keys()
 
+    def refuse(self, peer: PeerId, round: int) -> None:
+        """Let a contributor pause whose data no audit gets: it may protect a lying owner."""
+        self._withheld[peer] = Backoff(failures=PATIENT - 1)
+        self._withheld[peer].fail(round)
+
     def settle(self, opened: Open, failed: Collection[PeerId], withheld: Collection[PeerId] = ()) -> None:
         """Record that a round has committed with this ballot.
 

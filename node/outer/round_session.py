@@ -107,6 +107,7 @@ class RoundSession:
             phase=self._phase,
             stash=stash,
             trials=self.trials,
+            emit=emit,
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
@@ -180,6 +181,7 @@ class RoundSession:
             stash=self.factory.stash,
             stats=self.stats,
             trials=self.trials,
+            audits=self.starter.audits,
         )
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._first_attempt = presence.roster.record.sequence // 1000 % 2**31

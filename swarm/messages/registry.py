@@ -29,6 +29,7 @@ from thinwire.swarm.messages.agreement import (
     Record,
     Report,
     Span,
+    Verdict,
     Vote,
 )
 from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
@@ -192,11 +193,12 @@ __all__ = [
     "U32",
     "U53",
     "VERSION",
+    "Verdict",
     "Vote",
     "Welcome",
 ]
 
-VERSION = 7
+VERSION = 8
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
@@ -254,6 +256,7 @@ TYPES: dict[int, type[Message]] = dict(
             Observed,
             CircuitAsk,
             Circuit,
+            Verdict,
         ],
         start=1,
     )
