@@ -284,7 +284,7 @@ class ShardedReduce(DataPlane):
             self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, inputs
         )
         for index in mine:
-            self._claims.note(index, self.me, record)
+            self._note(index, self.me, record)
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:
@@ -328,10 +328,15 @@ class ShardedReduce(DataPlane):
             if whole or (self.owners[index] == sender and not self.results.signed(index)):
                 self.results.sign(index, found)
                 if not whole:
-                    self._claims.note(index, sender, record)
+                    self._note(index, sender, record)
         if whole:
             self._replay()
         self.check()
+
+    def _note(self, index: int, owner: PeerId, record: Record) -> None:
+        """Store a claim for a result. In a ballot with adopted results, those that have computed them remain."""
+        if record.inputs or (self.opened is not None and self.opened.adopted is None):
+            self._claims.note(index, owner, record)
 
     def settle(self) -> None:
         """Free the round's data, but not our contribution to an audited round."""

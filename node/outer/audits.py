@@ -17,8 +17,12 @@ quorum could commit any result. Members repeat the verdict to each new link, so 
 False accusations. An owner signs a digest of the contributions that it used. If that differs from what was announced here,
 nothing is concluded about the result; the owner only pauses as owner (`ShardedReduce.failed`). So neither two different
 announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it
-did not send the contributions, an accuser is not followed any more. A contributor that does not send its chunk to the
-auditor prevents one audit; after STRIKES of these it pauses as contributor, for 8 rounds.
+did not send the contributions, an accuser is not followed any more.
+
+Refusals. A contributor that does not send its chunk to the auditor prevents one audit. It frames nobody. It pauses as owner
+in rounds that the auditor leads, and from the third refusal on as contributor, for 8, 16, 32 and 64 rounds
+(`OwnerBackoff.audited`). The auditor audits the owner of that chunk in each round in which it owns something, until an
+audit is decided. So after some rounds a refusal protects nobody, also not an owner that refuses its own contribution.
 """
 
 from __future__ import annotations
@@ -49,9 +53,6 @@ KEPT = 4
 MOST_CASES = 3
 """Maximum number of chunks, of one's own audit and of accusations, whose contributions are in memory."""
 
-STRIKES = 3
-"""Audits in a row without a contributor's chunk, after which it pauses."""
-
 REFUTED = 3
 """Refuted accusations of a peer, after which this peer examines no more of them."""
 
@@ -63,7 +64,7 @@ MOST_SAID = 16
 class _Case:
     """A result that this peer examines.
 
-    accuser: member whose verdict is examined; None: our own audit. lost: contributors whose link broke meanwhile.
+    accuser: member whose verdict is examined; None: our own audit. served: members that got the contributions from us.
     """
 
     docket: Docket
@@ -71,7 +72,6 @@ class _Case:
     accuser: PeerId | None
     wanted: frozenset[Digest]
     payloads: dict[Digest, Buffer] = field(default_factory=dict)
-    lost: set[PeerId] = field(default_factory=set)
     served: set[PeerId] = field(default_factory=set)
     false: bool = False
 
@@ -110,7 +110,8 @@ class Audits:
         self._said: dict[PeerId, dict[PeerId, Verdict]] = {}
         """Verdicts by sender and owner."""
         self._refuted: Counter[PeerId] = Counter()
-        self._strikes: Counter[PeerId] = Counter()
+        self._suspects: set[PeerId] = set()
+        """Owners whose last audit was not decided."""
 
     # --- rounds
 
@@ -143,6 +144,8 @@ class Audits:
         ).digest()
         chunks = sorted(index for index, (owner, _) in docket.claims.items() if owner != self._me)
         chance = self._manifest.audit_chance(len(docket.grid), peers)
+        if suspected := [index for index in chunks if docket.claims[index][0] in self._suspects]:
+            chunks, chance = suspected, 1.0
         if not chunks or int.from_bytes(seed[:8], "big") >= chance * 2**64:
             return None
         return chunks[int.from_bytes(seed[8:16], "big") % len(chunks)]
@@ -159,7 +162,6 @@ class Audits:
 
     def _open(self, docket: Docket, index: int, accuser: PeerId | None) -> _Case:
         case = _Case(docket, index, accuser, frozenset(docket.inputs(index)))
-        case.lost = {entry.peer for entry in docket.contributors} - self._presence.live - {self._me}
         self._cases.append(case)
         return case
 
@@ -168,24 +170,22 @@ class Audits:
         for case in list(self._cases):
             if case.accuser is None and not case.false:
                 self._cases.remove(case)
-                self._strike(case, round)
+                self._suspects.add(case.owner)
+                self._thank(case, round)
             elif case.docket.round <= round - KEPT:
                 self._cases.remove(case)
                 if case.accuser is not None and not case.false:
                     self._refute(case, "its accuser does not send the contributions")
 
-    def _strike(self, case: _Case, round: int) -> None:
-        for entry in case.docket.contributors:
-            found = case.docket.announced[entry.peer][32 * case.index : 32 * case.index + 32]
-            if found in case.payloads:
-                self._strikes.pop(entry.peer, None)
-            elif entry.peer not in case.lost:
-                self._strikes[entry.peer] += 1
-                told = f"peer {short(entry.peer)} does not send its chunk to an audit"
+    def _thank(self, case: _Case, round: int) -> None:
+        """Record which contributors have sent their chunk to our audit. Absent ones cannot."""
+        for entry, found in zip(case.docket.contributors, case.docket.inputs(case.index), strict=True):
+            served = found in case.payloads
+            if served or entry.peer in self._presence.live:
+                self._backoff.audited(entry.peer, round, served=served)
+            if not served:
+                told = f"peer {short(entry.peer)} does not send its chunk to an audit of {short(case.owner)}"
                 self._emit("unaudited", {"peer": entry.peer.hex(), "round": case.docket.round, "detail": told})
-                if self._strikes[entry.peer] >= STRIKES:
-                    del self._strikes[entry.peer]
-                    self._backoff.refuse(entry.peer, round)
 
     # --- frames and links
 
@@ -205,11 +205,6 @@ class Audits:
             verdicts = (verdict for item in self._roster.bans if (verdict := read_verdict(item)) is not None)
             for verdict in [one for one in verdicts if one.fragment == self._fragment][-MOST_SAID:]:
                 self._send_queue.control(peer, verdict)
-
-    def on_link_down(self, peer: PeerId) -> None:
-        """Note that a peer may be unable to send what it was asked for."""
-        for case in self._cases:
-            case.lost.add(peer)
 
     def _take_chunk(self, frame: Frame, message: Chunk) -> bool:
         for case in list(self._cases):
@@ -251,7 +246,8 @@ class Audits:
         self._cases.remove(case)
         self._emit("audited", {**fields, "false": False})
         if case.accuser is None:
-            self._strike(case, docket.round)
+            self._suspects.discard(owner)
+            self._thank(case, docket.round)
         else:
             self._refute(case, "the result is right")
 

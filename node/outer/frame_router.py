@@ -80,7 +80,6 @@ class FrameRouter:
         self._stats.pop(peer, None)
         self._lineages.on_link_down(peer)
         self._straggler_grace.on_link_down(peer)
-        self._audits.on_link_down(peer)
         self._current().on_link_down(peer)
         self._history.on_link_down(peer)
 
