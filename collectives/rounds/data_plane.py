@@ -111,7 +111,7 @@ class DataPlane(ABC):
 
     @property
     def source(self) -> Sequence[Buffer]:
-        """Our own encoded chunks; empty before `contribute`, and when nobody needs them any more."""
+        """Our own encoded chunks; empty before `contribute`, and when no peer needs them any more."""
         return self._source
 
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:

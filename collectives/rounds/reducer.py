@@ -1,4 +1,4 @@
-"""Computation of a chunk's encoded result from the contributions, by the run's rule; and again, to audit its owner."""
+"""Computation of a chunk's encoded result by the run's rule, at its owner and in audits of the owner."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Claims:
     def settle(
         self, opened: Open, ready: Mapping[PeerId, Ready], hashes: bytes
     ) -> tuple[dict[int, tuple[PeerId, Digest]], set[PeerId]]:
-        """Return the claims of the owners for committed results, see Docket; and owners that name other inputs.
+        """Return the claims of owners for committed results, and the owners that name other inputs.
 
         hashes: of all committed results. An owner names other inputs if it lies about them, or if a contributor has announced
         other data to it than to us. No third peer can distinguish these cases.

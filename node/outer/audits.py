@@ -1,4 +1,4 @@
-"""Audits of owners: members compute results again after a round, and exclude owners that have signed false ones.
+"""Audits of owners: members compute results again, and exclude owners that have signed false ones.
 
 An owner that sends different results to different peers contradicts its own record. One that sends the same false result
 to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
@@ -6,8 +6,8 @@ to all does not, and the result commits. So after each commit a member audits on
 
 Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
 not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none
-of its chunks. Nobody but the auditor knows its signature of the digest, and an Ed25519 signature leaves the auditor no
-choice. So an owner has signed and sent its results before anybody else knows which chunks are computed again.
+of its chunks. No other peer knows the auditor's signature of the digest, and an Ed25519 signature leaves the auditor no
+choice. So an owner has signed and sent its results before another peer knows which chunks are computed again.
 
 Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each member fetches the contributions from the
 accuser, checks them against the hashes that the contributors announced to itself, computes, and sends its own verdict if
@@ -19,10 +19,10 @@ nothing is concluded about the result; the owner only pauses as owner (`ShardedR
 announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it
 did not send the contributions, an accuser is not followed any more.
 
-Refusals. A contributor that does not send its chunk to the auditor prevents one audit. It frames nobody. It pauses as owner
+Refusals. A contributor that does not send its chunk to the auditor prevents one audit. It frames no peer. It pauses as owner
 in rounds that the auditor leads, and from the third refusal on as contributor, for 8, 16, 32 and 64 rounds
 (`OwnerBackoff.audited`). The auditor audits the owner of that chunk in each round in which it owns something, until an
-audit is decided. So after some rounds a refusal protects nobody, also not an owner that refuses its own contribution.
+audit is decided. So after some rounds a refusal protects no owner, also not an owner that refuses its own contribution.
 """
 
 from __future__ import annotations

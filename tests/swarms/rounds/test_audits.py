@@ -21,8 +21,8 @@ AUDIT = 0.5
 
 def _lie(node, kind):
     """Let a node lie from the next round on."""
-    process = SimpleNamespace(peer=SimpleNamespace(session=node.session, presence=node.presence), others=[], alive=True)
-    process._end = lambda reason, failure: None
+    peer = SimpleNamespace(session=node.session, presence=node.presence)
+    process = SimpleNamespace(peer=peer, others=[], alive=True, _end=lambda reason, failure: None)
     byzantine.corrupt(process, kind)
 
 
