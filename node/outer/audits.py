@@ -296,7 +296,7 @@ class Audits:
         return not same and len(cases) < MOST_CASES and all(one.accuser != accuser for one in cases)
 
     def _count(self, owner: PeerId) -> None:
-        """Exclude an owner if enough members say so; then this peer says so, too."""
+        """Exclude an owner if enough members have sent a verdict; then this peer sends one, too."""
         members = self._replica.members
         agree = {peer for peer, said in self._said.items() if owner in said and peer in members}
         if len(agree) < 2 or not enough(agree, members, fraction=self._manifest.exchange.fraction):

@@ -216,7 +216,7 @@ def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
 def _falsify(
     change: Callable[[Rule, Codec, Sequence[Buffer], Sequence[float], Floats], None],
 ) -> Callable[[Process], None]:
-    """Return the lie of an owner that computes its results by `change`, which gets the rule, from the next round on."""
+    """Return the lie of an owner that computes results by `change`, from the next round on."""
 
     def begin(session: RoundSession | GossipSession) -> None:
         if isinstance(session, RoundSession):

@@ -1,4 +1,4 @@
-"""Exclusions of a run: the rule of admission, revocations by the author, evidence against voters, and lying owners."""
+"""Exclusions of a run: rule of admission, revocations, evidence against voters, verdicts on owners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Exclusions:
         self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")
         """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
         self.convicted: dict[PeerId, bytes] = {}
-        """Evidence against peers, known or not, as the item that spreads it; or verdicts on owners, which are not spread."""
+        """Evidence against peers, known or not, as the item that spreads it.
+
+        Verdicts on owners are not spread.
+        """
         self.revoked: dict[bytes, bytes] = {}
         """Revocations by the author, by id or start of an id, as the item that spreads them."""
 

@@ -176,7 +176,10 @@ class Roster:
             self._push_pull_at = now
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
-        """Process evidence, revocations and verdicts: found here, or stored by an earlier process of this peer."""
+        """Process evidence, revocations and verdicts.
+
+        They were found here, or stored by an earlier process of this peer.
+        """
         for item in items:
             policy = self._members.excluded.policy
             if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):

@@ -106,7 +106,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
         dead, adopted, claims = [], set(), []
 
         def withhold(node):
-            """Let the first peer that decides round 3 die before anybody learns it."""
+            """Let the first peer that decides round 3 die before another peer learns it."""
             control = node.presence.send_queue.control
 
             def send(to, message):
