@@ -15,7 +15,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.reducer import ChunkReducer, Reducer
+from thinwire.collectives.rounds.reducer import ChunkReducer, Claims, Docket, Reducer, docket, inputs_of
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_backoff import overdue
@@ -26,7 +26,18 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Chunk, Open, Partial, PeerId, Record, Result, Subtotal
+from thinwire.swarm.messages.registry import (
+    MAX_GROUP,
+    Ballot,
+    Chunk,
+    Digest,
+    Open,
+    Partial,
+    PeerId,
+    Record,
+    Result,
+    Subtotal,
+)
 
 
 class ShardedReduce(DataPlane):
@@ -34,6 +45,10 @@ class ShardedReduce(DataPlane):
 
     The caller stores `usual`, the running norm of each chunk, and `pool`, the memory of results. `reducer` computes
     results, if not by `rule` and `codec`.
+
+    `audited`: other peers may compute results again after the round. Then an owner signs for results that it has computed
+    itself only, with the contributions that it has used; `docket` has what an audit needs. In the subclasses an owner does
+    not have all contributions, or uses other values, too.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -54,6 +69,7 @@ class ShardedReduce(DataPlane):
         pool: BufferPool | None = None,
         phase: Callable[[int, str], None] = lambda round, name: None,
         reducer: ChunkReducer | None = None,
+        audited: bool = False,
     ) -> None:
         super().__init__(
             agreement,
@@ -74,13 +90,19 @@ class ShardedReduce(DataPlane):
         self._first_at = 0.0
         self._done: dict[PeerId, float] = {}
         self._contradicted: set[PeerId] = set()
+        self._audited = audited
+        self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
+        self._claims = Claims()
+        self.docket: Docket | None = None
+        """After an audited round: what an audit of its owners needs."""
 
     @property
     def failed(self) -> set[PeerId]:
         """Return peers that must not own chunks in the next rounds.
 
         These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
-        other than the settled one, and owners with many chunks that are slower than they announced.
+        other than the settled one, or for other contributions than those announced here, and owners with many chunks that
+        are slower than they announced.
         """
         first, last = self._first, self.opened
         if first is None or last is None:
@@ -125,6 +147,8 @@ class ShardedReduce(DataPlane):
     def _renew(self, opened: Open) -> None:
         """Drop results: they do not belong to this ballot."""
         self.results.clear()
+        self._made.clear()
+        self._claims.clear()
 
     def _assign(self, opened: Open) -> None:
         """Determine the owner of each chunk and the peer that receives the contributions to it."""
@@ -138,7 +162,10 @@ class ShardedReduce(DataPlane):
 
     def _resume(self, opened: Open) -> None:
         """Send or compute our results as the new ballot requires."""
+        free = self._audited and opened.adopted is None and self.agreement.commit is None
         for index in self._mine:
+            if free and not self._computed((index,)) and self.results.chunks[index] is not None:
+                self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
             if self.results.chunks[index] is not None:
                 self._send_result(opened, index, self._heirs(opened, index))
             else:
@@ -222,6 +249,7 @@ class ShardedReduce(DataPlane):
 
     def _publish(self, opened: Open, index: int, result: Buffer) -> None:
         self.results.put(index, result)
+        self._made[index] = self.results.hashes((index,))
         self._progress()
         self._done[self.me] = self.moved
         self.check()
@@ -239,6 +267,10 @@ class ShardedReduce(DataPlane):
                 if peer != self.me:
                     self._send_queue.bulk(peer, frame)
 
+    def _computed(self, indices: Sequence[int]) -> bool:
+        """Return True if the results of these chunks are those that were computed here."""
+        return all(self._made.get(index) == self.results.hashes((index,)) for index in indices)
+
     def _record(self) -> None:
         opened = self.opened
         done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
@@ -246,7 +278,13 @@ class ShardedReduce(DataPlane):
             return
         self._recorded = opened.ballot
         mine = tuple(self._mine)
-        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage)
+        claims = self._audited and opened.adopted is None and self._computed(mine)
+        inputs = inputs_of(opened, self.agreement.ready, mine) if claims else b""
+        record = Record(
+            self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, inputs
+        )
+        for index in mine:
+            self._note(index, self.me, record)
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:
@@ -289,9 +327,27 @@ class ShardedReduce(DataPlane):
             # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
             if whole or (self.owners[index] == sender and not self.results.signed(index)):
                 self.results.sign(index, found)
+                if not whole:
+                    self._note(index, sender, record)
         if whole:
             self._replay()
         self.check()
+
+    def _note(self, index: int, owner: PeerId, record: Record) -> None:
+        """Store a claim for a result. In a ballot with adopted results, those that have computed them remain."""
+        if record.inputs or (self.opened is not None and self.opened.adopted is None):
+            self._claims.note(index, owner, record)
+
+    def settle(self) -> None:
+        """Free the round's data; store what an audit needs."""
+        super().settle()
+        commit = self.agreement.commit
+        if self._audited and commit is not None:
+            hashes = self.results.hashes(range(len(self.grid)))
+            claims, denied = self._claims.settle(commit.opened, self.agreement.ready, hashes)
+            self._contradicted |= denied - {self.me}
+            tools = self._reducer, self.codec, self.grid
+            self.docket = docket(commit, self.agreement.ready, claims, *tools)
 
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""

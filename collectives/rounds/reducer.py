@@ -1,16 +1,21 @@
-"""Computation of a chunk's encoded result from the contributions, by the run's rule."""
+"""Computation of a chunk's encoded result by the run's rule, at its owner and in audits of the owner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import blake3
+import msgspec
 import numpy as np
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
+from thinwire.swarm.messages.registry import Commit, Contribution, Digest, Open, PeerId, Ready, Record
 
 
 class ChunkReducer(Protocol):
@@ -37,3 +42,109 @@ class Reducer:
         self._rule(codec, payloads, weights, mean)
         encode(codec, mean, np.frombuffer(encoded, np.uint8))
         return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Docket:
+    """All that a peer needs to compute the results of a committed round again, but the contributions.
+
+    digest: of all results. announced: hashes of each contributor's chunks. claims: for each chunk its owner, and the hash
+    of the result that the owner has signed for. A chunk is absent if its owner has named other contributions than those
+    announced here.
+    """
+
+    round: int
+    fragment: int
+    lineage: bytes
+    digest: Digest
+    contributors: tuple[Contribution, ...]
+    announced: Mapping[PeerId, bytes]
+    claims: Mapping[int, tuple[PeerId, Digest]]
+    reducer: ChunkReducer
+    codec: Codec
+    grid: Grid
+
+    def inputs(self, index: int) -> list[Digest]:
+        """Return the announced hash of each contribution to a chunk, in the order of the contributors."""
+        return [self.announced[entry.peer][32 * index : 32 * index + 32] for entry in self.contributors]
+
+    def confirms(self, index: int, payloads: Mapping[Digest, Buffer]) -> bool:
+        """Return True if an honest owner signs its claim for a chunk.
+
+        payloads: the contributions, by their hashes, which the caller has checked. The same bits follow on every machine
+        (docs/design/aggregation.md).
+        """
+        rows, size = [payloads[found] for found in self.inputs(index)], self.grid.size(index)
+        try:
+            for row in rows:
+                self.codec.check(row, size)
+        except CodecError:
+            return False  # an honest owner refuses this contribution
+        weights = [float(entry.weight) for entry in self.contributors]
+        return blake3.blake3(self.reducer.result(rows, weights, size)).digest() == self.claims[index][1]
+
+
+def inputs_of(opened: Open, ready: Mapping[PeerId, Ready], indices: Sequence[int]) -> bytes:
+    """Return the digest of all contributions to these chunks; empty if one of them is not announced.
+
+    It covers contributors, weights and the announced hashes. A contributor may announce other data to some peers: an owner is
+    judged by the data that it names.
+    """
+    inputs = []
+    for entry in opened.contributors:
+        announced = ready.get(entry.peer)
+        if announced is None or announced.attempt != entry.attempt:
+            return b""
+        inputs.append((entry, b"".join(announced.hashes[32 * index : 32 * index + 32] for index in indices)))
+    return blake3.blake3(msgspec.msgpack.encode(inputs)).digest()
+
+
+class Claims:
+    """Records of owners by chunk, about results of the same contributors."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, tuple[PeerId, Record]] = {}
+
+    def clear(self) -> None:
+        """Forget all: the contributors have changed."""
+        self._records.clear()
+
+    def note(self, index: int, owner: PeerId, record: Record) -> None:
+        """Store the record in which the owner of a chunk has signed for its result."""
+        self._records[index] = owner, record
+
+    def settle(
+        self, opened: Open, ready: Mapping[PeerId, Ready], hashes: bytes
+    ) -> tuple[dict[int, tuple[PeerId, Digest]], set[PeerId]]:
+        """Return the claims of owners for committed results, and the owners that name other inputs.
+
+        hashes: of all committed results. An owner names other inputs if it lies about them, or if a contributor has announced
+        other data to it than to us. No third peer can distinguish these cases.
+        """
+        claims, denied, known = dict[int, tuple[PeerId, Digest]](), set[PeerId](), dict[tuple[int, ...], bytes]()
+        for index, (owner, record) in self._records.items():
+            if record.indices not in known:
+                known[record.indices] = inputs_of(opened, ready, record.indices)
+            inputs, at = known[record.indices], record.indices.index(index)
+            found = record.hashes[32 * at : 32 * at + 32]
+            if inputs and inputs == record.inputs and found == hashes[32 * index : 32 * index + 32]:
+                claims[index] = owner, found
+            elif inputs and inputs != record.inputs and opened.adopted is None:
+                denied.add(owner)
+        self._records.clear()
+        return claims, denied
+
+
+def docket(
+    commit: Commit,
+    ready: Mapping[PeerId, Ready],
+    claims: Mapping[int, tuple[PeerId, Digest]],
+    reducer: ChunkReducer,
+    codec: Codec,
+    grid: Grid,
+) -> Docket:
+    """Return the Docket of a committed round."""
+    opened = commit.opened
+    announced = {entry.peer: ready[entry.peer].hashes for entry in opened.contributors} if claims else {}
+    place = opened.round, opened.fragment, opened.lineage, commit.digest
+    return Docket(*place, opened.contributors, announced, claims, reducer, codec, grid)

@@ -80,8 +80,12 @@ class Results:
         """Store the hash that a chunk's owner signed; drop a result that differs from it."""
         self._signed[index] = digest
         if self._hashes[index] not in (None, digest):
-            self._hashes[index], self.chunks[index] = None, None
-            self._changed(1)
+            self.drop(index)
+
+    def drop(self, index: int) -> None:
+        """Free the result of a chunk that is here."""
+        self._hashes[index], self.chunks[index] = None, None
+        self._changed(1)
 
     def settle(self, digest: Digest) -> None:
         """Set the digest of all results.

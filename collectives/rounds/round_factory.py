@@ -75,7 +75,8 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`, `trial`: see Agreement. `opinions`: see Round.
+    - `accuse`, `banned`, `trial`: see Agreement. `opinions`: see Round. `audited`: see ShardedReduce; in other planes without
+      effect.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class RoundFactory:
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
         opinions: Opinions = lambda: ((), ()),
+        audited: bool = False,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -122,7 +124,7 @@ class RoundFactory:
         self._pool = BufferPool()
         self._sieve: SparseShardedReduce | None = None
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
-        self._owner_backoff = OwnerBackoff()
+        self.owner_backoff, self._audited = OwnerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
         self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
@@ -163,8 +165,8 @@ class RoundFactory:
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self.verify,
             live=self._live,
-            idle={*self._owner_backoff.resting(terms.round), *self.sick()},
-            barred=self._owner_backoff.barred(terms.round),
+            idle={*self.owner_backoff.resting(terms.round), *self.sick()},
+            barred=self.owner_backoff.barred(terms.round),
             store=store,
             accuse=self._accuse,
             banned=self._banned,
@@ -210,7 +212,7 @@ class RoundFactory:
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if self._topology == "ring":
             return Ring(agreement, guarded=self._guarded, **common)
-        return ShardedReduce(agreement, **common)
+        return ShardedReduce(agreement, audited=self._audited, **common)
 
     async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
@@ -229,7 +231,7 @@ class RoundFactory:
         if outcome.commit is not None and not fly.booked:
             fly.booked = True  # callers that follow rounds ask again for the outcome of the next one
             withheld = fly.exchange.withheld & set(self._live)  # a broken link shows nothing
-            self._owner_backoff.settle(outcome.commit.opened, fly.exchange.failed, withheld)
+            self.owner_backoff.settle(outcome.commit.opened, fly.exchange.failed, withheld)
             self._settle(fly)
             if fly.opened_at is not None:
                 took = self._now() - max(began, fly.opened_at)

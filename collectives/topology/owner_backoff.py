@@ -77,19 +77,37 @@ class OwnerBackoff:
     def __init__(self) -> None:
         self._known: dict[PeerId, Backoff] = {}
         self._withheld: dict[PeerId, Backoff] = {}
+        self._unserved: dict[PeerId, Backoff] = {}
 
     def resting(self, round: int) -> set[PeerId]:
         """Return the peers that are to own no chunks in this round."""
-        return {peer for peer, known in self._known.items() if round <= known.until} | self._withheld.keys()
+        known = [*self._known.items(), *self._unserved.items()]
+        return {peer for peer, one in known if round <= one.until} | self._withheld.keys()
 
     def barred(self, round: int) -> set[PeerId]:
         """Return the peers that are not to contribute in this round."""
-        return {peer for peer, known in self._withheld.items() if known.failures >= PATIENT and round <= known.until}
+        known = [*self._withheld.items(), *self._unserved.items()]
+        return {peer for peer, one in known if one.failures >= PATIENT and round <= one.until}
 
     @property
     def remembered(self) -> set[PeerId]:
         """Peers whose failures are not forgotten yet."""
-        return self._known.keys() | self._withheld.keys()
+        return self._known.keys() | self._withheld.keys() | self._unserved.keys()
+
+    def audited(self, peer: PeerId, round: int, *, served: bool) -> None:
+        """Record whether a contributor has sent its data to an audit.
+
+        It may protect a lying owner, perhaps itself. So it pauses as owner, and from PATIENT audits on as contributor; only
+        audits that it serves make up for that.
+        """
+        if not served:
+            self._unserved.setdefault(peer, Backoff()).fail(round)
+        elif peer in self._unserved:
+            self._unserved[peer].succeed()
+            if not self._unserved[peer].failures:
+                del self._unserved[peer]
+        for one in list(self._unserved)[:-MAX_GROUP]:
+            del self._unserved[one]
 
     def settle(self, opened: Open, failed: Collection[PeerId], withheld: Collection[PeerId] = ()) -> None:
         """Record that a round has committed with this ballot.

@@ -22,7 +22,7 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.membership.gossip_items import spread
+from thinwire.swarm.membership.gossip_items import keep, read_verdict, spread
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import (
     Ack,
@@ -46,6 +46,7 @@ from thinwire.swarm.messages.registry import (
     Route,
     Span,
     Tally,
+    Verdict,
 )
 
 
@@ -190,11 +191,15 @@ class Presence:
         if self._now() >= until or item is None:
             self.transport.drop(peer, self.roster.reason_of(peer), ban=True)
         else:
-            self.send_queue.control(peer, Gossip((item,)))
+            self.send_queue.control(peer, read_verdict(item) or Gossip((item,)))
 
     def convict(self, evidence: Evidence) -> None:
         """Ban a peer by evidence found here; the next tick passes the ban on to the handlers."""
         self.roster.convict((spread(evidence),), self._now())
+
+    def expel(self, verdict: Verdict) -> None:
+        """Ban an owner of chunks, see node/outer/audits.py; the next tick passes the ban on to the handlers."""
+        self.roster.convict((keep(verdict),), self._now())
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:

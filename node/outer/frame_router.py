@@ -9,7 +9,9 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import fragment_of, round_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.audits import Audits
 from thinwire.node.outer.catch_up import CatchUp
+from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.round_history import RoundHistory
@@ -55,7 +57,9 @@ class FrameRouter:
         straggler_grace: StragglerGrace,
         stash: PendingFrames,
         stats: dict[PeerId, tuple[float, float, int]],
+        lender: Lender,
         trials: Trials,
+        audits: Audits,
     ) -> None:
         self.strays = 0
         """Dropped frames of past or distant rounds."""
@@ -63,11 +67,13 @@ class FrameRouter:
         self._live, self._send_queue = presence.live, presence.send_queue
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
         self._history, self._straggler_grace, self._stash, self._stats = history, straggler_grace, stash, stats
-        self._trials = trials
+        self._audits = audits
+        self._takers = lender.takes, trials.takes, audits.takes
 
     def on_link_up(self, peer: PeerId) -> None:
         self._catch_up.on_link_up(peer)
         self._lineages.on_link_up(peer)
+        self._audits.on_link_up(peer)
         self._current().reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -124,7 +130,7 @@ class FrameRouter:
             self._states.done(peer, number)
         if isinstance(message, Prepare) and not self._replica.members:
             self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))
-        if self._trials.takes(peer, frame):
+        if any(takes(peer, frame) for takes in self._takers):
             return
         if number == current:
             self._route_present(peer, frame)

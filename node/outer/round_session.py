@@ -23,6 +23,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.frame_router import FrameRouter
+from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
@@ -85,13 +86,15 @@ class RoundSession:
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
+        needed = bool(manifest.admission.trial) or manifest.audited
+        self._lender = Lender(replica, presence.send_queue, fragment, needed=needed)
         self.trials = Trials(
             identity,
             replica,
             presence,
             fragment,
             required=manifest.admission.trial,
-            current=lambda: self.current,
+            lender=self._lender,
             emit=emit,
         )
         self.starter = RoundStarter(
@@ -107,6 +110,8 @@ class RoundSession:
             phase=self._phase,
             stash=stash,
             trials=self.trials,
+            lender=self._lender,
+            emit=emit,
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
@@ -179,7 +184,9 @@ class RoundSession:
             straggler_grace=self._straggler_grace,
             stash=self.factory.stash,
             stats=self.stats,
+            lender=self._lender,
             trials=self.trials,
+            audits=self.starter.audits,
         )
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
@@ -218,7 +225,7 @@ class RoundSession:
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
-        self.trials.announced(source)
+        self._lender.announced(self.current.agreement.ready[self.me], source)
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:

@@ -14,8 +14,11 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.audits import Audits
+from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.own_lineage import check_votes
 from thinwire.node.outer.trials import Trials
+from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
@@ -43,6 +46,8 @@ class RoundStarter:
         phase: Callable[[int, str], None],
         stash: PendingFrames | None,
         trials: Trials,
+        lender: Lender,
+        emit: Emit,
     ) -> None:
         exchange, cut = manifest.exchange, replica.plan_grid
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
@@ -72,7 +77,20 @@ class RoundStarter:
             banned=lambda: presence.roster.banned,
             trial=trials.on_trial,
             opinions=trials.opinions,
+            audited=manifest.audited,
         )
+        self.audits = Audits(
+            identity,
+            manifest,
+            run_id,
+            replica=replica,
+            presence=presence,
+            lender=lender,
+            fragment=fragment,
+            backoff=self.factory.owner_backoff,
+            emit=emit,
+        )
+        """Audits of past rounds."""
         self.straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction
         )
@@ -87,6 +105,8 @@ class RoundStarter:
 
         `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
         """
+        if last is not None and last.complete and last.round == self.replica.round:
+            self.audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
         if last is not None and self.presence.watch is not None:
             self.presence.watch.contributed(last.exchange.ratios, last.round, fragment=self._fragment)

@@ -9,7 +9,6 @@ contributions do not lower the loss. Electorate.uncounted counts these opinions.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +16,9 @@ import blake3
 import numpy as np
 from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -29,9 +28,6 @@ from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk
 
 Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 """Loss decreases by a step from outer parameters, see Learner.score."""
-
-LENT = 2
-"""Contributions of this peer that others may ask for: of the round in progress and of the last one."""
 
 
 @dataclass(slots=True)
@@ -67,17 +63,16 @@ class Trials:
         fragment: int,
         *,
         required: int,
-        current: Callable[[], Round],
+        lender: Lender,
         emit: Emit,
     ) -> None:
         self._identity, self._me = identity, identity.peer_id
         self._replica, self._fragment, self._required = replica, fragment, required
-        self._roster, self._send_queue, self._current, self._emit = presence.roster, presence.send_queue, current, emit
+        self._roster, self._send_queue, self._lender, self._emit = presence.roster, presence.send_queue, lender, emit
         self._former: dict[PeerId, None] = {}
         self._book = ScoreBook(required)
         self._out: dict[PeerId, int] = {}
         """First round without the contribution of a distrusted member."""
-        self._lent: deque[tuple[Ready, Sequence[Buffer]]] = deque(maxlen=LENT)
         self._base: Floats | None = None
         self._samples: list[Sample] = []
         """Contributions that we have asked for: of the last round, and of the one before if it is here."""
@@ -146,31 +141,12 @@ class Trials:
     def _tell(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
         self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})
 
-    # --- our own contribution
-
-    def announced(self, source: Sequence[Buffer]) -> None:
-        """Note our announced chunks: others may ask for them, and evaluations compare with them."""
-        if self._required and source:
-            self._lent.append((self._current().agreement.ready[self._me], source))
-
-    def _lend(self, peer: PeerId, message: Fetch) -> bool:
-        """Send our own contribution to a member that asks for it by the digest of its hashes, to score it."""
-        for ready, source in self._lent:
-            if (message.round, message.digest) == (ready.round, blake3.blake3(ready.hashes).digest()):
-                if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
-                    for index in dict.fromkeys(message.indices):
-                        if index < len(source):
-                            chunk = Chunk(ready.round, self._fragment, ready.attempt, index)
-                            self._send_queue.bulk(peer, Frame(chunk, source[index]), later=True)
-                return True
-        return False
-
     # --- the contributions that this member scores
 
     @property
     def holds(self) -> bool:
         """True if the outer parameters must be stored before the commit of a round changes them."""
-        return bool(self._lent) and self._lent[-1][0].round == self._replica.round + 1
+        return bool(self._required and self._lender.of(self._replica.round + 1))
 
     def hold(self) -> None:
         """Store the outer parameters of the round in progress. Runs in the worker."""
@@ -183,7 +159,7 @@ class Trials:
             if not sample.whole and not sample.newcomer and self._roster.alive(sample.peer):
                 self._report(sample.peer, self._book.unsent(sample.peer))
         self._samples = [sample for sample in self._samples if sample.whole]
-        own = [source for ready, source in self._lent if ready.round == done.round]
+        own = self._lender.of(done.round)
         if base is None or not own or self._me not in members:
             return
         terms = agreement.terms
@@ -196,7 +172,7 @@ class Trials:
         peer = self._book.choose(self._secret(b"", done.round), [one for one in made if one in members], newcomers)
         if peer is None:
             return
-        sample = Sample(peer, peer in newcomers, agreement.ready[peer], own[-1], base)
+        sample = Sample(peer, peer in newcomers, agreement.ready[peer], own, base)
         hashes, reason = sample.ready.hashes, ""
         # Members are not compared: another peer could announce their hashes as its own, to put them out.
         if sample.newcomer and copied(peer, agreement.ready, members):
@@ -216,13 +192,8 @@ class Trials:
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
-        """Handle a request for our contribution, or take a chunk that we have asked for, once.
-
-        Return True if the frame is one of these; the round gets all others.
-        """
+        """Take a chunk that we have asked for, once; return True if the frame is one. The round gets all others."""
         message = frame.message
-        if isinstance(message, Fetch):
-            return self._lend(peer, message)
         if not isinstance(message, Chunk):
             return False
         index, replica = message.index, self._replica

@@ -7,14 +7,18 @@ them. An error in a lie is an error of ours: it ends the simulation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.payload import cut_up
+from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
@@ -209,6 +213,32 @@ def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
     ]
 
 
+def _falsify(
+    change: Callable[[Rule, Codec, Sequence[Buffer], Sequence[float], Floats], None],
+) -> Callable[[Process], None]:
+    """Return the lie of an owner that computes results by `change`, from the next round on."""
+
+    def begin(session: RoundSession | GossipSession) -> None:
+        if isinstance(session, RoundSession):
+            session.factory._rule = partial(change, session.factory._rule)
+
+    return each(begin)
+
+
+def _double(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    rule(codec, payloads, weights, out)
+    out *= np.float32(2)
+
+
+def _leave_out(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    rule(codec, payloads[1:], weights[1:], out)
+
+
+def _shift(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+    rule(codec, payloads, weights, out)
+    out += np.abs(out).max() / np.float32(10)
+
+
 def _silence(process: Process) -> None:
     process.peer.presence.send_queue.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
 
@@ -233,6 +263,9 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "inf": each(lambda session: _announce(session, _blow_up)),
     "constant": each(lambda session: _values(session, _level)),
     "repeat": each(_repeat),
+    "double-result": _falsify(_double),
+    "left-out": _falsify(_leave_out),
+    "shifted": _falsify(_shift),
     **LIES_TOLD,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

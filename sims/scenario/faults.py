@@ -88,7 +88,14 @@ ATTACKS: Mapping[str, str] = {
 }
 """Further kinds of lie, which only scenarios script; trials draw from LIES."""
 
-ALL_LIES: Mapping[str, str] = {**LIES, **VOTE_LIES, **ATTACKS}
+OWNER_LIES: Mapping[str, str] = {
+    "double-result": "sends all peers the same false results of its chunks, twice as long",
+    "left-out": "sends all peers the same results of its chunks without the first contribution",
+    "shifted": "sends all peers the same results of its chunks, with every value a little larger",
+}
+"""False results that only audits find, so they commit: the oracle "aggregate" reports them."""
+
+ALL_LIES: Mapping[str, str] = {**LIES, **VOTE_LIES, **ATTACKS, **OWNER_LIES}
 """Every kind of lie, with the behaviour of the peer."""
 
 QUIET = 0.75

@@ -15,6 +15,12 @@ from thinwire.swarm.manifest.tables import Admission, Data, Exchange, Inner, Mod
 from thinwire.swarm.method_specs.base import MethodSpec, Table
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
+AUDITED = 0.1
+"""Probability with which a member audits a chunk of a round, in open runs."""
+
+AUDIT_SHARE = 0.02
+"""Most bytes of these audits, as a part of the bytes of a round."""
+
 S = TypeVar("S", bound=MethodSpec)
 
 
@@ -100,6 +106,28 @@ class Manifest(Table, frozen=True):
     def asynchronous(self) -> bool:
         """True if a round has the contributors that are ready, while the other peers train on and follow."""
         return self.outer.asynchronous
+
+    @property
+    def audited(self) -> bool:
+        """True if members audit owners of chunks, which is possible in a butterfly only.
+
+        In pairs, and if every payload goes to all peers, each peer computes its results itself. In a ring and in a hierarchy
+        no peer but the relays sees the contributions, and a result of a sparse butterfly depends on the owner's residual.
+        """
+        exchange = self.exchange
+        plain = exchange.collective == exchange.topology == "butterfly" and not self.outer.gossip
+        wanted = self.admission.mode == "open" if exchange.audit == "auto" else exchange.audit > 0
+        return plain and wanted
+
+    def audit_chance(self, chunks: int, peers: int) -> float:
+        """Return the probability with which a member audits one of the `chunks` of a round with these `peers`.
+
+        An audit moves peers − 1 chunks, and a round 2 · (peers − 1) · chunks. So audits add chance · peers / (2 · chunks).
+        """
+        if not self.audited or not chunks:
+            return 0.0
+        wanted = self.exchange.audit
+        return min(AUDITED, 2 * AUDIT_SHARE * chunks / max(1, peers)) if wanted == "auto" else wanted
 
     def steps_after(self, round: int) -> int:
         """Return the inner steps of a peer up to the end of a round."""

@@ -239,6 +239,9 @@ class Exchange(Table, frozen=True):
         replicas closer together, send as many more copies, and wait for the slowest of more peers.
     chunk_assignment: "bandwidth", peers own as much of every round as their links can carry, by their own measurements, at most
         three times an equal part; or "equal". No effect if every payload goes to all peers.
+    audit: only in a butterfly: probability with which a member computes the result of one chunk of a round again, to find
+        owners that lie. "auto": in open runs 0.1, or less if audits would add more than 2 % to the bytes of a round; in others
+        0, no audits.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"
@@ -257,6 +260,7 @@ class Exchange(Table, frozen=True):
     slow_peers: SlowPeers = "report"
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
     chunk_assignment: ChunkAssignment = "bandwidth"
+    audit: Annotated[float, Meta(ge=0, le=1)] | Literal["auto"] = "auto"
 
     @property
     def fraction(self) -> float:

@@ -95,6 +95,11 @@ def _unused_exchange_keys(manifest: Manifest) -> Contradictions:
     plain = exchange.collective == "butterfly" and exchange.topology == "butterfly"
     if exchange.chunk_assignment == "equal" and (not plain or outer.gossip):
         yield "exchange.chunk_assignment only applies to a butterfly, in which peers own chunks", "remove the key"
+    if exchange.audit not in ("auto", 0) and (not plain or outer.gossip):
+        yield (
+            "exchange.audit only applies to a butterfly, in which owners compute results from contributions",
+            "remove the key",
+        )
     if exchange.slow_peers == "no-ownership" and (outer.gossip or exchange.collective == "all-gather"):
         why = "a round has a few peers" if outer.gossip else "every payload goes to all peers"
         yield (

@@ -1,4 +1,4 @@
-"""Exclusions of a run: the rule of admission, revocations by the author, and evidence against voters."""
+"""Exclusions of a run: rule of admission, revocations, evidence against voters, verdicts on owners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Exclusions:
         self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")
         """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
         self.convicted: dict[PeerId, bytes] = {}
-        """Evidence against peers, known or not, as the item that spreads it."""
+        """Evidence against peers, known or not, as the item that spreads it.
+
+        Verdicts on owners are not spread.
+        """
         self.revoked: dict[bytes, bytes] = {}
         """Revocations by the author, by id or start of an id, as the item that spreads them."""
 
@@ -71,5 +74,17 @@ class Exclusions:
 
     def reason(self, peer: PeerId) -> str:
         """Return what the evidence against a peer shows."""
+        verdict = gossip_items.read_verdict(self.convicted[peer])
+        if verdict is not None:
+            return f"a false result of chunk {verdict.index} in round {verdict.round}"
         found = gossip_items.read_evidence(self.convicted[peer])
         return evidence.told(found) if found is not None else ""
+
+    def note(self, peer: PeerId) -> bytes:
+        """Return the evidence against a peer, as far as others can check it; else nothing."""
+        item = self.convicted[peer]
+        return b"" if gossip_items.read_verdict(item) is not None else item
+
+    def notes(self, here: Container[PeerId]) -> list[bytes]:
+        """Return the evidence against peers that are not `here`, as far as others can check it."""
+        return [note for peer in self.convicted if peer not in here and (note := self.note(peer))]

@@ -4,6 +4,8 @@ An item is one byte of kind, then: a PeerRecord ("I am here"); an accusation ("I
 accuser; a departure ("I leave"), signed by the departing peer; a proof that a peer signed two records with the same
 sequence; evidence that it signed two statements about one ballot (swarm/evidence.py); or the author's revocation of an
 admission (swarm/identity/admission_token.py).
+
+An item with a Verdict is only stored on disk: it has no signature, because each peer judges by the members that say so.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import msgspec
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.messages.registry import U53, Evidence, Id
+from thinwire.swarm.messages.registry import U53, Evidence, Id, Verdict
 
 MAX_BYTES = 3072
-RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION = 1, 2, 3, 4, 5, 6
+RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = 1, 2, 3, 4, 5, 6, 7
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +44,7 @@ class Departure(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 Statement: TypeAlias = Accusation | Departure
 
+_verdict = msgspec.msgpack.Decoder(Verdict)
 _KINDS: dict[int, type[Statement]] = {ACCUSATION: Accusation, DEPARTURE: Departure}
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.items()}
@@ -115,6 +118,21 @@ def spread(found: Evidence) -> bytes:
 def revocation(statement: bytes) -> bytes:
     """Return the item that spreads a revocation, see admission_token.revoke."""
     return bytes([REVOCATION]) + statement
+
+
+def keep(verdict: Verdict) -> bytes:
+    """Return the item that stores why this peer has excluded an owner of chunks. It is not spread."""
+    return bytes([VERDICT]) + _encode(verdict)
+
+
+def read_verdict(item: bytes) -> Verdict | None:
+    """Return the verdict of a stored item; None for a malformed item or another kind."""
+    if item[:1] != bytes([VERDICT]) or len(item) > MAX_BYTES:
+        return None
+    try:
+        return _verdict.decode(item[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def read_evidence(item: bytes) -> Evidence | None:

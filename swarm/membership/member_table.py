@@ -118,7 +118,7 @@ class Members:
                 return False
             if peer in self.excluded.convicted:
                 self.table[peer] = Member(record, "dead", now)
-                self._ban(self.table[peer], self.excluded.convicted[peer], self.excluded.reason(peer), now)
+                self._ban(self.table[peer], self.excluded.note(peer), self.excluded.reason(peer), now)
                 return False
             self.table[peer] = Member(record, "alive", now, met=met)
             return self._welcome(record)
@@ -197,7 +197,8 @@ class Members:
         self._end_suspicion(member, now, refuted=False)
         was_live, member.state, member.since = member.live, "banned", now
         member.note, member.reason = note, reason
-        self._broadcast.add(("record", peer, peer), note)
+        if note:
+            self._broadcast.add(("record", peer, peer), note)
         self.banned[peer] = None
         if was_live:
             self._exit(peer)
@@ -205,14 +206,17 @@ class Members:
 
     def convict_voter(self, found: Evidence, now: float) -> None:
         """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
-        peer, item = evidence.convicted(found), gossip_items.spread(found)
+        self.expel(evidence.convicted(found), gossip_items.spread(found), now)
+
+    def expel(self, peer: PeerId, item: bytes, now: float) -> None:
+        """Ban a peer, known or not, because of valid evidence or a verdict."""
         if not self.excluded.convict(peer, item, self.table):
             return
         member = self.table.get(peer)
         if peer == self.me:
             self.events.append(Event("banned", peer, self.excluded.reason(peer)))
         elif member is not None and member.state != "banned":
-            self._ban(member, item, self.excluded.reason(peer), now)
+            self._ban(member, self.excluded.note(peer), self.excluded.reason(peer), now)
 
     def revoke(self, target: bytes, item: bytes, now: float) -> None:
         """Process a validated revocation: exclude the peers that it touches, and spread it."""

@@ -90,7 +90,7 @@ class Roster:
     def banned(self) -> list[PeerId]:
         """Peers that are out for good.
 
-        They have signed two records with one sequence, or two statements about one ballot.
+        They have signed two records with one sequence, two statements about one ballot, or a false result.
         """
         return list(self._members.banned)
 
@@ -116,7 +116,7 @@ class Roster:
 
     @property
     def bans(self) -> tuple[bytes, ...]:
-        """Evidence against peers, and revocations, as the items that spread them; `convict` takes them."""
+        """Evidence against peers, verdicts, and revocations, as items; `convict` takes them."""
         return (*self._members.excluded.convicted.values(), *self._members.excluded.revoked.values())
 
     def ban_item(self, peer: PeerId) -> bytes | None:
@@ -176,7 +176,10 @@ class Roster:
             self._push_pull_at = now
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
-        """Process evidence and revocations: found here, or stored by an earlier process of this peer."""
+        """Process evidence, revocations and verdicts.
+
+        They were found here, or stored by an earlier process of this peer.
+        """
         for item in items:
             policy = self._members.excluded.policy
             if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
@@ -184,6 +187,8 @@ class Roster:
             found = gossip_items.read_evidence(item)
             if found is not None and evidence.convicts(found, self.record.run_id):
                 self._members.convict_voter(found, now)
+            if (verdict := gossip_items.read_verdict(item)) is not None:
+                self._members.expel(verdict.owner, item, now)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""
@@ -387,4 +392,4 @@ class Roster:
             if member.note and (member.live or member.state == "banned" or now - member.since < recent):
                 yield member.note
         yield from self._members.excluded.revoked.values()
-        yield from (item for peer, item in self._members.excluded.convicted.items() if peer not in self._members.table)
+        yield from self._members.excluded.notes(self._members.table)

@@ -300,7 +300,9 @@ class Blame(Message, frozen=True):
 class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
-    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result.
+    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `inputs`:
+    digest of the contributions from which the sender has computed these results itself, see reducer.inputs_of; empty without
+    this claim.
     """
 
     limit: ClassVar[int] = 40_000
@@ -310,6 +312,20 @@ class Record(Message, frozen=True):
     ballot: Ballot
     indices: Annotated[tuple[U16, ...], Meta(max_length=MAX_CHUNKS)]
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
+    lineage: Lineage = b""
+    inputs: Annotated[bytes, Meta(max_length=32)] = b""
+
+
+class Verdict(Message, frozen=True):
+    """Statement that `owner` has signed a false result of chunk `index`, by the sender's own computation.
+
+    Or the sender has excluded the owner, because a quorum of the members said so. See node/outer/audits.py.
+    """
+
+    round: U32
+    fragment: U16
+    index: U16
+    owner: Id
     lineage: Lineage = b""
 
 

@@ -30,6 +30,7 @@ from thinwire.swarm.messages.agreement import (
     Record,
     Report,
     Span,
+    Verdict,
     Vote,
 )
 from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
@@ -194,6 +195,7 @@ __all__ = [
     "U32",
     "U53",
     "VERSION",
+    "Verdict",
     "Vote",
     "Welcome",
 ]
@@ -256,6 +258,7 @@ TYPES: dict[int, type[Message]] = dict(
             Observed,
             CircuitAsk,
             Circuit,
+            Verdict,
         ],
         start=1,
     )

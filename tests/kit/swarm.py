@@ -209,6 +209,7 @@ class Swarm:
         collective: str = "",
         keep: float | None = None,
         rule: str = "",
+        audit: float = 0.0,
         preset: Preset = LOCAL,
         aside: Work = at_once,
     ) -> None:
@@ -220,6 +221,7 @@ class Swarm:
         lines += f"gossip_group_size = {group}\n" if group else ""
         lines += f'collective = "{collective}"\n' if collective else ""
         lines += f"owner_residual_decay = {keep}\n" if keep is not None else ""
+        lines += f"audit = {audit}\n" if audit else ""
         # Values of dense contributions name their peers, and a plain mean shows which are in it.
         lines += f'aggregation = "{rule or ("clip" if codec.startswith(("topk", "demo")) else "mean")}"\n'
         self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")

@@ -234,3 +234,23 @@ def test_swarm_trains_and_admits_a_peer_under_5000_half_open_connections(machine
     well(living)
     assert not [event for daemon in living for event in daemon.of("dead")]
     assert here.check() > 4
+
+
+def test_daemon_that_falsifies_its_results_is_excluded(machine):
+    """It sends all peers the same false results, so that they commit; audits find them."""
+    here = machine(steps=12, grace=1.0, exchange="audit = 1.0")
+    founder = here.found("peer0", "--wait-for", 3)
+    honest = [founder, *(here.join(f"peer{n}", founder.newest_invite()) for n in (1, 2))]
+    together("butterfly", honest, 0.0)
+    liar = here.daemon("liar")
+    liar.program = (sys.executable, "-P", LIAR, "double-result")
+    here.join("liar", founder.newest_invite())
+    liar.wait("ready")
+    for daemon in honest:
+        banned = daemon.wait("banned")
+        assert banned["peer"] == liar.id and "a false result of chunk" in banned["detail"]
+    assert liar.process.wait(60) == 5 and "false result" in liar.stderr
+    del here.daemons["liar"]
+    together("butterfly", honest, founder.of("round")[-1]["at"])
+    assert all(daemon.process.poll() is None and "Traceback" not in daemon.stderr for daemon in honest)
+    assert here.check() > 4

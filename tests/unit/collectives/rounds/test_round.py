@@ -646,6 +646,29 @@ def test_false_record_of_a_former_owner_does_not_bind_its_successor():
     assert harness.blamed() == [] and len(harness.sent(Vote)) == 1
 
 
+@pytest.mark.parametrize("audited", [True, False])
+def test_backup_computes_an_audited_result_itself(audited):
+    """Otherwise it would sign for a false result of the owner before."""
+    harness = DenseHarness(ShardedReduce, peers=PEERS, audited=audited)
+    harness.open()
+    before = harness.round.exchange.owners
+    lost = [index for index, owner in enumerate(before) if owner in PEERS[2:]]
+    for index in lost:
+        harness.on_message(before[index], Result(1, 0, FIRST, index), b"\0" * 4 * GRID.size(index))
+    harness.sent(Result)
+    harness.open(ballot=Ballot(2, LEADER), idle=PEERS[2:])
+    mine = [index for index in lost if harness.round.exchange.owners[index] == ME]
+    assert mine
+    assert {message.index for _, message, _ in harness.sent(Result)}.isdisjoint(mine) is audited
+    for peer in PEERS:
+        for index in mine:
+            if peer != ME:
+                harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
+    made = {message.index: payload for _, message, payload in harness.sent(Result)}
+    right = {index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5) for index in mine}
+    assert made == (right if audited else {})
+
+
 @pytest.mark.parametrize("above", [False, True])
 def test_hashes_that_do_not_have_the_settled_digest_vouch_for_nothing(harness, above):
     """The digest of the false hashes is below or above the settled one."""

@@ -115,3 +115,16 @@ def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
     for number in range(1, MAX_GROUP + 1):
         standing.settle(opened(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
     assert len(standing.remembered) == MAX_GROUP and not standing.barred(6)
+
+
+def test_contributor_that_serves_no_audit_pauses_longer_each_time_and_works_it_off_by_serving():
+    standing = OwnerBackoff()
+    for round in (1, 2, 3):
+        standing.audited(DAN, round, served=False)
+        standing.settle(opened(round), ())
+    assert standing.barred(11) == standing.resting(11) == {DAN} and not standing.barred(12)
+    standing.audited(DAN, 12, served=False)
+    assert standing.barred(12 + 16) == {DAN} and not standing.resting(12 + 17)
+    for _ in range(4):
+        standing.audited(DAN, 30, served=True)
+    assert not standing.remembered

@@ -75,6 +75,7 @@ YOUNGER = {
     "exchange.owner_residual_decay",
     "exchange.chunk_assignment",
     "exchange.topology",
+    "exchange.audit",
     "exchange.max_liars",
     "exchange.aggregation_iterations",
     "inner.adam_lr",
@@ -92,11 +93,11 @@ YOUNGER = {
 
 
 RUN_IDS = {
-    "": "da2d166fe4208e94",
-    "[outer]\nmethod='noloco'": "e7fa98b371d8d48d",
-    "[outer]\nmethod='sparseloco'": "968b3d79a84e2541",
-    "[outer]\nmethod='demo'": "ac338a3c1de6f2ac",
-    "[outer]\nmethod='streaming'": "52d74711d45cdae7",
+    "": "13cfa7c4f5599c1e",
+    "[outer]\nmethod='noloco'": "6d6263df6a0d0021",
+    "[outer]\nmethod='sparseloco'": "44fde70999c42144",
+    "[outer]\nmethod='demo'": "0fedce214a7bdcb1",
+    "[outer]\nmethod='streaming'": "f6e419683ca5228f",
 }
 
 
@@ -466,7 +467,7 @@ def test_group_size_changes_run_id_unless_two():
 
 
 def test_run_id_of_a_file_is_frozen():
-    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "fb942e31567b1403"
+    assert parse(FULL).run_id(b"a" * 32).hex()[:16] == "21bffbfd7759a5f4"
 
 
 def test_rules_and_their_parameters_change_the_run_id():
@@ -775,3 +776,31 @@ def test_open_run_whose_newcomers_cannot_be_scored_needs_trial_rounds_of_zero(to
     assert "trial_rounds = 0" in caught.value.hint
     assert not parse(f"{toml}\n[admission]\nmode = 'open'\ntrial_rounds = 0").admission.trial
     assert parse("[admission]\nmode = 'open'").admission.trial == 8 and not parse("").admission.trial
+
+
+def test_audits_are_on_in_open_runs_with_a_butterfly_only():
+    assert not Manifest().audited and Manifest().audit_chance(64, 16) == 0.0
+    opened = parse('[admission]\nmode = "open"')
+    assert opened.audited and opened.audit_chance(64, 16) == 0.1
+    assert opened.audit_chance(4, 16) == pytest.approx(0.01)  # 0.01 · 16 / (2 · 4) is 2 % of the bytes of a round
+    assert parse("[exchange]\naudit = 0.3").audit_chance(4, 16) == 0.3
+    assert not parse('[admission]\nmode = "open"\n[exchange]\naudit = 0').audited
+    for line in ('topology = "hierarchy"', 'topology = "ring"'):
+        assert not parse(f'[admission]\nmode = "open"\n[exchange]\n{line}').audited
+    gossip = parse('[outer]\nmethod = "noloco"\n[admission]\nmode = "open"\ntrial_rounds = 0')
+    assert not gossip.audited
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        '[exchange]\naudit = 0.1\ntopology = "hierarchy"',
+        '[exchange]\naudit = 0.1\ntopology = "ring"',
+        '[outer]\nmethod = "noloco"\n[exchange]\naudit = 0.1',
+        '[outer]\nmethod = "sparseloco"\n[exchange]\naudit = 0.1',
+        '[outer]\nmethod = "sparseloco"\n[exchange]\naudit = 0.1\ncollective = "sparse-butterfly"',
+    ],
+)
+def test_audit_without_a_butterfly_is_a_contradiction(toml):
+    with pytest.raises(ManifestError, match="exchange.audit only applies to a butterfly"):
+        parse(toml)

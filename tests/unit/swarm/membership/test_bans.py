@@ -12,7 +12,7 @@ from thinwire.swarm.frame import sign_message
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
+from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Verdict, Vote
 
 LIAR, OTHER = IDENTITIES[1], IDENTITIES[2]
 BALLOT = Ballot(1, LIAR.peer_id)
@@ -119,3 +119,25 @@ def test_one_piece_of_evidence_is_stored_for_each_peer():
     other = gossip_items.spread(evidence(changed(ONE, round=8), changed(TWO, round=8)))
     roster.convict((ITEM, other), 1.0)
     assert roster.bans == (ITEM,) and len(ITEM) < 600
+
+
+def test_verdict_bans_lasts_and_is_not_spread():
+    """Others cannot check it: each peer judges by the members that tell it."""
+    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE))
+    roster.convict((item,), 1.0)
+    assert roster.banned == [LIAR.peer_id]
+    assert roster.reason_of(LIAR.peer_id) == "a false result of chunk 3 in round 7"
+    assert roster.bans == (item,) and roster.ban_item(LIAR.peer_id) == item
+    sent = [letter for now in range(1, 100) for letter in roster.tick(float(now))]
+    assert all(item not in getattr(message, "items", ()) for _, message in sent)
+    again = roster_of(others=0)
+    again.convict(roster.bans, 0.0)
+    again.learn(record(1), 1.0)
+    assert again.banned == [LIAR.peer_id]
+
+
+def test_verdict_of_another_peer_by_gossip_bans_no_peer():
+    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE))
+    roster.handle(OTHER.peer_id, Gossip((item,)), 1.0)
+    roster.handle(OTHER.peer_id, PushPull(True, (item,)), 1.0)
+    assert roster.banned == [] and roster.bans == ()

@@ -1,0 +1,311 @@
+"""Audits of owners: members compute results again, and exclude owners that have signed false ones.
+
+An owner that sends different results to different peers contradicts its own record. One that sends the same false result
+to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
+`Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result.
+
+Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
+not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none
+of its chunks. No other peer knows the auditor's signature of the digest, and an Ed25519 signature leaves the auditor no
+choice. So an owner has signed and sent its results before another peer knows which chunks are computed again.
+
+Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each member fetches the contributions from the
+accuser, checks them against the hashes that the contributors announced to itself, computes, and sends its own verdict if
+it agrees. An owner is excluded when a quorum of the members, at least two, say so, whatever chunks they name: the same
+quorum could commit any result. Members repeat the verdict to each new link, so newcomers learn of it.
+
+False accusations. An owner signs a digest of the contributions that it used. If that differs from what was announced here,
+nothing is concluded about the result; the owner only pauses as owner (`ShardedReduce.failed`). So neither two different
+announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it
+did not send the contributions, an accuser is not followed any more.
+
+Refusals. A contributor that does not send its chunk to the auditor prevents one audit. It frames no peer. It pauses as owner
+in rounds that the auditor leads, and from the third refusal on as contributor, for 8, 16, 32 and 64 rounds
+(`OwnerBackoff.audited`). The auditor audits the owner of that chunk in each round in which it owns something, until an
+audit is decided. So after some rounds a refusal protects no owner, also not an owner that refuses its own contribution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import blake3
+from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.reducer import Docket
+from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.topology.owner_backoff import OwnerBackoff
+from thinwire.compression.core.types import Buffer
+from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.lender import Lender
+from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.membership.gossip_items import read_verdict
+from thinwire.swarm.messages.registry import Chunk, Digest, Fetch, PeerId, Verdict
+
+KEPT = 4
+"""Rounds whose results this peer can still examine."""
+
+MOST_CASES = 3
+"""Maximum number of chunks, of one's own audit and of accusations, whose contributions are in memory."""
+
+REFUTED = 3
+"""Refuted accusations of a peer, after which this peer examines no more of them."""
+
+MOST_SAID = 16
+"""Maximum number of owners that a peer can accuse at a time; the oldest accusation is dropped."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """A result that this peer examines.
+
+    accuser: member whose verdict is examined; None: our own audit. served: members that got the contributions from us.
+    """
+
+    docket: Docket
+    index: int
+    accuser: PeerId | None
+    wanted: frozenset[Digest]
+    payloads: dict[Digest, Buffer] = field(default_factory=dict)
+    served: set[PeerId] = field(default_factory=set)
+    false: bool = False
+
+    @property
+    def owner(self) -> PeerId:
+        return self.docket.claims[self.index][0]
+
+    @property
+    def name(self) -> Digest:
+        """Name of all contributions together, for requests."""
+        return blake3.blake3(b"".join(self.docket.inputs(self.index))).digest()
+
+
+class Audits:
+    """Audits of one fragment's rounds by one peer. Without effect if the manifest has none."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        run_id: bytes,
+        *,
+        replica: Replica,
+        presence: Presence,
+        lender: Lender,
+        fragment: int,
+        backoff: OwnerBackoff,
+        emit: Emit,
+    ) -> None:
+        self._identity, self._me, self._run_id = identity, identity.peer_id, run_id
+        self._manifest, self._replica, self._presence, self._fragment = manifest, replica, presence, fragment
+        self._roster, self._send_queue = presence.roster, presence.send_queue
+        self._backoff, self._emit = backoff, emit
+        self._lender = lender
+        self._last: ShardedReduce | None = None
+        self._dockets: dict[int, Docket] = {}
+        self._cases: list[_Case] = []
+        self._said: dict[PeerId, dict[PeerId, Verdict]] = {}
+        """Verdicts by sender and owner."""
+        self._refuted: Counter[PeerId] = Counter()
+        self._suspects: set[PeerId] = set()
+        """Owners whose last audit was not decided."""
+
+    # --- rounds
+
+    def begin(self, done: Round) -> None:
+        """Note a committed and applied round, and audit a chunk of it if it is chosen."""
+        exchange = done.exchange
+        if not self._manifest.audited or not isinstance(exchange, ShardedReduce) or exchange is self._last:
+            return
+        self._last = exchange
+        self._expire(done.round)
+        docket = exchange.docket
+        if docket is None:
+            return
+        self._dockets[done.round] = docket
+        for old in [number for number in self._dockets if not done.round - KEPT < number <= done.round]:
+            del self._dockets[old]
+        for owner in sorted({owner for said in self._said.values() for owner in said}):
+            self._count(owner)  # The members have changed.
+        members, present = done.agreement.terms.members, {entry.peer for entry in docket.contributors}
+        index = self._choice(docket, len(members))
+        if index is not None and self._me in members and self._me in present:
+            self._fetch(docket, index)
+
+    def _choice(self, docket: Docket, peers: int) -> int | None:
+        """Return the chunk that this peer audits in a round; None: none of them."""
+        seed = blake3.blake3(
+            self._identity.sign("audit", self._run_id, docket.lineage, docket.round.to_bytes(8, "big"), docket.digest)
+        ).digest()
+        chunks = sorted(index for index, (owner, _) in docket.claims.items() if owner != self._me)
+        chance = self._manifest.audit_chance(len(docket.grid), peers)
+        if suspected := [index for index in chunks if docket.claims[index][0] in self._suspects]:
+            chunks, chance = suspected, 1.0
+        if not chunks or int.from_bytes(seed[:8], "big") >= chance * 2**64:
+            return None
+        return chunks[int.from_bytes(seed[8:16], "big") % len(chunks)]
+
+    def _fetch(self, docket: Docket, index: int) -> None:
+        case, own = self._open(docket, index, None), self._lender.of(docket.round)
+        for entry in docket.contributors:
+            if entry.peer == self._me and own:
+                self._put(case, own[index])
+            elif entry.peer != self._me:
+                name = blake3.blake3(docket.announced[entry.peer]).digest()
+                self._send_queue.control(entry.peer, Fetch(docket.round, self._fragment, name, (index,)))
+        self._judge(case)
+
+    def _open(self, docket: Docket, index: int, accuser: PeerId | None) -> _Case:
+        case = _Case(docket, index, accuser, frozenset(docket.inputs(index)))
+        self._cases.append(case)
+        return case
+
+    def _expire(self, round: int) -> None:
+        """End our audit of the last round, and old cases, which lack contributions."""
+        for case in list(self._cases):
+            if case.accuser is None and not case.false:
+                self._cases.remove(case)
+                self._suspects.add(case.owner)
+                self._thank(case, round)
+            elif case.docket.round <= round - KEPT:
+                self._cases.remove(case)
+                if case.accuser is not None and not case.false:
+                    self._refute(case, "its accuser does not send the contributions")
+
+    def _thank(self, case: _Case, round: int) -> None:
+        """Record which contributors have sent their chunk to our audit. Absent ones cannot."""
+        for entry, found in zip(case.docket.contributors, case.docket.inputs(case.index), strict=True):
+            served = found in case.payloads
+            if served or entry.peer in self._presence.live:
+                self._backoff.audited(entry.peer, round, served=served)
+            if not served:
+                told = f"peer {short(entry.peer)} does not send its chunk to an audit of {short(case.owner)}"
+                self._emit("unaudited", {"peer": entry.peer.hex(), "round": case.docket.round, "detail": told})
+
+    # --- frames and links
+
+    def takes(self, peer: PeerId, frame: Frame) -> bool:
+        """Take a frame that concerns an audit; return True if it is one."""
+        message = frame.message
+        if isinstance(message, Verdict):
+            self._accused(peer, message)
+            return True
+        if isinstance(message, Chunk):
+            return self._take_chunk(frame, message)
+        return isinstance(message, Fetch) and self._serve(peer, message)
+
+    def on_link_up(self, peer: PeerId) -> None:
+        """Tell a peer which owners are excluded."""
+        if self._manifest.audited:
+            verdicts = (verdict for item in self._roster.bans if (verdict := read_verdict(item)) is not None)
+            for verdict in [one for one in verdicts if one.fragment == self._fragment][-MOST_SAID:]:
+                self._send_queue.control(peer, verdict)
+
+    def _take_chunk(self, frame: Frame, message: Chunk) -> bool:
+        for case in list(self._cases):
+            if (message.round, message.index) == (case.docket.round, case.index) and frame.hashed() in case.wanted:
+                self._put(case, frame.payload)
+                self._judge(case)
+                return True
+        return False
+
+    def _put(self, case: _Case, payload: Buffer) -> None:
+        case.payloads[blake3.blake3(payload).digest()] = payload
+
+    def _serve(self, peer: PeerId, message: Fetch) -> bool:
+        """Send the contributions to a chunk to a member that examines our verdict, once."""
+        case = next((one for one in self._cases if one.false and one.name == message.digest), None)
+        if case is None:
+            return False
+        if peer in self._replica.members and peer not in case.served and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
+            case.served.add(peer)
+            for entry, found in zip(case.docket.contributors, case.docket.inputs(case.index), strict=True):
+                chunk = Chunk(case.docket.round, self._fragment, entry.attempt, case.index)
+                self._send_queue.bulk(peer, Frame(chunk, case.payloads[found]), later=True)
+        return True
+
+    # --- verdicts
+
+    def _judge(self, case: _Case) -> None:
+        """Compute a result as soon as all contributions are here."""
+        if case.false or not case.wanted <= case.payloads.keys():
+            return
+        docket, owner = case.docket, case.owner
+        fields = {"peer": owner.hex(), "round": docket.round, "chunk": case.index}
+        case.false = not docket.confirms(case.index, case.payloads)
+        if case.false:
+            told = f"peer {short(owner)} has signed a false result of chunk {case.index} in round {docket.round}"
+            self._emit("audited", {**fields, "false": True, "detail": told})
+            self._say(Verdict(docket.round, self._fragment, case.index, owner, docket.lineage))
+            return
+        self._cases.remove(case)
+        self._emit("audited", {**fields, "false": False})
+        if case.accuser is None:
+            self._suspects.discard(owner)
+            self._thank(case, docket.round)
+        else:
+            self._refute(case, "the result is right")
+
+    def _refute(self, case: _Case, why: str) -> None:
+        assert case.accuser is not None
+        self._refuted[case.accuser] += 1
+        told = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {why}"
+        self._emit("refuted audit", {"peer": case.accuser.hex(), "round": case.docket.round, "detail": told})
+
+    def _say(self, verdict: Verdict) -> None:
+        for peer in sorted(self._presence.live):
+            self._send_queue.control(peer, verdict)
+        self._note(self._me, verdict)
+        self._count(verdict.owner)
+
+    def _note(self, peer: PeerId, verdict: Verdict) -> None:
+        said = self._said.setdefault(peer, {})
+        said[verdict.owner] = verdict
+        for owner in list(said)[:-MOST_SAID]:
+            del said[owner]
+
+    def _accused(self, peer: PeerId, verdict: Verdict) -> None:
+        if not self._manifest.audited or verdict.owner in self._roster.banned:
+            return
+        self._note(peer, verdict)
+        self._count(verdict.owner)
+        docket = self._dockets.get(verdict.round)
+        if (
+            docket is None
+            or docket.lineage != verdict.lineage
+            or verdict.owner in (self._me, peer)
+            or verdict.owner in self._roster.banned
+            or docket.claims.get(verdict.index, (b"",))[0] != verdict.owner
+            or peer not in self._replica.members
+            or self._refuted[peer] >= REFUTED
+            or not self._is_new(docket, verdict.index, peer)
+        ):
+            return
+        case = self._open(docket, verdict.index, peer)
+        self._send_queue.control(peer, Fetch(docket.round, self._fragment, case.name, (verdict.index,)))
+
+    def _is_new(self, docket: Docket, index: int, accuser: PeerId) -> bool:
+        """Return True if no such case is open, there is room, and this accuser has none."""
+        cases = self._cases
+        same = any((one.docket.round, one.index) == (docket.round, index) and one.accuser for one in cases)
+        return not same and len(cases) < MOST_CASES and all(one.accuser != accuser for one in cases)
+
+    def _count(self, owner: PeerId) -> None:
+        """Exclude an owner if enough members have sent a verdict; then this peer sends one, too."""
+        members = self._replica.members
+        agree = {peer for peer, said in self._said.items() if owner in said and peer in members}
+        if len(agree) < 2 or not enough(agree, members, fraction=self._manifest.exchange.fraction):
+            return
+        verdict = self._said[min(agree)][owner]
+        for said in self._said.values():
+            said.pop(owner, None)
+        if self._me not in agree and owner != self._me:
+            for peer in sorted(self._presence.live):
+                self._send_queue.control(peer, verdict)
+        self._presence.expel(verdict)

@@ -1,0 +1,53 @@
+"""Our own contributions to the last rounds, for members that score them or audit an owner (trials.py, audits.py)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import blake3
+from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.types import Buffer
+from thinwire.node.state.replica import Replica
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Chunk, Fetch, PeerId, Ready
+
+LENT = 2
+"""Stored contributions: those to the round in progress and to the last one."""
+
+
+class Lender:
+    """Announced contributions of this peer to rounds of one fragment.
+
+    A member asks for chunks by the digest of the hashes that we have announced. `needed`: whether members of this run ask.
+    """
+
+    def __init__(self, replica: Replica, send_queue: SendQueue, fragment: int, *, needed: bool) -> None:
+        self._replica, self._send_queue, self._fragment, self._needed = replica, send_queue, fragment, needed
+        self._lent: deque[tuple[Ready, Sequence[Buffer]]] = deque(maxlen=LENT)
+
+    def announced(self, ready: Ready, source: Sequence[Buffer]) -> None:
+        """Store the encoded chunks of an announcement."""
+        if self._needed and source:
+            self._lent.append((ready, source))
+
+    def of(self, round: int) -> Sequence[Buffer]:
+        """Return the chunks that we have announced last in a round; none if they are not here."""
+        return next((source for ready, source in reversed(self._lent) if ready.round == round), ())
+
+    def takes(self, peer: PeerId, frame: Frame) -> bool:
+        """Send chunks to a member that asks for them; return True if the frame is such a request."""
+        message = frame.message
+        if not isinstance(message, Fetch):
+            return False
+        for ready, source in self._lent:
+            if (message.round, message.digest) == (ready.round, blake3.blake3(ready.hashes).digest()):
+                # A member that asks for more than its link carries is not answered.
+                if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
+                    for index in dict.fromkeys(message.indices):
+                        if index < len(source):
+                            chunk = Chunk(ready.round, self._fragment, ready.attempt, index)
+                            self._send_queue.bulk(peer, Frame(chunk, source[index]), later=True)
+                return True
+        return False
