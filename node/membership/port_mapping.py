@@ -21,7 +21,7 @@ LEASE = 3600
 AGAIN_SECONDS = 300.0
 """Seconds until the next attempt after a failure."""
 
-RELEASE_SECONDS = 5.0
+RELEASE_SECONDS = 15.0
 """Longest time for the removal of the mappings at the end."""
 
 
