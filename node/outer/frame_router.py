@@ -68,7 +68,7 @@ class FrameRouter:
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
         self._history, self._straggler_grace, self._stash, self._stats = history, straggler_grace, stash, stats
         self._audits = audits
-        self._takers = lender.takes, trials.takes, audits.takes
+        self._takers = lender, trials, audits
 
     def on_link_up(self, peer: PeerId) -> None:
         self._catch_up.on_link_up(peer)
@@ -130,7 +130,7 @@ class FrameRouter:
             self._states.done(peer, number)
         if isinstance(message, Prepare) and not self._replica.members:
             self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))
-        if any(takes(peer, frame) for takes in self._takers):
+        if any(one.takes(peer, frame) for one in self._takers):
             return
         if number == current:
             self._route_present(peer, frame)

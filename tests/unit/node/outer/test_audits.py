@@ -29,15 +29,8 @@ SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(KEYS)}
 class Exchange(ShardedReduce):
     """Data plane of a round that is over."""
 
-    def __init__(self, docket, source):
-        self.docket, self.kept = docket, source
-
-    @property
-    def source(self):
-        return self.kept
-
-    def release(self):
-        self.kept = ()
+    def __init__(self, docket):
+        self.docket = docket
 
 
 class Scene:
@@ -56,13 +49,14 @@ class Scene:
             RUN,
             replica=SimpleNamespace(members=members),
             presence=presence,
+            lender=SimpleNamespace(of=lambda round: SOURCES[ME]),
             fragment=0,
             backoff=self.backoff,
             emit=lambda name, fields: self.events.append(name),
         )
 
     def round(self, number, digest=None):
-        """End a round; return its data plane."""
+        """End a round."""
         contributors = tuple(Contribution(peer, 1, 10) for peer in KEYS)
         claims = {}
         for index in range(len(GRID)):
@@ -81,12 +75,10 @@ class Scene:
             CODEC,
             GRID,
         )
-        exchange = Exchange(docket, SOURCES[ME])
         terms = SimpleNamespace(members=self.members)
         self.audits.begin(
-            SimpleNamespace(round=number, exchange=exchange, agreement=SimpleNamespace(terms=terms, ready={}))
+            SimpleNamespace(round=number, exchange=Exchange(docket), agreement=SimpleNamespace(terms=terms, ready={}))
         )
-        return exchange
 
     def fetched(self):
         """Return the requests since the last call: (peer, message)."""
@@ -229,14 +221,6 @@ def test_refusing_contributor_loses_ownership_and_the_owner_is_audited_again():
     certain.serve(certain.fetched()[0][1].indices[0], but=[DAN])
     certain.round(2)
     assert certain.backoff.resting(3) == {DAN} and certain.events == ["unaudited"]
-
-
-def test_contribution_is_kept_until_the_next_round_ends():
-    scene = Scene()
-    first = scene.round(1)
-    assert first.source
-    scene.round(2)
-    assert not first.source
 
 
 def test_new_link_is_told_of_excluded_owners():
