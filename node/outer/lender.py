@@ -1,4 +1,7 @@
-"""Our own contributions to the last rounds, for members that score them or audit an owner (trials.py, audits.py)."""
+"""Our own contributions to the last rounds, for members that ask for them.
+
+These score them (trials.py) or audit the owner of a chunk (audits.py).
+"""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Trials:
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
-        """Take a chunk that we have asked for, once; return True if the frame is one. The round gets all others."""
+        """Take a chunk that we have asked for, once; return True if the frame is one of these."""
         message = frame.message
         if not isinstance(message, Chunk):
             return False

@@ -158,7 +158,7 @@ class Rounds:
         self.model = self.replica.theta.copy()
         self.catch_up, self.patience, self.grace = SimpleNamespace(behind=asyncio.Event()), 1.0, 2.0
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None), attempt=0)
-        self.trials = SimpleNamespace(asked=False, on_trial=lambda peer: False)
+        self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.verdicts, self.announced, self.advanced, self.reports = [], [], 0, []
         self.rounds = METHODS[method].rounds(self, manifest, read=self.read, write=self.write, work=at_once)
 
