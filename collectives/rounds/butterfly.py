@@ -316,7 +316,7 @@ class ShardedReduce(DataPlane):
     def _take_record(self, sender: PeerId, record: Record) -> None:
         count = len(self.grid)
         wrong = len(record.hashes) != 32 * len(record.indices) or any(i >= count for i in record.indices)
-        if wrong or self.complete:
+        if wrong or self.complete or len(set(record.indices)) < len(record.indices):
             return
         # Any peer may send the hashes of all results if they match the settled digest.
         whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
@@ -335,8 +335,8 @@ class ShardedReduce(DataPlane):
 
     def _note(self, index: int, owner: PeerId, record: Record) -> None:
         """Store a claim for a result. In a ballot with adopted results, those that have computed them remain."""
-        if record.inputs or (self.opened is not None and self.opened.adopted is None):
-            self._claims.note(index, owner, record)
+        if self._audited and self.opened is not None:
+            self._claims.note(index, owner, record, again=self.opened.adopted is not None)
 
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""

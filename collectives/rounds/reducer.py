@@ -109,9 +109,13 @@ class Claims:
         """Forget all: the contributors have changed."""
         self._records.clear()
 
-    def note(self, index: int, owner: PeerId, record: Record) -> None:
-        """Store the record in which the owner of a chunk has signed for its result."""
-        self._records[index] = owner, record
+    def note(self, index: int, owner: PeerId, record: Record, *, again: bool) -> None:
+        """Store the record in which the owner of a chunk has signed for its result.
+
+        again: the result is that of an earlier ballot, so an earlier claim remains.
+        """
+        if not again or (record.inputs and index not in self._records):
+            self._records[index] = owner, record
 
     def settle(
         self, opened: Open, ready: Mapping[PeerId, Ready], hashes: bytes

@@ -44,6 +44,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.lineage import descends, lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.gossip_items import read_verdict
 from thinwire.swarm.messages.registry import Chunk, Digest, Fetch, PeerId, Verdict
@@ -57,7 +58,7 @@ MOST_CASES = 3
 REFUTED = 3
 """Refuted accusations of a peer, after which this peer examines no more of them."""
 
-MOST_SAID = 16
+MOST_SAID = 64
 """Maximum number of owners that a peer can accuse at a time; the oldest accusation is dropped."""
 
 
@@ -116,6 +117,11 @@ class Audits:
         self._suspects: set[PeerId] = set()
         """Owners whose last audit was not decided."""
 
+    @property
+    def accusers(self) -> set[PeerId]:
+        """Peers whose verdicts are stored."""
+        return set(self._said)
+
     # --- rounds
 
     def begin(self, done: Round) -> None:
@@ -131,12 +137,19 @@ class Audits:
         self._dockets[done.round] = docket
         for old in [number for number in self._dockets if not done.round - KEPT < number <= done.round]:
             del self._dockets[old]
-        for owner in sorted({owner for said in self._said.values() for owner in said}):
-            self._count(owner)  # The members have changed.
+        self._recount()
         members, present = done.agreement.terms.members, {entry.peer for entry in docket.contributors}
         index = self._choice(docket, len(members))
         if index is not None and self._me in members and self._me in present:
             self._fetch(docket, index)
+
+    def _recount(self) -> None:
+        """Count the verdicts of the present members; forget those of peers that are neither members nor linked."""
+        members, live = set(self._replica.members), self._presence.live
+        self._said = {peer: said for peer, said in self._said.items() if peer in members | live or peer == self._me}
+        named = Counter(owner for peer, said in self._said.items() if peer in members for owner in said)
+        for owner in sorted(owner for owner, count in named.items() if count > 1):
+            self._count(owner)
 
     def _choice(self, docket: Docket, peers: int) -> int | None:
         """Return the chunk that this peer audits in a round; None: none of them."""
@@ -175,7 +188,8 @@ class Audits:
                 self._thank(case, round)
             elif case.docket.round <= round - KEPT:
                 self._cases.remove(case)
-                if case.accuser is not None and not case.false:
+                known = case.false or case.owner in self._roster.banned or self._accuses(case.owner)
+                if case.accuser is not None and not known:
                     self._refute(case, "its accuser does not send the contributions")
 
     def _thank(self, case: _Case, round: int) -> None:
@@ -208,12 +222,13 @@ class Audits:
                 self._send_queue.control(peer, verdict)
 
     def _take_chunk(self, frame: Frame, message: Chunk) -> bool:
-        for case in list(self._cases):
-            if (message.round, message.index) == (case.docket.round, case.index) and frame.hashed() in case.wanted:
-                self._put(case, frame.payload)
-                self._judge(case)
-                return True
-        return False
+        place = message.round, message.index
+        found = [case for case in self._cases if (case.docket.round, case.index) == place]
+        found = [case for case in found if frame.hashed() in case.wanted]
+        for case in found:
+            self._put(case, frame.payload)
+            self._judge(case)
+        return bool(found)
 
     def _put(self, case: _Case, payload: Buffer) -> None:
         case.payloads[blake3.blake3(payload).digest()] = payload
@@ -270,8 +285,12 @@ class Audits:
         for owner in list(said)[:-MOST_SAID]:
             del said[owner]
 
+    def _accuses(self, owner: PeerId) -> bool:
+        """Return True if this peer has found a false result of an owner."""
+        return owner in self._said.get(self._me, ())
+
     def _accused(self, peer: PeerId, verdict: Verdict) -> None:
-        if not self._manifest.audited or verdict.owner in self._roster.banned:
+        if not self._manifest.audited or verdict.owner in self._roster.banned or peer not in self._presence.live:
             return
         self._note(peer, verdict)
         self._count(verdict.owner)
@@ -280,6 +299,7 @@ class Audits:
             docket is None
             or docket.lineage != verdict.lineage
             or verdict.owner in (self._me, peer)
+            or self._accuses(verdict.owner)
             or verdict.owner in self._roster.banned
             or docket.claims.get(verdict.index, (b"",))[0] != verdict.owner
             or peer not in self._replica.members
@@ -296,11 +316,22 @@ class Audits:
         same = any((one.docket.round, one.index) == (docket.round, index) and one.accuser for one in cases)
         return not same and len(cases) < MOST_CASES and all(one.accuser != accuser for one in cases)
 
+    def _is_ours(self, lineage: bytes) -> bool:
+        """Return True if our state continues this lineage: a lost lineage excludes no peer."""
+        chain = self._replica.chain
+        return lineage == lineage_of(chain) or descends(chain, lineage)
+
     def _count(self, owner: PeerId) -> None:
         """Exclude an owner if enough members have sent a verdict; then this peer sends one, too."""
         members = self._replica.members
-        agree = {peer for peer, said in self._said.items() if owner in said and peer in members}
-        if len(agree) < 2 or not enough(agree, members, fraction=self._manifest.exchange.fraction):
+        agree = {peer for peer, said in self._said.items() if peer in members and owner in said}
+        agree = {peer for peer in agree if self._is_ours(self._said[peer][owner].lineage)}
+        # More than half of the members, also where a tie would do to commit: the ban outlives the round.
+        if (
+            len(agree) < 2
+            or 2 * len(agree) <= len(members)
+            or not enough(agree, members, fraction=self._manifest.exchange.fraction)
+        ):
             return
         verdict = self._said[min(agree)][owner]
         for said in self._said.values():

@@ -5,7 +5,7 @@ These score them (trials.py) or audit the owner of a chunk (audits.py).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import blake3
@@ -15,6 +15,9 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, Fetch, PeerId, Ready
+
+TIMES = 2
+"""How often a member gets the same chunk: to score it, and to audit its owner."""
 
 LENT = 2
 """Stored contributions: those to the round in progress and to the last one."""
@@ -28,28 +31,30 @@ class Lender:
 
     def __init__(self, replica: Replica, send_queue: SendQueue, fragment: int, *, needed: bool) -> None:
         self._replica, self._send_queue, self._fragment, self._needed = replica, send_queue, fragment, needed
-        self._lent: deque[tuple[Ready, Sequence[Buffer]]] = deque(maxlen=LENT)
+        self._lent: deque[tuple[Ready, Sequence[Buffer], Counter[tuple[PeerId, int]]]] = deque(maxlen=LENT)
+        """Announcements, their chunks, and how often each member got a chunk."""
 
     def announced(self, ready: Ready, source: Sequence[Buffer]) -> None:
         """Store the encoded chunks of an announcement."""
         if self._needed and source:
-            self._lent.append((ready, source))
+            self._lent.append((ready, source, Counter()))
 
     def of(self, round: int) -> Sequence[Buffer]:
         """Return the chunks that we have announced last in a round; none if they are not here."""
-        return next((source for ready, source in reversed(self._lent) if ready.round == round), ())
+        return next((source for ready, source, _ in reversed(self._lent) if ready.round == round), ())
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
         """Send chunks to a member that asks for them; return True if the frame is such a request."""
         message = frame.message
         if not isinstance(message, Fetch):
             return False
-        for ready, source in self._lent:
+        for ready, source, times in self._lent:
             if (message.round, message.digest) == (ready.round, blake3.blake3(ready.hashes).digest()):
                 # A member that asks for more than its link carries is not answered.
                 if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
                     for index in dict.fromkeys(message.indices):
-                        if index < len(source):
+                        times[peer, index] += 1
+                        if index < len(source) and times[peer, index] <= TIMES:
                             chunk = Chunk(ready.round, self._fragment, ready.attempt, index)
                             self._send_queue.bulk(peer, Frame(chunk, source[index]), later=True)
                 return True

@@ -172,11 +172,6 @@ class Daemon:
             time.sleep(0.05)
         raise AssertionError(f"{self.name}: no invite in the status")
 
-    def may_invite(self) -> bool:
-        """Return True if its status has an invite: the chain of grants of a peer may be too long for another one."""
-        said = read_status(directories(self.home).status)
-        return said is not None and bool(said.invite)
-
     def complaint(self) -> tuple[str, str]:
         """Return its one `error:` line and its one `hint:` line; fail if other lines follow."""
         lines = self.stderr.splitlines()

@@ -237,7 +237,7 @@ class Churn:
         player.since = time.monotonic()
 
     def _start(self, player: Player) -> None:
-        friend = self._draw.choice([one for one in self.up if one.daemon.may_invite()] or self.up)
+        friend = self._draw.choice(self.up)
         player.state = "starting"
         self.machine.join(player.name, friend.daemon.newest_invite())
         player.folders[-1].append(player.daemon.lives[-1])

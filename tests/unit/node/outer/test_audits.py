@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes_of, mean
 from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.consensus.chain import founded
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.reducer import Docket, Reducer
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
@@ -16,13 +17,16 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.node.outer.audits import REFUTED, Audits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.messages.registry import Chunk, Contribution, Fetch, Verdict
+from thinwire.swarm.messages.registry import Chunk, Contribution, Fetch, Fork, Verdict
 
 KEYS = {one.peer_id: one for one in (Identity.generate(bytes([number]) * 32) for number in range(5))}
 ME, ANN, BEN, CAT, DAN = KEYS
-RUN, LINEAGE = b"r" * 32, b"l" * 16
+RUN = b"r" * 32
+CHAIN = founded((), Fork(0, bytes(32), (), (ANN,), bytes(16), ()))
+LINEAGE = lineage_of(CHAIN)
 SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(KEYS)}
 
 
@@ -40,14 +44,15 @@ class Scene:
         self.queue, self.events, self.expelled, self.false = FakeSendQueue(), [], [], false
         self.members, self.backoff = members, OwnerBackoff()
         self.roster = SimpleNamespace(banned=[], bans=())
+        self.live = set(KEYS) - {ME}
         presence = SimpleNamespace(
-            roster=self.roster, send_queue=self.queue, live=set(KEYS) - {ME}, expel=self.expelled.append
+            roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expelled.append
         )
         self.audits = Audits(
             KEYS[ME],
             parse(f"[exchange]\ncodec = 'fp32'\naudit = {audit}"),
             RUN,
-            replica=SimpleNamespace(members=members),
+            replica=SimpleNamespace(members=members, chain=CHAIN),
             presence=presence,
             lender=SimpleNamespace(of=lambda round: SOURCES[ME]),
             fragment=0,
@@ -229,3 +234,43 @@ def test_new_link_is_told_of_excluded_owners():
     scene.roster.bans = (gossip_items.keep(verdict),)
     scene.audits.on_link_up(DAN)
     assert [(to, message) for to, message, _ in scene.queue.of(Verdict)] == [(DAN, verdict)]
+
+
+def test_verdicts_of_another_lineage_exclude_no_peer():
+    scene = Scene()
+    scene.round(1)
+    for sender in (BEN, CAT, DAN):
+        scene.audits.takes(sender, Frame(Verdict(1, 0, 2, ANN, b"other lineage 16")))
+    assert scene.expelled == []
+
+
+def test_half_of_the_members_exclude_no_peer():
+    scene = Scene(members=(BEN, ANN, CAT, ME))
+    scene.round(1)
+    for sender in (BEN, CAT):
+        scene.accuse(sender, 2)
+    assert scene.expelled == []
+
+
+def test_verdicts_of_many_strangers_are_forgotten_when_their_links_are_gone():
+    scene = Scene()
+    scene.round(1)
+    strangers = [bytes([number, 7] * 16) for number in range(50)]
+    scene.live.update(strangers)
+    for sender in strangers:
+        scene.accuse(sender, 2, owner=bytes(32))
+    scene.live.difference_update(strangers)
+    scene.accuse(strangers[0], 2, owner=bytes(32))
+    scene.round(2)
+    assert scene.audits.accusers <= {*KEYS}
+
+
+def test_accusation_of_a_known_liar_costs_the_accuser_nothing():
+    scene = Scene(false=range(len(GRID)))
+    scene.round(1)
+    index = scene.fetched()[0][1].indices[0]
+    scene.serve(index)
+    scene.accuse(BEN, index)
+    for number in range(2, 8):
+        scene.round(number)
+    assert "refuted audit" not in scene.events

@@ -6,7 +6,7 @@ import blake3
 import pytest
 from kit.round_harness import FakeSendQueue
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.node.outer.lender import LENT, Lender
+from thinwire.node.outer.lender import LENT, TIMES, Lender
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Chunk, Fetch
 
@@ -53,6 +53,14 @@ def test_lender_does_not_answer_a_member_with_a_full_queue(scene):
     lender.announced(announcement(3), (b"a",))
     queue.waiting = 2 * IN_FLIGHT + 1
     assert lender.takes(MEMBER, request(3, 0)) and sent(queue) == []
+
+
+def test_lender_sends_a_chunk_to_each_member_at_most_twice(scene):
+    lender, queue = scene
+    lender.announced(announcement(3), (b"a", b"b"))
+    for _ in range(5):
+        assert lender.takes(MEMBER, request(3, 0))
+    assert sent(queue) == [(MEMBER, 3, 0)] * TIMES
 
 
 def test_lender_stores_nothing_in_a_run_without_scores_and_audits():
