@@ -1,12 +1,8 @@
 """Order of frames that share the uplink: frames of rounds first, then state for joiners.
 
-State waits while rounds have frames to send, to any peer. But a tenth of the bytes is state, so that a joiner makes
+State waits while rounds have frames to send, to any peer. But one of every few frames is state, so that a joiner makes
 progress in a swarm that always exchanges. And state does not wait for frames that do not move: a peer that takes no
 data delays no other peer.
-
-State has a tenth of the uplink, also between rounds: a round that begins finds at most one frame of state before its own.
-Without the pauses, all frames that joiners have asked for would be there. On slow links the pauses are shorter than this
-share requires, because the joiner gives up a source that sends nothing for too long.
 """
 
 from __future__ import annotations
@@ -14,11 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SHARE = 9
-"""Bytes of rounds before one byte of state; pause after a frame of state in its durations."""
-
-PAUSE = 1.0
-"""Longest pause after a frame of state in seconds, besides its own duration."""
+SHARE = 4
+"""Frames of rounds that go before one frame of state."""
 
 STUCK = 2.0
 """Seconds without a sent round frame after which state stops waiting; longer where frames take longer."""
@@ -30,15 +23,13 @@ SLOW, SLOWEST = 3, 15.0
 class SendPriority:
     """Shared by all bulk queues of one peer. `urgent` counts round frames that wait or are being sent.
 
-    `handed` is called after each sent frame. `uplink`: returns the known rate of our uplink in bytes/s, 0 if unknown;
-    then state has no pauses.
+    `handed` is called after each sent frame.
     """
 
-    def __init__(self, handed: Callable[[], None] = lambda: None, uplink: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, handed: Callable[[], None] = lambda: None) -> None:
         self.urgent = 0
-        self._handed, self._uplink = handed, uplink
-        self._free = 0.0  # when the next frame of state may be sent
-        self._gone = self._mark = 0  # bytes of rounds sent, and how many when state last had its turn
+        self._handed = handed
+        self._gone = self._mark = 0  # round frames sent, and how many must have been sent before the next state frame
         self._took, self._last = 0.0, 0.0
         self._stuck = -1  # value of `_gone` when sending got stuck
         self._change = asyncio.Event()
@@ -46,15 +37,15 @@ class SendPriority:
     def add(self, count: int = 1) -> None:
         """Count more waiting frames of rounds."""
         if not self.urgent and count:
-            self._mark, self._last = self._gone, asyncio.get_running_loop().time()
+            self._mark, self._last = self._gone + SHARE, asyncio.get_running_loop().time()
         self.urgent += count
         self._change.set()
 
-    def sent(self, urgent: bool, nbytes: int) -> None:
-        """Note that a frame with `nbytes` bytes of payload was handed to the transport."""
+    def sent(self, urgent: bool) -> None:
+        """Note that a frame was handed to the transport."""
         if urgent:
             self.urgent -= 1
-            self._gone += max(1, nbytes)
+            self._gone += 1
             now = asyncio.get_running_loop().time()
             self._took, self._last = now - self._last, now
             self._change.set()
@@ -65,34 +56,17 @@ class SendPriority:
         self.urgent -= count
         self._change.set()
 
-    @property
-    def free(self) -> bool:
-        """True if a frame of state may be sent at once."""
-        return not self.urgent and self._free <= asyncio.get_running_loop().time()
-
-    def pause(self, nbytes: int) -> None:
-        """Begin the pause after a frame of state with `nbytes` bytes."""
-        took = nbytes / rate if (rate := self._uplink()) else 0.0
-        self._free = asyncio.get_running_loop().time() + took + min(PAUSE, SHARE * took)
-
-    async def turn(self, pressed: Callable[[], bool], nbytes: int) -> None:
-        """Wait until this queue may send a frame of state with `nbytes` bytes, or until `pressed`.
+    async def turn(self, pressed: Callable[[], bool]) -> None:
+        """Wait until this queue may send a frame of state, or until `pressed`.
 
         `pressed` tells that the queue has another frame to send.
         """
-        now = asyncio.get_running_loop().time
-        while not pressed():
-            waits = self.urgent and self._stuck != self._gone < self._mark + SHARE * nbytes
-            seconds = max(STUCK, min(SLOWEST, SLOW * self._took)) if waits else self._free - now()
-            if seconds <= 0:
-                break
+        while self.urgent and self._stuck != self._gone < self._mark and not pressed():
             self._change.clear()
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(max(STUCK, min(SLOWEST, SLOW * self._took))):
                     await self._change.wait()
             except TimeoutError:
-                if waits:
-                    self._stuck = self._gone
+                self._stuck = self._gone
         if not pressed():
-            self._mark = self._gone
-            self.pause(nbytes)
+            self._mark = self._gone + SHARE

@@ -100,8 +100,7 @@ class PeerQueue:
     async def _drain(self) -> None:
         while self._urgent or self._later:
             if not self._urgent and yields(self._later[0]):
-                size = nbytes(self._later[0].payload)
-                await self._precedence.turn(lambda: bool(self._urgent) or not self._later, size)
+                await self._precedence.turn(lambda: bool(self._urgent) or not self._later)
                 if self._urgent or not self._later:
                     continue
             urgent = bool(self._urgent)
@@ -109,7 +108,7 @@ class PeerQueue:
             try:
                 taken = await self._transport.send(self.peer, frame)
             finally:
-                self._precedence.sent(urgent, nbytes(frame.payload))
+                self._precedence.sent(urgent)
             if taken:
                 self._sent(self.peer, frame)
             else:
@@ -149,8 +148,7 @@ class SendQueue:
         """Estimate of our link, from the bytes that `look` samples."""
         self._control: dict[PeerId, PeerQueue] = {}
         self._bulk: dict[PeerId, PeerQueue] = {}
-        self._precedence = SendPriority(self.look, lambda: self.bandwidth.up)
-        self._words = SendPriority()
+        self._precedence, self._words = SendPriority(self.look), SendPriority()
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -245,10 +243,8 @@ class SendQueue:
     ) -> None:
         bulk = lanes is self._bulk
         if to not in lanes:
-            state = bulk and yields(frame)
-            if (self._precedence.free or not state) and self._transport.offer(to, frame):
-                if state:
-                    self._precedence.pause(nbytes(frame.payload))
+            waits = bulk and self._precedence.urgent and yields(frame)
+            if not waits and self._transport.offer(to, frame):
                 if bulk:
                     self.look()
                     self._left(to, frame)

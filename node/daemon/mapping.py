@@ -32,6 +32,12 @@ class Mapping:
             self._task = asyncio.create_task(self._run(peer))
 
     async def _run(self, peer: Callable[[], Peer]) -> None:
+        try:
+            await self._keep(peer)
+        except Exception as error:
+            self._emit("alarm", {"detail": f"the mapping of ports has ended: {type(error).__name__}: {error}"})
+
+    async def _keep(self, peer: Callable[[], Peer]) -> None:
         while peer().admission.running is None:
             await asyncio.sleep(LOOK_SECONDS)
         gate = PortFile(self._config.directories.run(peer().run_id).port, RealDisk()).load()

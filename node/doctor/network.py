@@ -79,6 +79,8 @@ async def check_mapping(config: Config, gate: int, *, listening: bool, by: Seque
     """
     if not config.map_port:
         return skipped("mapping", "not asked for: map_port is false")
+    if not gate:  # NAT-PMP's request to remove the mapping of port 0 removes all mappings of this machine.
+        return skipped("mapping", "no port is set: give --port")
     if listening:
         return skipped("mapping", "the daemon keeps its own; its address is in `thinwire status`")
     try:

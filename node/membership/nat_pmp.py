@@ -69,33 +69,32 @@ class NatPmp:
         self._gateway, self._port = gateway, port
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
-        """Map the ports one after the other, or none; return the outside host. Raises MappingFailed."""
+        """Map the ports one after the other; return the outside host. Raises MappingFailed."""
         answer = await self._ask(struct.pack(">BB", 0, ADDRESS), 12)
-        done: list[int] = []
-        try:
-            for port in ports:
-                outside = await self._set(port, port, seconds)
-                done.append(port)
-                if outside != port:
-                    raise MappingFailed(f"it maps port {outside} instead of {port}, which another machine may have")
-        except (MappingFailed, asyncio.CancelledError):
-            for port in done:
-                await self._set(port, 0, 0)
-            raise
+        for port in ports:
+            outside = await self._set(port, port, seconds)
+            if outside != port:
+                raise MappingFailed(f"it maps port {outside} instead of {port}, which another machine may have")
         return str(ipaddress.IPv4Address(answer[8:12]))
 
     async def unmap(self, ports: Sequence[int]) -> None:
-        """Remove the mappings of the ports. Raises MappingFailed."""
+        """Remove the mappings of the ports, those that there are. Raises MappingFailed."""
+        failure: MappingFailed | None = None
         for port in ports:
-            await self._set(port, 0, 0)
+            try:
+                await self._set(port, 0, 0)
+            except MappingFailed as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def _set(self, inside: int, outside: int, seconds: int) -> int:
         """Map a port for some seconds, or remove its mapping with 0; return the outside port."""
         request = struct.pack(">BBHHHI", 0, TCP, 0, inside, outside, seconds)
         answer = await self._ask(request, 16, struct.pack(">H", inside))
         granted, lease = struct.unpack(">HI", answer[10:16])
-        if seconds and not lease:
-            raise MappingFailed(f"it maps port {inside} for no time")
+        if lease < seconds:
+            raise MappingFailed(f"it maps port {inside} for {lease} s only, and {seconds} s are needed")
         return int(granted)
 
     async def _ask(self, request: bytes, size: int, about: bytes = b"") -> bytes:

@@ -8,6 +8,7 @@ and are removed at the end of the process. A failure is one alarm and never ends
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -37,7 +38,7 @@ class Router(Protocol):
     async def map(self, ports: Sequence[int], seconds: int) -> str:
         """Map these TCP ports to themselves; return the outside host.
 
-        Raises MappingFailed; then nothing is mapped.
+        Raises MappingFailed; then some may be mapped, and the caller removes them.
         """
         ...
 
@@ -54,15 +55,15 @@ async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: i
     reasons = []
     for router in routers:
         try:
-            host = await router.map(ports, seconds)
-        except MappingFailed as error:
-            reasons.append(f"{router.name}: {error}")
-            continue
-        try:
+            host = str(
+                ipaddress.ip_address(await router.map(ports, seconds))
+            )  # No name: it could be another machine's.
             address = join_address(host, ports[0])
             if scope_of(address) == "internet":
                 return router, address
             reasons.append(f"{router.name}: its outside address {host} is not on the internet: another router follows")
+        except MappingFailed as error:
+            reasons.append(f"{router.name}: {error}")
         except ValueError:
             reasons.append(f"{router.name}: it has no outside address")
         with suppress(MappingFailed):
@@ -81,6 +82,7 @@ class PortMapping:
     ) -> None:
         self._routers, self._ports, self._emit, self._mapped = routers, ports, emit, mapped
         self._router: Router | None = None
+        self._asked = False
 
     async def keep(self) -> None:
         """Map and renew until cancelled."""
@@ -89,6 +91,7 @@ class PortMapping:
             try:
                 # The protocol that has worked is asked first: another one would leave the first one's mappings.
                 known = [self._router] if self._router is not None else self._routers
+                self._asked = True
                 self._router, address = await map_by_any(known, self._ports, LEASE)
                 failure = ""
             except MappingFailed as error:
@@ -105,9 +108,9 @@ class PortMapping:
             await asyncio.sleep(LEASE / 2 if address else AGAIN_SECONDS)
 
     async def release(self) -> None:
-        """Remove the mappings, if there are any."""
-        router, self._router = self._router, None
-        if router is not None:
+        """Remove the mappings, also those of an attempt that has failed or was cancelled."""
+        routers = [self._router] if self._router is not None else self._routers if self._asked else ()
+        for router in routers:
             with suppress(MappingFailed, TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await router.unmap(self._ports)

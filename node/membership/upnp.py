@@ -29,7 +29,7 @@ class Upnp:
         self._interface = interface
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
-        """Map the ports, or none; return the outside host. Raises MappingFailed."""
+        """Map the ports; return the outside host. Raises MappingFailed."""
         return await self._ask("map", seconds, ports)
 
     async def unmap(self, ports: Sequence[int]) -> None:
@@ -46,6 +46,7 @@ class Upnp:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C must not end it half-way.
             )
         except OSError as error:
             raise MappingFailed(f"no process for it: {error.strerror}") from None

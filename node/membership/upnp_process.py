@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 DISCOVER_MILLISECONDS = 2000
@@ -37,21 +38,17 @@ def answer(upnp: Any, request: dict[str, Any]) -> str:
     if not found:
         raise LookupError("no router answers")
     upnp.selectigd()
-    done: list[int] = []
-    try:
-        for port in request["ports"]:
-            if request["do"] == "unmap":
-                upnp.deleteportmapping(port, "TCP")
-                continue
-            owner = upnp.getspecificportmapping(port, "TCP")
-            if owner is not None and owner[0] != upnp.lanaddr:
-                raise LookupError(f"port {port} is mapped to {owner[0]}")
-            add(upnp, port, request["seconds"])
-            done.append(port)
-    except Exception:
-        for port in done:
-            upnp.deleteportmapping(port, "TCP")
-        raise
+    for port in request["ports"]:
+        owner = upnp.getspecificportmapping(port, "TCP")
+        foreign = owner is not None and owner[0] != upnp.lanaddr
+        if request["do"] == "unmap":
+            if owner is not None and not foreign:
+                with suppress(Exception):  # of the library, of any kind; the other ports follow
+                    upnp.deleteportmapping(port, "TCP")
+            continue
+        if foreign:
+            raise LookupError(f"port {port} is mapped to {owner[0]}")
+        add(upnp, port, request["seconds"])
     return str(upnp.externalipaddress())
 
 

@@ -96,13 +96,13 @@ class OwnRecord:
         "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now;
         "yielded": the last record of a process that ends because this one came later.
         Our own records never have a sequence above the current one, so a higher sequence means another source. A rival
-        is a source with another address, or one that issues records repeatedly.
+        is a source without an address of ours, or one that issues records repeatedly.
         """
         if self.superseded or record.sequence < self.record.sequence or record.wire == self.record.wire:
             return "known"
         if not record.addresses:
             return "yielded"
         self._foreign += 1
-        if record.addresses == self.record.addresses and self._foreign < FOREIGN_LIMIT:
+        if set(record.addresses).intersection(self.record.addresses) and self._foreign < FOREIGN_LIMIT:
             return "earlier"
         return "rival"

@@ -7,6 +7,7 @@ a line with the exit status of os.waitpid when the process ends. All processes e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -68,7 +69,11 @@ def serve(path: str) -> None:
             client, _ = listening.accept()
             client.setblocking(True)
             with client.makefile("rb") as file:
-                wanted = json.loads(file.readline())
+                line = file.readline()
+            if not line:  # The client has ended.
+                client.close()
+                continue
+            wanted = json.loads(line)
             child = os.fork()
             if not child:
                 selector.close()
@@ -76,17 +81,16 @@ def serve(path: str) -> None:
                     one.close()
                 become(wanted)
                 return
-            client.sendall(b"%d\n" % child)
             living[child] = client
+            with contextlib.suppress(OSError):
+                client.sendall(b"%d\n" % child)
         while living:
             child, status = os.waitpid(-1, os.WNOHANG)
             if not child:
                 break
             with living.pop(child) as client:
-                try:
+                with contextlib.suppress(OSError):  # The client has forgotten it.
                     client.sendall(b"%d\n" % status)
-                except OSError:
-                    pass  # The client has forgotten it.
 
 
 def load() -> None:

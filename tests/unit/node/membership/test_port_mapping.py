@@ -14,6 +14,7 @@ from thinwire.node.membership.nat_pmp import NatPmp, default_gateway
 from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
 from thinwire.node.membership.routers import mapped_ports, routers
 from thinwire.node.membership.upnp import Upnp
+from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import load
 from thinwire.sims.engine import virtual_loop
 
@@ -61,8 +62,9 @@ def test_nat_pmp_maps_and_removes_ports(router):
 
 def test_nat_pmp_with_another_outside_port_fails_and_removes_what_it_has_mapped(router):
     port, said = router("other-port", "0")
-    assert "maps port 7402 instead of 7401" in failure(NatPmp("127.0.0.1", port).map(PORTS, 600))
-    assert [said() for _ in range(4)] == ["map 7400 600", "map 7402 600", "unmap 7400", "unmap 7402"]
+    assert "maps port 7402 instead of 7401" in failure(map_by_any((NatPmp("127.0.0.1", port),), PORTS, 600))
+    said_all = [said() for _ in range(4)]
+    assert said_all == ["map 7400 600", "map 7402 600", "unmap 7400", "unmap 7402"], said_all
 
 
 def test_nat_pmp_refuses_garbage_and_silence(router):
@@ -141,17 +143,39 @@ def test_mapping_is_renewed_reported_once_and_removed_at_the_end():
         task = asyncio.create_task(mapping.keep())
         await asyncio.sleep(LEASE / 2 + 1.0)
         assert addresses == [f"{OUTSIDE}:7400"] and [kind for kind, _ in events] == ["mapped"]
-        assert len(first.calls) == 1 and len(second.calls) == 2
+        assert [call[0] for call in first.calls] == ["map", "unmap"] and len(second.calls) == 2
         await asyncio.sleep(LEASE / 2)
         assert addresses[1:] == [""] and [kind for kind, _ in events] == ["mapped", "alarm"]
         await asyncio.sleep(AGAIN_SECONDS)
         assert addresses[2:] == ["9.9.9.10:7400"]
         task.cancel()
+        before = [call[0] for call in second.calls].count("unmap")
         await mapping.release()
-        await mapping.release()
-        assert [call[0] for call in second.calls].count("unmap") == 1
+        assert [call[0] for call in second.calls].count("unmap") == before + 1
 
     virtual_loop.run(play(), seed=1, limit=3 * LEASE)
+
+
+def test_mapping_that_is_cancelled_while_a_router_hangs_ends_and_removes_what_may_be_mapped():
+    class Hanging(Planned):
+        async def map(self, ports, seconds):
+            self.calls.append(("map", tuple(ports), seconds))
+            await asyncio.sleep(1e6)
+
+    async def play():
+        router = Hanging("slow")
+        mapping = PortMapping((router,), PORTS, lambda *event: None, lambda address: None)
+        task = asyncio.create_task(mapping.keep())
+        await asyncio.sleep(1.0)
+        await cancelled(task)
+        await mapping.release()
+        assert [call[0] for call in router.calls] == ["map", "unmap"]
+
+    virtual_loop.run(play(), seed=1, limit=100.0)
+
+
+def test_outside_host_that_is_a_name_is_refused():
+    assert "no outside address" in failure(map_by_any((Planned("first", "evil.example.com"),), PORTS, 600))
 
 
 def test_doctor_shows_the_mapping(tmp_path):
@@ -163,6 +187,7 @@ def test_doctor_shows_the_mapping(tmp_path):
 
     good = Planned("NAT-PMP", OUTSIDE)
     assert check(off, good).result == check(on, good, listening=True).result == "SKIP" and not good.calls
+    assert asyncio.run(check_mapping(on, 0, listening=False, by=(good,))).result == "SKIP" and not good.calls
     found = check(on, good)
     assert found.result == "OK" and f"{OUTSIDE}:7400 (NAT-PMP)" in found.detail
     assert [call[0] for call in good.calls] == ["map", "unmap"]
