@@ -144,7 +144,7 @@ class Audits:
             self._fetch(docket, index)
 
     def _recount(self) -> None:
-        """Count the verdicts of the present members; forget those of peers that are neither members nor linked."""
+        """Count the verdicts of present members; forget those of peers that are neither member nor linked."""
         members, live = set(self._replica.members), self._presence.live
         self._said = {peer: said for peer, said in self._said.items() if peer in members | live or peer == self._me}
         named = Counter(owner for peer, said in self._said.items() if peer in members for owner in said)

@@ -17,7 +17,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, Fetch, PeerId, Ready
 
 TIMES = 2
-"""How often a member gets the same chunk: to score it, and to audit its owner."""
+"""Maximum number of times a member gets the same chunk: to score it, and to audit its owner."""
 
 LENT = 2
 """Stored contributions: those to the round in progress and to the last one."""

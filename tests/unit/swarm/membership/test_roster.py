@@ -517,6 +517,17 @@ def test_record_before_restart_is_superseded() -> None:
     assert _kinds(roster) == [("duplicate", NAMES[0])]
 
 
+def test_record_before_restart_with_one_more_address_is_superseded() -> None:
+    """A port that the router had mapped is not mapped yet, and our clock was set back."""
+    roster = _alone(others=2)
+    (ours,) = roster.record.addresses
+    earlier = PeerRecord.create(
+        IDENTITIES[0], run_id=RUN, addresses=("93.184.216.34:4000", ours), sequence=9, issued=EPOCH - 50
+    )
+    roster.handle(NAMES[1], Gossip((gossip_items.announce(earlier),)), 1.0)
+    assert roster.record.sequence > earlier.sequence and _kinds(roster) == []
+
+
 def test_lost_link_is_probed_at_once_without_death() -> None:
     roster = _alone(others=5)
     [(to, ping)] = roster.on_link_down(NAMES[3], 0.5)
