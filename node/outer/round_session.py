@@ -225,7 +225,8 @@ class RoundSession:
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
-        self._lender.announced(self.current.agreement.ready[self.me], source)
+        if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
+            self._lender.announced(ready, source)
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
