@@ -45,6 +45,10 @@ def default_gateway(table: Path = Path("/proc/net/route")) -> str:
     raise MappingFailed("this machine has no default gateway")
 
 
+class Silent(MappingFailed):
+    """No answer came in time; there will be none about other ports either."""
+
+
 class _Answers(asyncio.DatagramProtocol):
     """Answers of one gateway; the socket is connected, so the kernel drops what others send."""
 
@@ -67,11 +71,14 @@ class NatPmp:
 
     def __init__(self, gateway: str = "", port: int = PORT) -> None:
         self._gateway, self._port = gateway, port
+        self._asked: set[int] = set()
+        """Ports that may be mapped: the answer to a request can be lost."""
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
         """Map the ports one after the other; return the outside host. Raises MappingFailed."""
         answer = await self._ask(struct.pack(">BB", 0, ADDRESS), 12)
         for port in ports:
+            self._asked.add(port)
             outside = await self._set(port, port, seconds)
             if outside != port:
                 raise MappingFailed(f"it maps port {outside} instead of {port}, which another machine may have")
@@ -80,9 +87,12 @@ class NatPmp:
     async def unmap(self, ports: Sequence[int]) -> None:
         """Remove the mappings of the ports, those that there are. Raises MappingFailed."""
         failure: MappingFailed | None = None
-        for port in ports:
+        for port in sorted(self._asked.intersection(ports)):
             try:
                 await self._set(port, 0, 0)
+                self._asked.discard(port)
+            except Silent:
+                raise
             except MappingFailed as error:
                 failure = error
         if failure is not None:
@@ -120,7 +130,7 @@ class NatPmp:
                 return with_answer
         finally:
             transport.close()
-        raise MappingFailed(f"{gateway} does not answer")
+        raise Silent(f"{gateway} does not answer")
 
 
 async def _answer(queue: asyncio.Queue[bytes], seconds: float, code: int, size: int, about: bytes) -> bytes | None:

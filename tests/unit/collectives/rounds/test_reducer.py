@@ -28,7 +28,7 @@ def record(results=RESULTS, *, announced=READY, inputs=None):
 def settled(one, *, committed=RESULTS, opened=OPENED, announced=READY):
     claims = Claims()
     for index in MINE:
-        claims.note(index, BEN, one)
+        claims.note(index, BEN, one, again=opened.adopted is not None)
     return claims.settle(opened, announced, hashes_of(committed))
 
 
