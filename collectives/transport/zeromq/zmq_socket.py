@@ -102,7 +102,11 @@ class ZmqSocket:
             for _ in range(_TURN):
                 events = self._events()
                 if self._send_queue and events & zmq.POLLOUT:
-                    self._sock.send_multipart(self._send_queue.popleft(), zmq.NOBLOCK)
+                    try:
+                        self._sock.send_multipart(self._send_queue[0], zmq.NOBLOCK)
+                    except zmq.Again:
+                        break  # The connection was lost between two parts, and libzmq has taken the first ones back.
+                    self._send_queue.popleft()
                 elif events & zmq.POLLIN and not self._paused:
                     self._receive(self._sock.recv_multipart(zmq.NOBLOCK, copy=False))
                 else:

@@ -34,3 +34,25 @@ def test_socket_closes_even_if_last_message_does_not_fit():
         assert sock.closed == 1000
 
     asyncio.run(work())
+
+
+def test_message_whose_connection_is_lost_between_two_parts_waits_and_is_sent_whole_later():
+    class Lost(Full):
+        def __init__(self):
+            super().__init__()
+            self.sent, self.failures = [], 1
+
+        def send_multipart(self, parts, flags=0):
+            if self.failures:
+                self.failures -= 1
+                raise zmq.Again()
+            self.sent.append(parts)
+
+    async def work():
+        sock = Lost()
+        channel = ZmqSocket(sock, lambda frames: None)
+        assert not channel.post((b"head", b"body")) and sock.sent == []
+        assert channel.post((b"next",)) and sock.sent == [(b"head", b"body"), (b"next",)]
+        channel.close()
+
+    asyncio.run(work())
