@@ -215,7 +215,7 @@ class Proposer:
         if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
             trial |= {peer for peer in able if self._electorate.on_trial(peer)}
         able = tuple(peer for peer in able if peer not in trial)
-        unable |= dict.fromkeys(trial, ON_TRIAL)
+        unable |= dict.fromkeys(sorted(trial), ON_TRIAL)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
             before = None  # Only peers of the group can vote, and there are too few of them.
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable

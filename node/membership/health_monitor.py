@@ -120,7 +120,7 @@ class HealthMonitor:
         for peer, found in findings.items():
             if (known := self._known.get(peer)) is None or known.cause != found.cause:
                 self._emit("sick", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})
-        for peer in self._known.keys() - findings.keys():
+        for peer in sorted(self._known.keys() - findings.keys()):
             gone = "" if peer in self._live else "; it is gone"
             self._emit("well", {"peer": peer.hex(), "detail": self._known[peer].cause + gone})
         self._known = dict(findings)

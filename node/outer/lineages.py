@@ -124,7 +124,7 @@ class Lineages:
     def on_tick(self) -> None:
         """Ask again for chains that came too early, and bar peers of other lineages from voting."""
         now, agreement = self._now(), self._current().agreement
-        for peer in [one for one in self._missed if now >= self._checks.get(one, now)]:
+        for peer in sorted(one for one in self._missed if now >= self._checks.get(one, now)):
             self._missed.discard(peer)
             self.ask(peer)
         for peer, name in self._names.items():

@@ -57,7 +57,7 @@ class StageHolders:
     def _wired(self, stage: int) -> RoundRobin[PeerId]:
         """Return the round robin of a stage, over its present holders."""
         wiring, holders = self._wirings.setdefault(stage, RoundRobin()), self.holders[stage]
-        for peer in wiring.peers.difference(holders):
+        for peer in sorted(wiring.peers.difference(holders)):
             wiring.leave(peer)
         for peer in holders:
             wiring.join(peer)

@@ -13,6 +13,7 @@ import pytest
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials import trial
+from thinwire.sims.trials.families import FAMILIES
 from thinwire.sims.trials.driver import examine, fault_text
 
 SEEDS = 5
@@ -97,15 +98,17 @@ _TRACES = """
 import sys, torch
 torch.set_num_threads(int(sys.argv[1]))
 from thinwire.sims.trials.trial import PACE, trial
+from thinwire.sims.trials.families import FAMILIES, harsh
 from thinwire.sims.simulation.world import simulate
-for peers, seed in ((5, 11), (24, 12)):
-    print(simulate(trial(seed, peers), preset=PACE).trace)
+played = [trial(11, 5), trial(12, 24), *(harsh(name, 900004) for name in sorted(FAMILIES))]
+for scenario in played:
+    print(simulate(scenario, preset=PACE).trace)
 """
 
 
 @pytest.mark.trial
 def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
-    """Frames as bytes (few peers) and by reference (many)."""
+    """Frames as bytes (few peers) and by reference (many), and lineages that part and meet, of every family."""
     found = set()
     for hashing, threads in (("0", "1"), ("1", "4"), ("random", "2")):
         env = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
@@ -113,7 +116,7 @@ def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1
-    assert len(set(found.pop().split())) == 2
+    assert len(set(found.pop().split())) == 2 + len(FAMILIES)
 
 
 def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
