@@ -28,7 +28,7 @@ class Boundary:
 
     def __init__(self, spec: str, width: int, vocabulary: int, seed: int) -> None:
         forward: Any = registry.parse(spec)
-        if not (isinstance(forward, (Rows, Tah, Subspace)) or registry.CODECS[_name(spec)].kind == "dense"):
+        if not (isinstance(forward, (Rows, Tah, Subspace)) or registry.kind_of(spec) == "dense"):
             raise registry.SpecError(f"codec {spec!r} is not for activations")
         if getattr(forward, "stochastic", False):
             raise registry.SpecError(f"codec {spec!r} leaves something to chance; a retried micro-batch would differ")
@@ -108,7 +108,3 @@ class Boundary:
 
 def _array(x: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     return x.contiguous().numpy()
-
-
-def _name(spec: str) -> str:
-    return spec.partition("|")[0].partition("(")[0].strip()

@@ -1,39 +1,64 @@
-"""Compilation of all kernels in advance, or their loading from the disk cache."""
+"""Compilation of a run's kernels in advance, or their loading from the disk cache."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+from thinwire.compression import powersgd, registry
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.square_chunks import Chunks
-from thinwire.compression.dense.blockint import Integers
-from thinwire.compression.dense.e3m0 import E3M0
-from thinwire.compression.dense.floats import Fp32, Half
+from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import sgd_step
+from thinwire.compression.powersgd import PowerSGD
+from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
+from thinwire.compression.sparse.demo import Demo
 from thinwire.compression.sparse.topk import Sparse
 
 
-def warm_up() -> None:
-    """Run all that a round computes once, for writable and for read-only inputs; call before serving.
+@cache
+def warm_up(*specs: str) -> None:
+    """Run all that rounds with these codecs compute once, for writable and for read-only inputs.
 
-    A kernel is compiled once per argument type; bit widths and sizes do not matter.
+    Call before serving. A kernel is compiled once per argument type; sizes do not matter. Full precision is always
+    included. Raises SpecError.
     """
-    codecs: list[Codec] = [Fp32(), Half(False), Integers(8), Integers(8, asymmetric=True), E3M0()]
-    for codec in codecs:
-        payload, back = np.zeros(codec.nbytes(16), np.uint8), np.zeros(16, np.float32)
-        for frozen in (False, True):
-            x = np.zeros(16, np.float32)
-            x.flags.writeable = not frozen
-            codec.encode(x, payload)
-            sgd_step(back, back.copy(), x, np.float32(0.0), np.float32(0.0), True)
-            for buffer in (payload.data, payload.tobytes()):
-                codec.decode(buffer, back)
-                codec.check(buffer, 16)
-        codec.mean([payload.data], [1.0], back)
+    step = np.zeros(16, np.float32)
+    for frozen in (False, True):
+        x = np.zeros(16, np.float32)
+        x.flags.writeable = not frozen
+        sgd_step(step, step.copy(), x, np.float32(0.0), np.float32(0.0), True)
+    _compile_dense(Fp32())
+    for spec in specs:
+        codec = registry.parse(spec)
+        if isinstance(codec, Demo):
+            demo.warm_up()
+            _compile_sparse(codec.sparse())
+        elif isinstance(codec, Sparse):
+            _compile_sparse(codec)
+        elif isinstance(codec, PowerSGD):
+            powersgd.warm_up()
+        elif registry.kind_of(spec) == "dense":
+            _compile_dense(registry.dense(spec))
+
+
+def _compile_dense(codec: Codec) -> None:
+    payload, back = np.zeros(codec.nbytes(16), np.uint8), np.zeros(16, np.float32)
+    for frozen in (False, True):
+        x = np.zeros(16, np.float32)
+        x.flags.writeable = not frozen
+        codec.encode(x, payload)
+        for buffer in (payload.data, payload.tobytes()):
+            codec.decode(buffer, back)
+            codec.check(buffer, 16)
+    codec.mean([payload.data], [1.0], back)
+
+
+def _compile_sparse(codec: Sparse) -> None:
     chunks = Chunks((("matrix", (16, 17)),), 256)
-    for sparse in (Sparse(4, 256), Sparse(4, 256, "1bit", "fixed")):
-        values = np.ones(chunks.total, np.float32)
-        sent = sparse.encode(sparse.select(values, chunks))
-        selected = sparse.decode(sent, chunks)
-        selected.scatter(values)
-        sparsemean.mean([selected], [1.0], chunks)
+    small = Sparse(4, 256, codec.values, codec.indices)
+    values = np.ones(chunks.total, np.float32)
+    selected = small.decode(small.encode(small.select(values, chunks)), chunks)
+    selected.scatter(values)
+    sparsemean.mean([selected], [1.0], chunks)

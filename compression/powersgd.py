@@ -12,7 +12,6 @@ the state of one peer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from thinwire.compression.core.noise import normal
@@ -266,9 +265,8 @@ class LowRank:
         self._m = self._first = self._own = self._sent = None
 
 
-@cache
 def warm_up() -> None:
-    """Compile the kernels, or load them from the disk cache; call before the first round."""
+    """Compile the kernels, or load them from the disk cache."""
     chunks = Chunks((("matrix", (16, 16)),), 256)
     peer = LowRank(PowerSGD(1), chunks, 0)
     peer.commit(peer.turn(peer.prepare(np.ones(chunks.total, np.float32))))

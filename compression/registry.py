@@ -88,6 +88,11 @@ def dense(spec: str) -> Codec:
     return cast(Codec, codec)
 
 
+def kind_of(spec: str) -> CodecKind:
+    """Return the kind of the codec of a spec. Raises SpecError."""
+    return _make(spec)[1].kind
+
+
 def _make(spec: str) -> tuple[Named, Entry]:
     head, *rest = spec.split("|")
     match = _STAGE.fullmatch(head)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from thinwire.compression.core.square_chunks import Chunks
@@ -131,9 +131,8 @@ def synthesise(coefficients: Floats, chunks: Chunks, out: Floats, scale: float =
     _each(spectrumkernels.synthesise, chunks, threads, out, coefficients, more)
 
 
-@cache
 def warm_up() -> None:
-    """Compile the kernels, or load them from the disk cache; call before the first round."""
+    """Compile the kernels of the transform, or load them from the disk cache."""
     chunks = Chunks((("matrix", (16, 17)),), 256)
     values = np.ones(chunks.total, np.float32)
     Demo(4, 256).select(values, chunks).scatter(values, -1.0)

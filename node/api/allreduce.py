@@ -22,6 +22,7 @@ from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.collectives.allreduce.service import AllreduceService
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import Grid, grid
+from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
 from thinwire.node.membership.presence import Family
@@ -168,6 +169,8 @@ def prepare(tensors: Some, *, op: str, codec: str | None, weight: int, least: in
     weight, least = int(weight), int(least)  # numbers of other types cannot be sent
     package = Package(tensors)
     parts = elements(package.element, op, codec or EXACT, dense)
+    if codec:  # Compile here: the thread of the peer has to answer others meanwhile.
+        warm_up(codec)
     cut = grid(package.array.size, parts)
     payloads = [_encoded(parts, package, cut, index) for index in range(len(cut))]
     hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.timing import TICK
-from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
+from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
@@ -104,8 +104,8 @@ class BackgroundPeer:
         self._joins = self._background.call(self._open())
 
     async def _open(self) -> bool:
-        await self._background.work(warm_up)
         joins = await self._entry.begin(self.peer)
+        await compile_kernels(self.peer.manifest, self._background.work)
         self._operations = operations_of(self.peer)
         self._tasks = [
             asyncio.create_task(self._report_sinks.keep_telling(self.peer)),

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from thinwire.compression.compile_kernels import warm_up
 from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.mapping import Mapping
 from thinwire.node.daemon.options import Options
+from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
@@ -185,8 +185,9 @@ class Daemon:
         return await asyncio.get_running_loop().run_in_executor(self._second, function)
 
     async def _begin(self, peer: Peer) -> bool:
-        await self._work(warm_up)
-        return await self._entry.begin(peer)
+        joins = await self._entry.begin(peer)
+        await compile_kernels(peer.manifest, self._work)
+        return joins
 
     async def _learn(self, manifest: Manifest) -> Learner:
         config, options = self._entry.config, self._options

@@ -5,28 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from thinwire.node.local_swarm.event_analysis import EventAnalysis
+from thinwire.node.local_swarm.forked_process import ForkedProcess, Main
 from thinwire.node.peer.status import Status, read_status
 from thinwire.node.runtime.config import PREFIX
 from thinwire.node.runtime.directories import RunDirectory, directories
 from thinwire.node.runtime.event_log import read_events
-
-# -P: modules in the working directory must not be imported.
-WARDED = (sys.executable, "-P", "-m", "thinwire.node.cli.child_main")
-"""Program of a child: any of our commands, which ends with its parent."""
 
 KILLED = "killed"
 """State of a child that was killed on purpose."""
 
 
 class Child:
-    """One process. `home` is created; its output goes to the files stdout and stderr there."""
+    """One process, which must end when its standard input ends.
+
+    `home` is created; the output of the process goes to the files stdout and stderr there.
+    """
 
     def __init__(
         self,
@@ -35,9 +34,14 @@ class Child:
         command: Sequence[str],
         directory: Path,
         events: Path | None = None,
-        program: Sequence[str] = WARDED,
+        *,
+        program: Main | Sequence[str],
     ) -> None:
-        """Start it in `directory`. `events`: its event log, if it is not a daemon's. Raises OSError."""
+        """Start it in `directory`.
+
+        `program`: function that is run in a forked process, or words of a command line. `events`: its event log, if it is
+        not a daemon's. Raises OSError.
+        """
         self.name, self.home = name, home
         self.analysis = EventAnalysis(name)
         self.killed_at: float | None = None
@@ -47,7 +51,14 @@ class Child:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A setting in our environment would reach all children: each gets all its settings by flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
-        with _private(home / "stdout") as out, _private(home / "stderr") as errors:
+        out_path, errors_path = home / "stdout", home / "stderr"
+        self.process: ForkedProcess | subprocess.Popen[bytes]
+        if callable(program):
+            self.process = ForkedProcess(
+                program, command, out=out_path, errors=errors_path, directory=directory, environment=environment
+            )
+            return
+        with _private(out_path) as out, _private(errors_path) as errors:
             self.process = subprocess.Popen(
                 [*program, *command],
                 stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -14,7 +15,9 @@ from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.evaluation import conclude
 from thinwire.node.local_swarm.event_analysis import commits, usual_round
+from thinwire.node.local_swarm.forked_process import Main, prepare
 from thinwire.node.local_swarm.live_view import Display, Snapshot, rows
+from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.runtime import plotting
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import log_style, set_up_logging
@@ -49,16 +52,16 @@ class PlaceError(HintedError):
     exit_code: ClassVar[int] = 3
 
 
-def start_local(run: Path, config: Config, options: Options) -> int:
+def start_local(run: Path, config: Config, options: Options, program: Main) -> int:
     """Run the swarm to its end and print the result. Return the exit code.
 
-    Raises LocalError, UsageError, PlaceError.
+    program: runs the command of a child process. Raises LocalError, UsageError, PlaceError.
     """
     run = run.absolute()
     manifest = parse(run.read_bytes(), run.name)
     style = log_style(options.log)
     set_up_logging(style, config.directories.log, debug=options.debug)
-    swarm = LocalSwarm(run, manifest, config, options)
+    swarm = LocalSwarm(run, manifest, config, options, program)
     display = Display(style)
     before = {number: signal.signal(number, swarm.signalled) for number in ending()}
     try:
@@ -84,7 +87,7 @@ def start_local(run: Path, config: Config, options: Options) -> int:
 class LocalSwarm:
     """The processes of a local swarm and their history. `run` starts them and returns when all have ended."""
 
-    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
+    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options, program: Main) -> None:
         """Check the options. Raises UsageError."""
         odd = [
             name
@@ -95,6 +98,7 @@ class LocalSwarm:
         if odd:
             raise UsageError(f"--{odd[0]} does not apply with --local", "local peers choose their own free ports")
         self.file, self.manifest, self.config, self.options = file, manifest, config, options
+        self._program = program
         self.rounds = options.rounds or manifest.run.rounds
         self.chaos: plans.Chaos | None = None
         if options.chaos:
@@ -113,7 +117,6 @@ class LocalSwarm:
         self.joined_round = 0
         self.stopped = 0
         """The signal that asked us to stop."""
-        self._standby: Child | None = None
         self._kill_at: float | None = None
 
     # --- watching
@@ -127,10 +130,12 @@ class LocalSwarm:
             raise PlaceError(
                 f"cannot create {error.filename}: {error.strerror}", "choose another directory with --home"
             ) from None
-        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._first]))
         display.say(f"starting {self.count} peers; their files are in {self.directory}")
+        prepare()
+        asyncio.run(compile_kernels(self.manifest, asyncio.to_thread))  # once for all peers
+        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._first]))
         moved, written = time.monotonic(), 0
-        while any(child.code is None for child in self._children() if child is not self._standby):
+        while any(child.code is None for child in self._children()):
             for child in self._children():
                 child.poll()
             self._check()
@@ -188,7 +193,7 @@ class LocalSwarm:
             return
         hasty, self.stopped = bool(self.stopped), self.stopped or number
         for child in self._children():
-            child.end(now=hasty or child in (self.alone, self._standby))
+            child.end(now=hasty or child is self.alone)
         if hasty:
             raise SystemExit(128 + number)
 
@@ -200,7 +205,7 @@ class LocalSwarm:
             child.process.wait()
 
     def _children(self) -> list[Child]:
-        return [*self.peers, *(child for child in (self.alone, self._standby) if child is not None)]
+        return [*self.peers, *([self.alone] if self.alone is not None else [])]
 
     def _check(self) -> None:
         for child in self._children():
@@ -216,9 +221,6 @@ class LocalSwarm:
                 for number in range(1, self.count):
                     told = ["join", printed[0].removeprefix("thinwire join ")]
                     self.peers.append(self._start_peer([*told, *(self._small if number >= self.options.local else ())]))
-                if self.chaos is not None:
-                    # Load the joiner in advance: where rounds are short, the run would end before its process is up.
-                    self._standby = self._start_peer(["standby", *self._small])
             return
         starters = self.peers[: self.count]
         if self.alone is None and self.rounds and all(child.analysis.last("ready") for child in starters):
@@ -235,15 +237,13 @@ class LocalSwarm:
             if victim.code is None:
                 victim.kill()
                 display.say(f"kill -9 of {victim.name} after round {self.round}", warn=True)
-        if self._standby is not None and self.round >= chaos.join_round:
+        if self.newcomer is None and self.round >= chaos.join_round:
             # Any running peer can invite.
             invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
             if invite:
-                self._standby.tell(invite)
                 self.joined_at, self.joined_round = time.time(), self.round
-                self.peers.append(self._standby)
-                display.say(f"{self._standby.name} joins late, after round {self.joined_round}", warn=True)
-                self._standby = None
+                self.peers.append(self._start_peer(["join", invite, *self._small]))
+                display.say(f"{self.peers[-1].name} joins late, after round {self.joined_round}", warn=True)
 
     def _usual(self) -> float:
         return usual_round(commits(child.analysis for child in self.peers))
@@ -259,7 +259,7 @@ class LocalSwarm:
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is searched beside the run's file.
-        return Child(name, home, [*command, *told], self.file.parent)
+        return Child(name, home, [*command, *told], self.file.parent, program=self._program)
 
     @property
     def _small(self) -> list[str]:
@@ -274,7 +274,9 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
-        self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
+        self.alone = Child(
+            "the peer alone", home, ["alone", *told, *self._first], self.file.parent, events, program=self._program
+        )
 
     @property
     def _first(self) -> list[str]:

@@ -34,6 +34,7 @@ from thinwire.node.training.learner import Learner, StepReport
 from thinwire.sims.peers.learners import DelegatingLearner, StubLearner
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import WAN
 
 
@@ -129,7 +130,7 @@ def main(file: Path) -> int:
         },
         {},
     )  # fmt: skip
-    warm_up()
+    warm_up(parse(Path(part.manifest).read_bytes()).exchange.codec)
     print("loaded", flush=True)
     word = sys.stdin.readline().strip()
     if not word:

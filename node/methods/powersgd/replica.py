@@ -21,7 +21,7 @@ from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
-from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up
+from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.node.methods.powersgd import two_phase_contributors
 from thinwire.node.methods.sparse.replica import chunks_of, keep
 from thinwire.node.state.layout import Layout
@@ -64,7 +64,6 @@ class PowerSGDReplica(Replica):
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
         """Set up the factors and the residual."""
-        warm_up()
         power: Any = registry.parse(manifest.exchange.codec)
         self.power, self.sent = power, {}
         self.memory = LowRank(power, chunks_of(layout), manifest.run.seed, manifest.outer.residual.on_exclusion)

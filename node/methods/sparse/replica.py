@@ -250,10 +250,6 @@ class DemoReplica(SparseReplica):
     mean G: θ̄ ← θ̄ − lr (sign G + decay θ̄).
     """
 
-    def _begin(self, manifest: Manifest, layout: Layout) -> None:
-        demo.warm_up()
-        super()._begin(manifest, layout)
-
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         """Move theta by the sign of the mean."""
         mean = demo.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator, self.average)

@@ -98,11 +98,13 @@ def load() -> None:
     import psutil as psutil
     import torch
     import uvloop as uvloop
-    from thinwire.node.daemon import daemon
+    from thinwire.compression.compile_kernels import warm_up
+    from thinwire.node.daemon import daemon as daemon
     from thinwire.swarm.identity.identity import Identity
 
     Identity.generate()
-    daemon.warm_up()
+    for codec in ("int8", "topk"):
+        warm_up(codec)
     weight = torch.ones(2, 2, requires_grad=True)
     optimizer = torch.optim.AdamW([weight])
     weight.sum().backward()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.node.cli.child_main import main as child_main
 from thinwire.node.daemon.options import Options, memory_of
 from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm import loss_plot
@@ -260,7 +261,7 @@ def swarm(tmp_path, flags=None, **options):
     file = tmp_path / "run.toml"
     file.write_text(TOML)
     config = load({"home": tmp_path / "home", **(flags or {})}, {})
-    return LocalSwarm(file, parse(TOML), config, Options(local=3, **options))
+    return LocalSwarm(file, parse(TOML), config, Options(local=3, **options), child_main)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,13 @@ def test_child_ends_when_parent_closes_the_pipe():
 
 def test_failing_child_is_quoted(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_PORT", "not a port")  # our environment does not affect it
-    child = Child("peer 1", tmp_path / "peer-1", ["join", "tw1-nonsense", "--home", str(tmp_path / "peer-1")], tmp_path)
+    child = Child(
+        "peer 1",
+        tmp_path / "peer-1",
+        ["join", "tw1-nonsense", "--home", str(tmp_path / "peer-1")],
+        tmp_path,
+        program=child_main,
+    )
     assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
     assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()
     child.poll()
@@ -329,7 +336,7 @@ def test_failing_child_is_quoted(tmp_path, monkeypatch):
 
 def test_child_killed_on_purpose_is_no_failure(tmp_path):
     command = ["alone", "--help"]
-    child = Child("peer 1", tmp_path / "peer-1", command, tmp_path)
+    child = Child("peer 1", tmp_path / "peer-1", command, tmp_path, program=child_main)
     child.kill()
     child.process.wait(60)
     assert child.state == "killed" and not child.live and child.killed_at is not None

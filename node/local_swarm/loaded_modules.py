@@ -1,0 +1,14 @@
+"""Import of the modules that every process of a local swarm needs, in the process from which they are forked.
+
+Loading them takes about two seconds of a core. Forked processes share them.
+"""
+
+import gc
+
+import psutil as psutil
+import torch._dynamo as _dynamo  # The first step of an optimizer would load it.
+from thinwire.node.daemon import daemon as daemon
+from thinwire.node.local_swarm import baseline as baseline
+
+assert _dynamo
+gc.freeze()  # A collection would write to the shared pages, and so copy them.
