@@ -126,10 +126,9 @@ def start(
     parse(toml, run.name)  # report mistakes at once, before torch is loaded
     _check_machine(config)
     if local:
-        from thinwire.node.cli.child_main import main as child
         from thinwire.node.local_swarm.launcher import start_local
 
-        return start_local(run, config, options, child)
+        return start_local(run, config, options)
     from thinwire.node.daemon import daemon
 
     return daemon.start(run, config, options)

@@ -20,17 +20,25 @@ from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.parser import parse
 
-EVALUATION = (32, 8)
-"""Size and number of the held-out batches for all measurements."""
+SAMPLES, BATCH = 256, 32
+"""Held-out samples of a measurement, and how many of them are a batch."""
+
+WORK = 4e12
+"""Most floating-point operations of a measurement: about 20 s of one core. A large model gets fewer samples."""
 
 Say = Callable[[str, dict[str, object]], object]
 """Function that writes an event."""
 
 
 def evaluate(training: LocalLearner) -> float:
-    """Return the held-out loss of the present model in nats per token; NaN if nothing is held out."""
-    size, count = EVALUATION
-    return training.trainer.evaluate(training.split.evaluation(size, count))
+    """Return the held-out loss of the present model in nats per token; NaN if nothing is held out.
+
+    All measurements of a run use the same samples.
+    """
+    sample = 2 * training.layout.total * training.manifest.model.context
+    samples = max(1, min(SAMPLES, int(WORK // sample)))
+    size = min(BATCH, samples)
+    return training.trainer.evaluate(training.split.evaluation(size, samples // size))
 
 
 def train(training: LocalLearner, group: Sequence[bytes], me: bytes, rounds: int, say: Say) -> None:

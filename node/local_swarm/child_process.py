@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from thinwire.node.local_swarm.event_analysis import EventAnalysis
-from thinwire.node.local_swarm.forked_process import ForkedProcess, Main
+from thinwire.node.local_swarm.forked_process import ForkedProcess
 from thinwire.node.peer.status import Status, read_status
 from thinwire.node.runtime.config import PREFIX
 from thinwire.node.runtime.directories import RunDirectory, directories
 from thinwire.node.runtime.event_log import read_events
+
+PROGRAM = "thinwire.node.cli.child_main"
+"""Module of a child process: runs any of our commands, and ends with its parent."""
 
 KILLED = "killed"
 """State of a child that was killed on purpose."""
@@ -34,13 +37,12 @@ class Child:
         command: Sequence[str],
         directory: Path,
         events: Path | None = None,
-        *,
-        program: Main | Sequence[str],
+        program: Sequence[str] = (),
     ) -> None:
         """Start it in `directory`.
 
-        `program`: function that is run in a forked process, or words of a command line. `events`: its event log, if it is
-        not a daemon's. Raises OSError.
+        `events`: its event log, if it is not a daemon's. `program`: words that start another program than ours. Raises
+        OSError.
         """
         self.name, self.home = name, home
         self.analysis = EventAnalysis(name)
@@ -53,9 +55,9 @@ class Child:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
         out_path, errors_path = home / "stdout", home / "stderr"
         self.process: ForkedProcess | subprocess.Popen[bytes]
-        if callable(program):
+        if not program:
             self.process = ForkedProcess(
-                program, command, out=out_path, errors=errors_path, directory=directory, environment=environment
+                PROGRAM, command, out=out_path, errors=errors_path, directory=directory, environment=environment
             )
             return
         with _private(out_path) as out, _private(errors_path) as errors:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from thinwire.node.daemon.options import Options
 from thinwire.node.local_swarm import loss_plot
-from thinwire.node.local_swarm.baseline import evaluate
+from thinwire.node.local_swarm.baseline import WORK, evaluate
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import (
     EventAnalysis,
@@ -49,6 +49,8 @@ from thinwire.swarm.manifest.manifest import Manifest
 
 PROMPT_TOKENS = 48
 SAMPLE_TOKENS = 240
+"""Length of the text that the model writes, with a large model less: each token is as much work as all before it."""
+
 TEMPERATURE, TOP_K = 0.7, 40
 
 
@@ -123,6 +125,8 @@ def conclude(swarm: FinishedSwarm, style: str, display: Display) -> list[str]:
     alike = METHODS[swarm.manifest.outer.method].replica.alike
     found = proof(analyses, [child.analysis for child in swarm.peers if child.live], alike=alike)
     # A user who stopped the swarm wants the terminal back: skip everything that takes seconds.
+    if not swarm.stopped:
+        display.say("evaluating the model of the swarm, from a checkpoint")
     made = SavedModel() if swarm.stopped else _made(swarm, found)
     path = ""
     try:
@@ -180,8 +184,9 @@ def write_on(training: LocalLearner, seed: int) -> tuple[str, str]:
     source = split.held_out if split.held_out.size else split.training
     start = split.batch(source[:1])[0][:, :PROMPT_TOKENS]
     generator = torch.Generator().manual_seed(seed)
-    model = training.trainer.model
-    tokens = generate(model, start.to(training.trainer.device), SAMPLE_TOKENS, TEMPERATURE, TOP_K, generator)  # type: ignore[arg-type]
+    model, most = training.trainer.model, math.isqrt(int(WORK // (2 * training.layout.total)))
+    length = min(SAMPLE_TOKENS, max(1, most))
+    tokens = generate(model, start.to(training.trainer.device), length, TEMPERATURE, TOP_K, generator)  # type: ignore[arg-type]
     ids = tokens[0].tolist()
     decode = training.tokenizer.decode
     return decode(ids[: start.shape[1]]), decode(ids[start.shape[1] :])

@@ -1,4 +1,4 @@
-"""Processes that start in a fraction of a second: forks of a server process that has loaded the daemon's modules.
+"""Processes that start in a fraction of a second: forks of a server that has loaded all modules.
 
 The server is that of multiprocessing. Systems without fork start a new interpreter for each process instead.
 """
@@ -9,14 +9,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-
-Main = Callable[[list[str]], int]
-"""Function that runs one of our commands and returns its exit code; at the top level of a module."""
 
 PRIVATE = 0o600
 """Mode of the output files."""
@@ -44,20 +42,20 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 def prepare() -> None:
-    """Start the server, which loads the modules while this process goes on."""
+    """Start the server, which loads the modules meanwhile."""
     _context()
 
 
 class ForkedProcess:
     """One process, with the interface of subprocess.Popen.
 
-    Its standard input is a pipe from this process. It has a session of its own, so a Ctrl-C in the terminal does not
+    Its standard input is a pipe from this process. It has a separate session, so a Ctrl-C in the terminal does not
     reach it.
     """
 
     def __init__(
         self,
-        main: Main,
+        module: str,
         arguments: Sequence[str],
         *,
         out: Path,
@@ -65,11 +63,14 @@ class ForkedProcess:
         directory: Path,
         environment: Mapping[str, str],
     ) -> None:
-        """Start it in `directory`; its output replaces the files `out` and `errors`. Raises OSError."""
+        """Start it in `directory`; its output replaces the files `out` and `errors`. Raises OSError.
+
+        The function `main` of `module` gets the arguments and returns the exit code.
+        """
         for path in (out, errors):
             os.close(_create(path))
         reader, writer = multiprocessing.Pipe(duplex=False)
-        given = (main, list(arguments), reader, str(out), str(errors), str(directory), dict(environment))
+        given = (module, list(arguments), reader, str(out), str(errors), str(directory), dict(environment))
         self._process = _context().Process(target=_run, args=given)
         self._process.start()
         reader.close()
@@ -110,7 +111,7 @@ def _create(path: str | Path) -> int:
 
 
 def _run(
-    main: Main,
+    module: str,
     arguments: list[str],
     reader: Connection,
     out: str,
@@ -131,4 +132,4 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    sys.exit(main(arguments))
+    sys.exit(import_module(module).main(arguments))

@@ -15,7 +15,7 @@ from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.evaluation import conclude
 from thinwire.node.local_swarm.event_analysis import commits, usual_round
-from thinwire.node.local_swarm.forked_process import Main, prepare
+from thinwire.node.local_swarm.forked_process import prepare
 from thinwire.node.local_swarm.live_view import Display, Snapshot, rows
 from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.runtime import plotting
@@ -52,16 +52,16 @@ class PlaceError(HintedError):
     exit_code: ClassVar[int] = 3
 
 
-def start_local(run: Path, config: Config, options: Options, program: Main) -> int:
+def start_local(run: Path, config: Config, options: Options) -> int:
     """Run the swarm to its end and print the result. Return the exit code.
 
-    program: runs the command of a child process. Raises LocalError, UsageError, PlaceError.
+    Raises LocalError, UsageError, PlaceError.
     """
     run = run.absolute()
     manifest = parse(run.read_bytes(), run.name)
     style = log_style(options.log)
     set_up_logging(style, config.directories.log, debug=options.debug)
-    swarm = LocalSwarm(run, manifest, config, options, program)
+    swarm = LocalSwarm(run, manifest, config, options)
     display = Display(style)
     before = {number: signal.signal(number, swarm.signalled) for number in ending()}
     try:
@@ -87,7 +87,7 @@ def start_local(run: Path, config: Config, options: Options, program: Main) -> i
 class LocalSwarm:
     """The processes of a local swarm and their history. `run` starts them and returns when all have ended."""
 
-    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options, program: Main) -> None:
+    def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
         """Check the options. Raises UsageError."""
         odd = [
             name
@@ -98,7 +98,6 @@ class LocalSwarm:
         if odd:
             raise UsageError(f"--{odd[0]} does not apply with --local", "local peers choose their own free ports")
         self.file, self.manifest, self.config, self.options = file, manifest, config, options
-        self._program = program
         self.rounds = options.rounds or manifest.run.rounds
         self.chaos: plans.Chaos | None = None
         if options.chaos:
@@ -259,7 +258,7 @@ class LocalSwarm:
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is searched beside the run's file.
-        return Child(name, home, [*command, *told], self.file.parent, program=self._program)
+        return Child(name, home, [*command, *told], self.file.parent)
 
     @property
     def _small(self) -> list[str]:
@@ -274,9 +273,7 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
-        self.alone = Child(
-            "the peer alone", home, ["alone", *told, *self._first], self.file.parent, events, program=self._program
-        )
+        self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
 
     @property
     def _first(self) -> list[str]:

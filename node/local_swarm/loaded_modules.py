@@ -1,6 +1,6 @@
-"""Import of the modules that every process of a local swarm needs, in the process from which they are forked.
+"""Import of the modules that every process of a local swarm needs, before they are forked.
 
-Loading them takes about two seconds of a core. Forked processes share them.
+Loading takes about two seconds of a core.
 """
 
 import gc

@@ -16,9 +16,9 @@ LOADING_SECONDS = 1.0
 
 
 async def compile_kernels(manifest: Manifest, work: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
-    """Compile the kernels of the run's codecs, or load them from the disk cache; log a line if that takes a while.
+    """Compile the kernels of the run's codecs, or load them from the disk cache.
 
-    work: runs a function where computing is allowed.
+    Log a line if that takes a while. work: runs a function where computing is allowed.
     """
     codec = manifest.exchange.codec
     specs = (codec, SLOW) if manifest.outer.gossip else (codec,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -20,6 +21,9 @@ from thinwire.node.runtime.directories import directories
 COMMAND = [sys.executable, "-P", "-m", "thinwire.node.cli.child_main"]
 SOME_ROUNDS = re.compile(r"round ([3-9]|\d\d+) ")
 """The display shows only the newest round, so any round may be missing from it."""
+
+MARK = "LAUNCHED_FOR"
+"""Environment variable of a launcher and of its processes."""
 
 CAP = 200.0
 """Seconds after which a test that hangs ends."""
@@ -62,7 +66,12 @@ class Launcher:
         told = ["start", file, "--home", self.home, "--data", self.text, *arguments]
         with open(self.path / "stdout", "wb") as out, open(self.path / "stderr", "wb") as errors:
             self.process = subprocess.Popen(
-                [*COMMAND, *map(str, told)], stdin=subprocess.PIPE, stdout=out, stderr=errors, start_new_session=True
+                [*COMMAND, *map(str, told)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, MARK: str(self.path)},
             )
 
     def said(self, stream: str) -> str:
@@ -79,14 +88,20 @@ class Launcher:
             assert time.monotonic() < until, f"never: {what}\n{self.said('stderr')}"
             time.sleep(0.05)
 
-    def processes(self) -> list[str]:
-        """Return the running processes with our directory on their command line, except the launcher."""
+    def processes(self) -> list[int]:
+        """Return the running processes that have inherited our environment, except the launcher."""
         found = []
-        for process in psutil.process_iter(["pid", "cmdline", "status"]):
-            command = " ".join(process.info["cmdline"] or ())
-            if str(self.path) in command and process.pid != self.process.pid:
-                found.append(command)
+        for process in psutil.process_iter(["pid", "environ"]):
+            if (process.info["environ"] or {}).get(MARK) == str(self.path) and process.pid != self.process.pid:
+                found.append(process.pid)
         return found
+
+    def left(self) -> list[int]:
+        """Return the processes that do not end within a moment after the launcher."""
+        until = time.monotonic() + 30
+        while (left := self.processes()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
 
     def end(self) -> None:
         if self.process is not None:
@@ -99,17 +114,14 @@ def launcher(tmp_path):
     made = Launcher(tmp_path)
     yield made
     made.end()
-    until = time.monotonic() + 30
-    while (left := made.processes()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not left
+    assert made.left() == []
 
 
 def test_local_demo_with_kill_and_late_peer_prints_every_figure(launcher):
     """Three peers, of which the founder is killed (with this seed), and a late joiner; all figures are printed."""
     launcher.run("--local", 3, "--chaos", "--log", "json", rounds=60)
     assert launcher.process.wait(CAP) == 0, launcher.said("stderr")
-    assert launcher.processes() == []
+    assert launcher.left() == []
     verdict = json.loads(launcher.said("stdout"))
     assert verdict["faults"] == [] and verdict["rounds"] == 60 and verdict["steps"] == 3600
 
@@ -149,7 +161,7 @@ def test_interrupted_local_swarm_saves_and_prints_summary(launcher, number):
     launcher.wait("some rounds", lambda: SOME_ROUNDS.search(launcher.said("stderr")))
     launcher.process.send_signal(number)
     assert launcher.process.wait(CAP) == 128 + number, launcher.said("stderr")
-    assert launcher.processes() == []
+    assert launcher.left() == []
     screen = launcher.said("stdout")
     assert "bytes sent      peer 1" in screen and "error:" not in launcher.said("stderr")
     for home in launcher.peers():
@@ -166,10 +178,7 @@ def test_peers_end_when_launcher_is_killed(launcher):
     assert len(launcher.processes()) >= 2
     launcher.process.kill()
     launcher.process.wait()
-    until = time.monotonic() + CAP
-    while launcher.processes():
-        assert time.monotonic() < until, launcher.processes()
-        time.sleep(0.05)
+    assert launcher.left() == []
 
 
 def test_failed_peer_is_named_with_its_log(launcher):
@@ -179,4 +188,4 @@ def test_failed_peer_is_named_with_its_log(launcher):
     error, hint = launcher.said("stderr").splitlines()[-2:]
     assert error.startswith("error: peer 1 ended with code 2: ") and "too few" in error
     assert hint.startswith("hint: see ") and Path(hint.removeprefix("hint: see ")).exists()
-    assert launcher.processes() == []
+    assert launcher.left() == []

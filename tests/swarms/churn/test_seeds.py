@@ -13,8 +13,8 @@ import pytest
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials import trial
-from thinwire.sims.trials.families import FAMILIES
 from thinwire.sims.trials.driver import examine, fault_text
+from thinwire.sims.trials.families import FAMILIES
 
 SEEDS = 5
 TRIAL = 30

@@ -10,6 +10,6 @@ from kit.programs import late_kernels
 @pytest.mark.trial
 @pytest.mark.parametrize("family", ["diloco", "noloco", "sieve", "demo", "powersgd", "sparse-chains"])
 def test_rounds_compile_no_kernel_after_compile_kernels(family):
-    """A process of its own: the kernels that other tests have compiled would hide a gap."""
+    """In a separate process: the kernels that other tests have compiled would hide a gap."""
     done = subprocess.run([sys.executable, late_kernels.__file__, family], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [family], done.stdout

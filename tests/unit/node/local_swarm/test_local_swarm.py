@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.cli.child_main import main as child_main
 from thinwire.node.daemon.options import Options, memory_of
+from thinwire.node.local_swarm import baseline, evaluation, loss_plot
 from thinwire.node.local_swarm import chaos as plans
-from thinwire.node.local_swarm import loss_plot
 from thinwire.node.local_swarm.baseline import train
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.evaluation import write_on
@@ -261,7 +260,7 @@ def swarm(tmp_path, flags=None, **options):
     file = tmp_path / "run.toml"
     file.write_text(TOML)
     config = load({"home": tmp_path / "home", **(flags or {})}, {})
-    return LocalSwarm(file, parse(TOML), config, Options(local=3, **options), child_main)
+    return LocalSwarm(file, parse(TOML), config, Options(local=3, **options))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +325,6 @@ def test_failing_child_is_quoted(tmp_path, monkeypatch):
         tmp_path / "peer-1",
         ["join", "tw1-nonsense", "--home", str(tmp_path / "peer-1")],
         tmp_path,
-        program=child_main,
     )
     assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
     assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()
@@ -336,7 +334,7 @@ def test_failing_child_is_quoted(tmp_path, monkeypatch):
 
 def test_child_killed_on_purpose_is_no_failure(tmp_path):
     command = ["alone", "--help"]
-    child = Child("peer 1", tmp_path / "peer-1", command, tmp_path, program=child_main)
+    child = Child("peer 1", tmp_path / "peer-1", command, tmp_path)
     child.kill()
     child.process.wait(60)
     assert child.state == "killed" and not child.live and child.killed_at is not None
@@ -353,3 +351,19 @@ def test_memory_sizes_parse(text, size):
 def test_invalid_memory_sizes_are_refused(text):
     with pytest.raises(ValueError, match="no size"):
         memory_of(text)
+
+
+def test_measurements_of_large_model_have_fewer_samples(training, monkeypatch):
+    """The work is bounded: a model of a million times the work would otherwise take hours after the last round."""
+    drawn = []
+    draw = training.split.evaluation
+    monkeypatch.setattr(
+        type(training.split), "evaluation", lambda self, size, count: drawn.append(size * count) or draw(2, 1)
+    )
+    sample = 2 * training.layout.total * training.manifest.model.context
+    for work, samples in ((4e12, 256), (100 * sample, 96), (5.5 * sample, 5), (0, 1)):
+        monkeypatch.setattr(baseline, "WORK", work)
+        baseline.evaluate(training)
+        assert drawn[-1] == samples
+    monkeypatch.setattr(evaluation, "WORK", 32 * training.layout.total)
+    assert len(write_on(training, 5)[1].encode()) <= 4 * 4
