@@ -24,7 +24,7 @@ vote, it does not bind (`proposal.bound`).
 
 Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
 them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), and commits that other
-peers bring (`certificates`).
+peers bring (`certificates`), and checks of the proposals of leaders (`proposal_check`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,9 @@ import msgspec
 from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
 from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
-from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import (
-    DISTRUSTED,
-    ON_TRIAL,
-    WITHHELD,
-    RoundTerms,
-    lives_agree,
-    statement,
-    vote_for,
-)
+from thinwire.collectives.consensus.equivocation import Accuse
+from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, statement, vote_for
+from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (
@@ -110,12 +102,10 @@ class Agreement:
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._barred = frozenset(barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
-        self._equivocation = Equivocation(accuse)
-        self._refused: set[PeerId] = set()
-        self._banned = banned
+        self._check = ProposalCheck(
+            me, store.life, self._electorate, self.ready, verify=verify, accuse=accuse, banned=banned
+        )
         self._quorum_since: float | None = None
-        self._deferred: tuple[PeerId, Open | Justified] | None = None
-        """Proposal with a newcomer that lacks endorsements here, and its sender."""
         self._differ = False
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
@@ -136,8 +126,8 @@ class Agreement:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
         self._hear_ready(self.me, ready)
-        if self._deferred is not None:
-            self._hear_open(*self._deferred, now)
+        if self._check.deferred is not None:
+            self._hear_open(*self._check.deferred, now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
@@ -238,15 +228,15 @@ class Agreement:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
         if isinstance(message, Vote) and message.digest is not None:
-            self._equivocation.note(sender, message, signature)  # Also after the commit: it needs no more votes.
+            self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
             if self.commit is None and certified(message, self._electorate, self._verify):
                 self.commit = message
-                self._compare(message)
+                self._check.note_commit(message)
                 if self._proposer.ballot is not None:
                     self._out.append((None, message))  # Peers that we have asked wait for us now.
             elif self.commit is not None and self._differs(message):
-                self._compare(message)
+                self._check.note_commit(message)
         elif not counts and isinstance(message, (Open, Justified, Prepare)):
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
@@ -256,8 +246,8 @@ class Agreement:
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
             self._hear_ready(sender, message)
-            if self._deferred is not None:
-                self._hear_open(*self._deferred, now)
+            if self._check.deferred is not None:
+                self._hear_open(*self._check.deferred, now)
             if self._early():
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, (Open, Justified)):
@@ -266,7 +256,7 @@ class Agreement:
             self._hear_prepare(sender, message, now)
         elif isinstance(message, Promise):
             if message.voted is not None:
-                self._note(message.voted)
+                self._check.note(message.voted)
             self._proposer.hear_promise(sender, message, signature, counts=counts)
         elif isinstance(message, Decline):
             self._proposer.excuse(sender)
@@ -302,72 +292,21 @@ class Agreement:
         return too_few or (self._quorum_since is not None and ready < members)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
+        if not self._check.admits(sender, message, self.opened):
+            return
         opened = message if isinstance(message, Open) else message.opened
-        sealed = self._note(opened)
-        if (self.opened is not None and opened.ballot <= self.opened.ballot) or sender in self._refused:
-            return
-        if not sealed or isinstance(message, Justified) != (opened.ballot.term > 1):
-            return
-        if opened.adopted is not None and opened.ballot.term == 1:
-            return  # No results exist before the first ballot.
-        if opened.adopted is None and not set(opened.alive).isdisjoint(self._banned()):
-            return
-        if opened.adopted is None and ON_TRIAL in self._electorate.uncounted(opened.alive, self.ready).values():
-            self._deferred = sender, message  # Announcements with endorsements may arrive soon.
-            return
-        self._deferred = None
-        if opened.adopted is None and opened.ballot.term <= BALLOTS and self._misplaced(opened):
-            self._refused.add(opened.ballot.leader)
-            return
-        if not lives_agree(opened, self.me, self.life, self.ready) or not self._electorate.farewells.valid(opened):
-            return
-        if not self._acceptor.follows(sender, opened, now, lambda: self._justified(message)):
+        if not self._acceptor.follows(sender, opened, now, lambda: self._check.justified(message)):
             return
         self._proposer.yield_to_others()
         self.opened = opened
         self._patient(sender, now)
         self._object(opened, now)
 
-    def _justified(self, message: Open | Justified) -> bool:
-        if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
-            return True
-        # An honest leader sends no such proposal. Its further ballots in this round would only take time.
-        self._refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
-        return False
-
-    def _misplaced(self, opened: Open) -> bool:
-        """Return True if contributors that the members distrust count, and enough others are there.
-
-        The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
-        these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
-        """
-        said = {peer: self.ready[peer] for peer in opened.alive if peer in self.ready}
-        peers = [entry.peer for entry in opened.contributors]
-        return len(peers) > self.terms.min_peers and DISTRUSTED in self._electorate.uncounted(peers, said).values()
-
-    def _note(self, opened: Open) -> bool:
-        """Note the leader's signature of a proposal; return False if it is invalid."""
-        if not self.terms.lineage:
-            return True
-        said, leader = statement(opened), opened.ballot.leader
-        if opened.lineage != self.terms.lineage or not self._verify(leader, said, opened.seal):
-            return False
-        self._equivocation.note(leader, said, opened.seal)
-        return True
-
     def _differs(self, message: Commit) -> bool:
         assert self.commit is not None
         ours, theirs = self.commit.opened, message.opened
         same = (ours.lineage, ours.ballot) == (theirs.lineage, theirs.ballot)
         return same and vote_for(ours, self.commit.digest) != vote_for(theirs, message.digest)
-
-    def _compare(self, message: Commit) -> None:
-        """Compare the signatures in a commit with those that are known."""
-        self._note(message.opened)
-        vote = vote_for(message.opened, message.digest)
-        for proof in message.votes:
-            if self._verify(proof.peer, vote, proof.signature):
-                self._equivocation.note(proof.peer, vote, proof.signature)
 
     def _object(self, opened: Open, now: float) -> None:
         """Complain at once about contributors that we would exclude, if enough others are left."""
@@ -378,7 +317,7 @@ class Agreement:
                 self.accuse(peer, WITHHELD, now)
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if message.lineage != self.terms.lineage or not self.witness or sender in self._refused:
+        if message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused:
             return
         if not self._acceptor.heeds(sender, message, now):
             return
@@ -484,7 +423,7 @@ class Agreement:
         turn = order.index(self.me)
         if self.opened is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * patience
-            waits = leader in electorate.live and leader not in self._refused and self._acceptor.trusts(leader)
+            waits = leader in electorate.live and leader not in self._check.refused and self._acceptor.trusts(leader)
             return stuck if waits else min(stuck, self._moved + turn * patience)
         ready = electorate.live & self.ready.keys()
         few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)

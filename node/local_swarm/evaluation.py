@@ -49,7 +49,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 
 PROMPT_TOKENS = 48
 SAMPLE_TOKENS = 240
-"""Length of the text that the model writes, with a large model less: each token is as much work as all before it."""
+"""Tokens that the model writes, fewer if it is large: each is as much work as all before it."""
 
 TEMPERATURE, TOP_K = 0.7, 40
 

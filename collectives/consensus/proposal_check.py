@@ -1,0 +1,114 @@
+"""Checks of the proposals of leaders, before an acceptor follows one.
+
+A leader may lie. A proposal needs the leader's signature, from the second ballot on a justification, and members and
+contributors that an honest leader could have proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from thinwire.collectives.consensus.acceptor import BALLOTS
+from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
+from thinwire.collectives.consensus.justification import justified
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, lives_agree, statement, vote_for
+from thinwire.swarm.lineage import Verify
+from thinwire.swarm.messages.registry import Commit, Justified, Open, PeerId, Ready, Vote
+
+
+class ProposalCheck:
+    """Checks of one peer in one round, and the signed statements of others that it has seen.
+
+    life: our life as a member. ready: the announcements so far, which the caller adds to. accuse: see Equivocation. banned:
+    returns peers that must not become members.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        life: bytes,
+        electorate: Electorate,
+        ready: Mapping[PeerId, Ready],
+        *,
+        verify: Verify,
+        accuse: Accuse,
+        banned: Callable[[], Collection[PeerId]],
+    ) -> None:
+        self.refused: set[PeerId] = set()
+        """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
+        self.deferred: tuple[PeerId, Open | Justified] | None = None
+        """Proposal with a newcomer that lacks endorsements here, and its sender."""
+        self._me, self._life, self._electorate, self._ready = me, life, electorate, ready
+        self._verify, self._banned = verify, banned
+        self._equivocation = Equivocation(accuse)
+
+    def admits(self, sender: PeerId, message: Open | Justified, present: Open | None) -> bool:
+        """Return True if a proposal is newer than the present one and valid, except that it may not be justified.
+
+        A proposal with a newcomer that lacks endorsements here is deferred, because they may arrive soon.
+        """
+        opened = message if isinstance(message, Open) else message.opened
+        sealed = self.note(opened)
+        if (present is not None and opened.ballot <= present.ballot) or sender in self.refused:
+            return False
+        first, free = opened.ballot.term == 1, opened.adopted is None
+        if not sealed or isinstance(message, Justified) == first:
+            return False
+        if first and not free:
+            return False  # No results exist before the first ballot.
+        if free and not set(opened.alive).isdisjoint(self._banned()):
+            return False
+        if free and ON_TRIAL in self._electorate.uncounted(opened.alive, self._ready).values():
+            self.deferred = sender, message
+            return False
+        self.deferred = None
+        if free and opened.ballot.term <= BALLOTS and self._misplaced(opened):
+            self.refused.add(opened.ballot.leader)
+            return False
+        agree = lives_agree(opened, self._me, self._life, self._ready)
+        return agree and self._electorate.farewells.valid(opened)
+
+    def justified(self, message: Open | Justified) -> bool:
+        """Return True if the value of a proposal follows from the promises with it; otherwise refuse its leader."""
+        if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
+            return True
+        # An honest leader sends no such proposal. Its further ballots in this round would only take time.
+        self.refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
+        return False
+
+    def _misplaced(self, opened: Open) -> bool:
+        """Return True if contributors that the members distrust count, and enough others are there.
+
+        The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
+        these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
+        """
+        said = {peer: self._ready[peer] for peer in opened.alive if peer in self._ready}
+        peers = [entry.peer for entry in opened.contributors]
+        enough = len(peers) > self._electorate.terms.min_peers
+        return enough and DISTRUSTED in self._electorate.uncounted(peers, said).values()
+
+    # --- signed statements
+
+    def note(self, opened: Open) -> bool:
+        """Note the leader's signature of a proposal; return False if it is invalid."""
+        lineage = self._electorate.terms.lineage
+        if not lineage:
+            return True
+        said, leader = statement(opened), opened.ballot.leader
+        if opened.lineage != lineage or not self._verify(leader, said, opened.seal):
+            return False
+        self._equivocation.note(leader, said, opened.seal)
+        return True
+
+    def note_vote(self, voter: PeerId, vote: Vote, signature: bytes) -> None:
+        """Note a vote with a valid signature."""
+        self._equivocation.note(voter, vote, signature)
+
+    def note_commit(self, commit: Commit) -> None:
+        """Note the signatures in a commit."""
+        self.note(commit.opened)
+        vote = vote_for(commit.opened, commit.digest)
+        for proof in commit.votes:
+            if self._verify(proof.peer, vote, proof.signature):
+                self._equivocation.note(proof.peer, vote, proof.signature)
