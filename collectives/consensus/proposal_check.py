@@ -44,7 +44,7 @@ class ProposalCheck:
         self._equivocation = Equivocation(accuse)
 
     def admits(self, sender: PeerId, message: Open | Justified, present: Open | None) -> bool:
-        """Return True if a proposal is newer than the present one and valid, except that it may not be justified.
+        """Return True if a proposal is newer than the present one and valid, its justification aside.
 
         A proposal with a newcomer that lacks endorsements here is deferred, because they may arrive soon.
         """
@@ -70,7 +70,7 @@ class ProposalCheck:
         return agree and self._electorate.farewells.valid(opened)
 
     def justified(self, message: Open | Justified) -> bool:
-        """Return True if the value of a proposal follows from the promises with it; otherwise refuse its leader."""
+        """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
         if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
             return True
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
