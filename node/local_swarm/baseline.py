@@ -24,7 +24,7 @@ SAMPLES, BATCH = 256, 32
 """Held-out samples of a measurement, and how many of them are a batch."""
 
 WORK = 4e12
-"""Most floating-point operations of a measurement: about 20 s of one core. A large model gets fewer samples."""
+"""Most floating-point operations of a measurement; a large model gets fewer samples."""
 
 Say = Callable[[str, dict[str, object]], object]
 """Function that writes an event."""
