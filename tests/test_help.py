@@ -11,7 +11,22 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden" / "help.txt"
 COMMANDS = [
-    *("", "start", "join", "runs", "status", "recover", "invite", "doctor", "revoke", "id", "export", "plan", "sim"),
+    *(
+        "",
+        "start",
+        "join",
+        "runs",
+        "status",
+        "page",
+        "recover",
+        "invite",
+        "doctor",
+        "revoke",
+        "id",
+        "export",
+        "plan",
+        "sim",
+    ),
     *("config", "config show"),
 ]
 HEAVY = ("torch", "numba", "zmq", "numpy", "rich", "cryptography", "blake3", "msgspec", "psutil", "asyncio")

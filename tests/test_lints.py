@@ -138,12 +138,14 @@ def test_all_lists_every_public_name():
 DOORS = ("swarm", "compression", "collectives", "node")
 TRANSPORT = "is the transport of life"
 DHT = "a process of its own, without thinwire"
+PAGE = "a process beside the daemon, which reads its files"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
 MAY_OPEN = {
     "clock": {
         "node/doctor/doctor.py": "makes the doors",
         "node/peer/report_sinks.py": "stamps the events of a process",
         "node/cli/daemon_commands.py": "the age of a status, for a person",
+        "node/cli/page/run_view.py": PAGE,
         "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",
         "node/peer/bootstrap.py": "makes the doors",
@@ -174,8 +176,11 @@ MAY_OPEN = {
         "collectives/transport/tcp_options.py": TRANSPORT,
         "collectives/transport/zeromq/transport.py": TRANSPORT,
         "node/membership/nat_pmp.py": "asks the router for port mappings",
+        "node/cli/page/server.py": PAGE,
     },
     "disk": {
+        "node/cli/page/run_view.py": PAGE,
+        "node/cli/page/server.py": PAGE,
         "node/membership/nat_pmp.py": "reads the kernel's route table",
         "node/doctor/machine.py": "checks the disk and the caches",
         "node/doctor/network.py": "looks for the key",

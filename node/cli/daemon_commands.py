@@ -5,6 +5,7 @@ Heavy modules are imported inside the functions.
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -25,6 +26,12 @@ class NoDaemonError(HintedError):
     exit_code: ClassVar[int] = 4
 
 
+class NoPageError(HintedError):
+    """The page cannot be served here."""
+
+    exit_code: ClassVar[int] = 3
+
+
 def status(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Show the status of this machine's daemon."""
     said, alive = _daemon(settings(context, debug, {"home": home}))
@@ -38,6 +45,36 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
         from thinwire.node.peer.status_table import show
 
         show(said, time.time())
+
+
+def page(
+    context: typer.Context,
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0: any free one.")] = 7380,
+    host: Annotated[str, typer.Option("--host", help="Address of this machine to listen on.")] = "127.0.0.1",
+    public: Annotated[
+        bool, typer.Option("--public", help="Leave out addresses; needed to serve other machines.")
+    ] = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a page, an API and metrics of this machine's daemon, until Ctrl-C."""
+    config = settings(context, debug, {"home": home})
+    if not public and not _is_loopback(host):
+        raise InputError(
+            f"a page on {host} would show the addresses of all peers to other machines",
+            "add --public, which leaves them out, or reach the page through a tunnel (ssh -L)",
+        )
+    try:
+        from thinwire.node.cli.page.server import serve
+    except ModuleNotFoundError as error:
+        raise NoPageError(f"{error.name} is not installed", "pip install 'thinwire[page]'") from None
+    try:
+        serve(config.directories, host, port, public=public)
+    except OSError as error:
+        raise NoPageError(
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            "choose another port with --port, 0 for any free one",
+        ) from None
 
 
 def recover(
@@ -118,6 +155,13 @@ def revoke(
     target = revoked(said, config.directories, target)
     when = "in a second" if alive else "at its next start"
     print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _daemon(config: Config) -> tuple[Status | None, bool]:

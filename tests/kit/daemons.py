@@ -89,7 +89,8 @@ class Daemon:
 
     @property
     def stdout(self) -> str:
-        return (self._said / "stdout").read_text()
+        file = self._said / "stdout"
+        return file.read_text() if file.exists() else ""  # it has just begun
 
     @property
     def stderr(self) -> str:

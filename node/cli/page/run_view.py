@@ -1,0 +1,127 @@
+"""State and history of the daemon of one home, read from status.json and events.jsonl.
+
+The reader does not talk to the daemon, so it neither slows training nor depends on it: it survives a restart of the
+daemon, and shows a run that has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from thinwire.node.peer.status import Status, alive, read_status
+from thinwire.node.runtime.directories import Directories
+from thinwire.node.runtime.event_log import read_events
+
+ROUNDS = 4096
+"""Rounds of the history, the latest ones."""
+
+NOTES = 512
+"""Other events of the history, the latest ones."""
+
+STALE_SECONDS = 30.0
+"""Age of a status at which a running daemon counts as stuck."""
+
+SHOWN = (
+    *("wall", "round", "fragment", "loss", "peers", "contributors", "members", "missing", "lineage", "digest"),
+    *("bytes_up", "bytes_down", "sync_seconds", "tokens_per_second"),
+)
+"""Fields of a round in the history."""
+
+SECRET = frozenset({"invite"})
+"""Fields of a status that no page shows: any program that reads them could join."""
+
+PRIVATE = frozenset({"addresses", "reach", "checkpoint", "process", "process_started"})
+"""Fields of a status that a public page leaves out."""
+
+HISTORY_BYTES = 64 << 20
+"""Bytes of the event log that are read at first, from its end."""
+
+PRIVATE_NOTES = ("kind", "wall", "peer", "round", "reason", "cause")
+"""Fields of an event that a public page shows. The others may contain addresses and paths."""
+
+
+class RunView:
+    """Reader of one home. public: leave out everything that tells where peers are."""
+
+    def __init__(self, directories: Directories, *, public: bool = False) -> None:
+        self._directories, self._public = directories, public
+        self._path: Path | None = None
+        self._offset = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
+        self._notes: deque[dict[str, Any]] = deque(maxlen=NOTES)
+        self._count = 0
+        self._phase = ""
+
+    def status(self) -> Status | None:
+        """Return the last status; None if no daemon has run here."""
+        return read_status(self._directories.status)
+
+    def healthy(self) -> bool:
+        """Return True if the daemon runs and writes its status."""
+        status = self.status()
+        return status is not None and alive(status) and time.time() - status.wall < STALE_SECONDS
+
+    def state(self) -> dict[str, Any]:
+        """Return what `/api/v1/state` answers: the status, whether the daemon runs, and the history."""
+        self._read()
+        status = self.status()
+        shown = None
+        if status is not None:
+            left_out = SECRET | PRIVATE if self._public else SECRET
+            shown = {name: value for name, value in msgspec.to_builtins(status).items() if name not in left_out}
+            if self._public:
+                shown["peers"] = [{**peer, "address": ""} for peer in shown["peers"]]
+        return {
+            "version": 1,
+            "status": shown,
+            "running": status is not None and alive(status),
+            "saved_factor": 0.0 if status is None else status.saved_factor,
+            "phase": self._phase,
+            "rounds": list(self._rounds),
+            "notes": list(self._notes),
+            "events": self._count,
+        }
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the rounds and notes since the last call, each with its number as "event"."""
+        return self._read()
+
+    def _read(self) -> list[dict[str, Any]]:
+        status = self.status()
+        if status is not None and status.run:
+            path = self._directories.run(bytes.fromhex(status.run)).events
+            if path != self._path:
+                size = path.stat().st_size if path.exists() else 0
+                self._path, self._offset = path, max(0, size - HISTORY_BYTES)
+                self._clear()
+        if self._path is None:
+            return []
+        tail = read_events(self._path, self._offset)
+        if tail.offset < self._offset:
+            self._clear()
+        self._offset = tail.offset
+        return list(self._taken(tail.events))
+
+    def _taken(self, events: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+        for event in events:
+            kind = event["kind"]
+            if kind == "phase":
+                self._phase = str(event.get("phase", ""))
+                continue
+            self._count += 1
+            if kind == "round":
+                made = {name: event[name] for name in SHOWN if name in event}
+                self._rounds.append(made)
+            else:
+                names = PRIVATE_NOTES if self._public else tuple(name for name in event if name != "at")
+                made = {name: event[name] for name in names if name in event}
+                self._notes.append(made)
+            yield {"event": self._count, "kind": kind, **made}

@@ -1,0 +1,123 @@
+"""`thinwire page` beside a real daemon."""
+
+import json
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from kit.daemons import CAP
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+def get(url):
+    """Return code and text of an answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=CAP) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def api(url):
+    """Return the state that the API tells."""
+    return json.loads(get(url + "api/v1/state")[1])
+
+
+def until(what, true):
+    """Wait until `true()`, and return its value."""
+    end = time.monotonic() + CAP
+    while not (value := true()):
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def page_of(machine, daemon):
+    """Start a page for the daemon's home; return its address."""
+    page = machine.daemon("page")
+    page.home = daemon.home
+    page.run("page", "--port", 0)
+    return until("the page listens", lambda: page.stdout.strip())
+
+
+def test_page_shows_the_api_and_survives_a_restart_of_the_daemon(machine):
+    swarm = machine(steps=4)
+    daemon = swarm.found("a")
+    daemon.wait("round", round=2)
+    url = page_of(swarm, daemon)
+    until("good health", lambda: get(url + "healthz")[0] == 200)
+    state = until("a status of the run", lambda: (said := api(url))["status"]["round"] and said)
+    assert state["running"] and state["status"]["run_name"] == "e2e"
+    assert [one["round"] for one in state["rounds"]][:2] == [1, 2]
+    assert "thinwire_up 1.0" in get(url + "metrics")[1] and "<title>thinwire" in get(url)[1]
+    with urllib.request.urlopen(url + "api/v1/events", timeout=CAP) as stream:
+        newest = state["status"]["round"]
+        for line in stream:
+            if line.startswith(b"data: {") and json.loads(line[6:]).get("round", 0) > newest:
+                break
+    daemon.kill()
+    daemon.process.wait()
+    assert get(url + "healthz")[0] == 503
+    before = daemon.round
+    swarm.found("a").wait("round", least=before + 1)
+    until("good health again", lambda: get(url + "healthz")[0] == 200)
+    rounds = until(
+        "the new rounds",
+        lambda: [one for one in api(url)["rounds"] if one["round"] > before],
+    )
+    assert rounds[0]["round"] == before + 1
+
+
+def test_page_that_cannot_listen_says_why(machine):
+    daemon = machine().daemon("a")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        daemon.run("page", "--port", taken.getsockname()[1])
+        assert daemon.exit() == 3
+        error, hint = daemon.complaint()
+        assert "cannot listen on 127.0.0.1" in error and "--port" in hint
+    daemon.run("page", "--host", "0.0.0.0")
+    assert daemon.exit() == 2
+    assert "--public" in daemon.complaint()[1]
+
+
+@pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its driver")
+@pytest.mark.parametrize("width", [1200, 400])
+def test_page_in_a_browser_shows_what_the_api_says(machine, width):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    swarm = machine(steps=4, rounds=6)
+    daemon = swarm.found("a")
+    daemon.wait("round", round=3)
+    url = page_of(swarm, daemon)
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-sync",
+    ):
+        options.add_argument(word)
+    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        browser.set_window_size(width, 900)
+        browser.get(url)
+        assert daemon.exit() == 0
+        until("the end of the run on the page", lambda: "6 of 6" in browser.find_element("id", "facts").text)
+        state = api(url)
+        shown = browser.find_element("id", "facts").text
+        assert f"{state['status']['loss']:.4f}" in shown and state["status"]["digest"][:8] in shown
+        assert len(browser.find_elements("css selector", "#grid i")) == 6
+        assert "not running" in until("the phase", lambda: browser.find_element("id", "phase").text)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    finally:
+        browser.quit()

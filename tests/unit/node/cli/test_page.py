@@ -1,0 +1,130 @@
+"""The page's API, read from the files of a daemon that does not run."""
+
+import json
+import os
+import time
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+from thinwire.node.cli.page.metrics import exposition
+from thinwire.node.cli.page.run_view import RunView
+from thinwire.node.cli.page.server import PAGE, application
+from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.event_log import EventLog
+
+RUN, ME, OTHER = "ab" * 32, "cd" * 32, "ef" * 32
+ADDRESS = "203.0.113.7:7400"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return directories(tmp_path)
+
+
+def status_of(**more):
+    process, started = this_process()
+    peers = (PeerStatus(peer=OTHER, state="alive", address=ADDRESS, round=2, loss=2.5),)
+    given = {
+        "process": process,
+        "process_started": started,
+        "wall": time.time(),
+        "peer": ME,
+        "run": RUN,
+        "run_name": "demo",
+    }
+    return Status(
+        **{**given, "invite": "tw1-secret", "addresses": (ADDRESS,), "round": 2, "loss": 3.0, "peers": peers, **more}
+    )
+
+
+def play(files, first=1, last=2):
+    log = EventLog(files.run(bytes.fromhex(RUN)).events)
+    for number in range(first, last + 1):
+        fields = {"round": number, "loss": 3.0, "members": [ME[:8]], "missing": {OTHER[:8]: "silent"}}
+        log.append("phase", {"round": number, "phase": "announce"}, at=0.0, wall=0.0)
+        log.append("round", {**fields, "bytes_up": 10, "strays": 0}, at=0.0, wall=float(number))
+    log.append("joined", {"peer": OTHER, "detail": ADDRESS}, at=0.0, wall=9.0)
+    log.close()
+
+
+def client(files, public=False):
+    return TestClient(application(files, public=public), base_url="http://localhost")
+
+
+def test_state_has_the_status_and_the_history(files):
+    write_status(files.status, status_of())
+    play(files)
+    state = client(files).get("/api/v1/state").json()
+    assert (
+        state["running"] and state["status"]["run_name"] == "demo" and state["status"]["peers"][0]["address"] == ADDRESS
+    )
+    assert [one["round"] for one in state["rounds"]] == [1, 2] and state["rounds"][0]["missing"] == {
+        OTHER[:8]: "silent"
+    }
+    assert [note["kind"] for note in state["notes"]] == ["joined"] and state["phase"] == "announce"
+    play(files, 3, 3)
+    assert [one["round"] for one in client(files).get("/api/v1/state").json()["rounds"]] == [1, 2, 3]
+
+
+def test_no_answer_contains_the_invite_and_no_public_one_an_address(files):
+    write_status(files.status, status_of(checkpoint="/somewhere/step-1", reach="behind NAT"))
+    play(files)
+    for path in ("/", "/api/v1/state", "/metrics"):
+        assert "tw1-secret" not in client(files).get(path).text
+        public = client(files, public=True).get(path).text
+        assert ADDRESS not in public and "/somewhere" not in public and str(os.getpid()) not in public, path
+    news = RunView(files, public=True).news()
+    assert len(news) == 3 and ADDRESS not in json.dumps(news)
+
+
+def test_private_page_refuses_names_of_other_hosts(files):
+    """A page of a stranger could otherwise read it under a name that points to this machine."""
+    made = TestClient(application(files), base_url="http://evil.example")
+    assert made.get("/api/v1/state").status_code == 400
+    assert TestClient(application(files, public=True), base_url="http://evil.example").get("/").status_code == 200
+
+
+def test_health_is_bad_without_daemon_or_with_an_old_status(files):
+    made = client(files)
+    assert made.get("/healthz").status_code == 503
+    write_status(files.status, status_of())
+    assert made.get("/healthz").status_code == 200
+    write_status(files.status, status_of(wall=time.time() - 100.0))
+    assert made.get("/healthz").status_code == 503
+    write_status(files.status, status_of(process_started=1.0))
+    assert made.get("/healthz").status_code == 503
+
+
+def test_page_is_small_and_asks_no_other_host(files):
+    text = PAGE.read_text()
+    assert len(text) < 50_000 and "innerHTML" not in text  # Names come from strangers.
+    assert text.count("http") == text.count("http://www.w3.org/2000/svg")
+    assert client(files).get("/").headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_view_follows_a_new_run_and_a_log_that_began_again(files):
+    view = RunView(files)
+    assert view.state()["status"] is None and view.news() == []
+    write_status(files.status, status_of())
+    play(files)
+    assert [one["event"] for one in view.news()] == [1, 2, 3] and view.news() == []
+    files.run(bytes.fromhex(RUN)).events.write_bytes(b"")
+    play(files, 7, 7)
+    assert [one.get("round") for one in view.news()] == [7, None]
+    write_status(files.status, status_of(run="12" * 32))
+    assert view.state()["rounds"] == []
+
+
+def test_metrics_have_every_figure_of_the_status(files):
+    text = exposition(status_of(), running=True).decode()
+    labels = f'peer="{ME[:16]}",run="{RUN[:16]}"'
+    assert (
+        "thinwire_up 1.0" in text
+        and f"thinwire_round{{{labels}}} 2.0" in text
+        and f"thinwire_loss{{{labels}}} 3.0" in text
+    )
+    assert f'thinwire_peers{{{labels},state="alive"}} 1.0' in text and "thinwire_sent_bytes_total" in text
+    assert exposition(None, running=False).decode().count("thinwire_") == 3
+    assert "thinwire_loss{" not in exposition(msgspec.structs.replace(status_of(), loss=None), running=True).decode()
