@@ -21,7 +21,7 @@ $(VENV)/ready: pyproject.toml constraints.txt Makefile
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	rm -rf build/links && mkdir -p build/links/thinwire
-	ln -s "$(CURDIR)/node/public/__init__.py" "$(CURDIR)/node/public/py.typed" build/links/thinwire/
+	ln -s "$(CURDIR)/node/public/__init__.py" "$(CURDIR)/node/public/__main__.py" "$(CURDIR)/node/public/py.typed" build/links/thinwire/
 	for d in $(FOLDERS); do ln -s "$(CURDIR)/$$d" build/links/thinwire/$$d; done
 	echo "$(CURDIR)/build/links" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/thinwire-links.pth"
 	touch $@

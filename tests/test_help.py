@@ -17,6 +17,7 @@ COMMANDS = [
         "join",
         "runs",
         "status",
+        "logs",
         "page",
         "recover",
         "invite",

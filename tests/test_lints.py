@@ -145,6 +145,7 @@ MAY_OPEN = {
         "node/doctor/doctor.py": "makes the doors",
         "node/peer/report_sinks.py": "stamps the events of a process",
         "node/cli/daemon_commands.py": "the age of a status, for a person",
+        "node/cli/log_tail.py": "follows a log, for a person",
         "node/cli/page/run_view.py": PAGE,
         "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",
@@ -179,6 +180,7 @@ MAY_OPEN = {
         "node/cli/page/server.py": PAGE,
     },
     "disk": {
+        "node/cli/log_tail.py": "reads the log, for a person",
         "node/cli/page/run_view.py": PAGE,
         "node/cli/page/server.py": PAGE,
         "node/membership/nat_pmp.py": "reads the kernel's route table",

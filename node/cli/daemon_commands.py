@@ -47,6 +47,25 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
         show(said, time.time())
 
 
+def logs(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Print the last lines of this machine's log."""
+    from thinwire.node.cli.log_tail import tail
+
+    path = settings(context, debug, {"home": home}).directories.log
+    try:
+        for line in tail(path, lines, follow=follow):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+    except FileNotFoundError:
+        raise InputError(f"there is no log {path}", "start a daemon first, or name its directory with --home") from None
+
+
 def page(
     context: typer.Context,
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0: any free one.")] = 7380,
