@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.compression.core.types import Floats
@@ -163,15 +162,17 @@ class Swarm:
     ) -> SwarmOptimizer:
         """Become a member with this model; train with the returned optimizer in place of yours.
 
-        All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
-        BatchNorm) stay local. The model of a joiner gets the swarm's parameters. A checkpoint under this home is
-        resumed, with the state of the optimizer. `batch`: samples of one step, the weight of this peer's work in the
-        mean; see `SwarmOptimizer.step`. `method`: the outer method that the loop is written for, if that matters; it
-        must be the manifest's. `on_round`: called with the report of every exchange, in the thread that steps, at the
-        end; its exceptions are raised by `step`, and the next step continues.
+        All trainable parameters of the model are averaged, a tied one once; frozen ones stay local. Persistent buffers (the
+        statistics of BatchNorm) are part of the state, see `model.buffers` in the manifest; others stay local. The model of
+        a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
+        optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
+        `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
+        called with the report of every exchange, in the thread that steps, at the end; its exceptions are raised by
+        `step`, and the next step continues.
 
         Blocks until the swarm's state is here. Raises ManifestMismatch if the swarm trains another model or uses
-        another method; ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
+        another method; ManifestError if the run's method cannot share the model's buffers; ValueError for a model that
+        cannot be averaged or does not contain the optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
@@ -184,7 +185,7 @@ class Swarm:
             )
         # torch.compile wraps the module that has the parameters' names
         module: nn.Module = getattr(model, "_orig_mod", model)
-        layout = layout_of(module)
+        layout = layout_of(module, buffers=self.manifest.model.buffers)
         if not layout.total:
             raise ValueError("the model has no trainable parameters: there is nothing to average")
         known = {id(parameter) for parameter in module.parameters()}
@@ -205,8 +206,7 @@ class Swarm:
             layout.write(module, theta, start, keep)
             synchronize()
 
-        theta = np.empty(layout.total, np.float32)
-        layout.read(module, theta)
+        theta = layout.first(module)
         self._module, self._inner = module, optimizer
         self._background_peer.take_up(
             layout, theta, read=read, write=write, synchronize=synchronize, private=self._private, devices=devices
@@ -216,12 +216,15 @@ class Swarm:
         return self._optimizer
 
     def outer(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the outer parameters by name, equal on all peers.
+        """Return a copy of the outer parameters and shared buffers by name, equal on all peers.
 
         Use them for evaluation if the model's parameters differ.
         """
-        split = self._peer.layout.split(self._background_peer.copy())
-        return {name: torch.from_numpy(values) for name, values in split.items()}
+        layout, values = self._peer.layout, self._background_peer.copy()
+        split = layout.split(values[: layout.total])
+        return {name: torch.from_numpy(each) for name, each in split.items()} | layout.buffers.split(
+            values[layout.total :]
+        )
 
     def rounds(self) -> Iterator[RoundReport]:
         """Yield reports of the exchanges since the last call, oldest first, without waiting.
