@@ -47,8 +47,9 @@ class ExactBlock:
     def combine(self, blocks: Sequence[Floats], weights: Sequence[float]) -> Floats:
         """Return the block of a round: the mean by `weights`, and the copied values of the heaviest.
 
-        Of several heaviest contributions the first counts.         The sum is accumulated in float64 in the given order, so all peers find the same bits. A mean lies between the
-        smallest and the largest value. Raises ValueError unless the weights are not negative and not all zero.
+        Of several heaviest contributions the first counts. The sum is accumulated in float64 in the given order, so all
+        peers find the same bits. A mean lies between the smallest and the largest value. Raises ValueError unless the
+        weights are not negative and not all zero.
         """
         total = sum(weights)
         if min(weights) < 0 or not total > 0:

@@ -16,13 +16,19 @@ The vector is an array, or a tensor on the device that has the parameters (see `
 
 
 class ParameterWrite(Protocol):
-    """Sets parameters [start, start + theta.size) to keep · present values + (1 − keep) · theta."""
+    """Sets parameters [start, start + theta.size) to keep · present values + (1 − keep) · theta.
+
+    With `start` at the end of the parameters it sets all buffers.
+    """
 
     def __call__(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None: ...
 
 
 class BufferState:
-    """Base of replicas: the buffers are `_place` of the state, and follow the parameters in the model's vector."""
+    """Base of replicas: state that has the model's buffers at `_place`.
+
+    In the vector that `Read` and `ParameterWrite` use, the buffers follow the parameters.
+    """
 
     state: Floats
     size: int

@@ -80,7 +80,10 @@ class Replica(BufferState):
     def __init__(
         self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0, buffers: int = 0
     ) -> None:
-        """Create the state. `theta` ends with `buffers` values of buffers; `extra`: elements that the method adds."""
+        """Create the state.
+
+        `theta` ends with `buffers` values of buffers. `extra`: number of elements that the method adds.
+        """
         theta, first = theta[: theta.size - buffers], theta[theta.size - buffers :]
         self.layout, self.size = layout, theta.size
         self._place = slice(self.vectors * theta.size + extra, self.vectors * theta.size + extra + buffers)
