@@ -27,6 +27,7 @@ from thinwire.node.runtime.process_lock import hold
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import PrivateState
+from thinwire.swarm.manifest.manifest import Manifest
 
 FLUSH_SECONDS = 10.0
 """Seconds for data that we owe to other peers to leave before we do."""
@@ -154,6 +155,24 @@ class BackgroundPeer:
         self.steps = self.peer.workload.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.environment.now()
+
+    @property
+    def leader(self) -> BackgroundPeer:
+        """This peer, see GroupPeer."""
+        return self
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the run."""
+        return self.peer.manifest
+
+    @property
+    def round(self) -> int:
+        """The last committed round; 0 before the first."""
+        return self.peer.replica.round if self.peer.ready else 0
+
+    def refresh(self) -> None:
+        """Do nothing, see GroupPeer."""
 
     def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
         """Start an all-reduce, see `Swarm.average`. Raises ValueError if too many are in progress."""

@@ -10,12 +10,14 @@ from types import TracebackType
 
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
-from thinwire.compression.core.types import Floats
-from thinwire.compression.device import Vector
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.group_peer import GroupPeer
+from thinwire.node.api.model_access import GroupAccess, ModelAccess, unwrapped
 from thinwire.node.api.optimizer import SwarmOptimizer
+from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
@@ -25,6 +27,7 @@ from thinwire.node.training.inner_optimizer import load_optimizer, save_optimize
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 from torch import nn
+from torch.distributed import ProcessGroup
 
 
 def join(
@@ -37,6 +40,7 @@ def join(
     ports: str | None = None,
     advertise: str | None = None,
     site: str | None = None,
+    group: ProcessGroup | None = None,
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
@@ -44,16 +48,28 @@ def join(
     known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
     environment and the file; each peer of a machine needs a separate `home`.
 
+    `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
+    peer. All of them call `join`, `wrap`, each step and `leave` alike. The first rank is connected to the swarm; only its
+    arguments count, and only there `invite`, `digest`, `status`, `peers`, `outer` and averages work.
+
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
-    ManifestMismatch, all of them HintedError.
+    ManifestMismatch, all of them HintedError; GroupError if the ranks of `group` do not all call this, and if
+    torch.distributed runs several processes and there is no `group`.
     """
+    if group is None:
+        check_alone()
     place = Path(home) if home is not None else None
     flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
-    config = load(flags, os.environ)
-    text = os.fspath(invite_or_toml)
-    if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-        return Swarm(BackgroundPeer(arriving(text, config)))
-    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name)))
+
+    def peer() -> BackgroundPeer:
+        config, text = load(flags, os.environ), os.fspath(invite_or_toml)
+        if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
+            return BackgroundPeer(arriving(text, config))
+        return BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name))
+
+    if group is not None and (ranks := Ranks(group)).size > 1:
+        return Swarm(GroupPeer(ranks, peer))
+    return Swarm(peer())
 
 
 def _read_custom(path: Path) -> bytes:
@@ -75,8 +91,8 @@ class Swarm:
     Leave with its `with` block or `leave`; at exit Python calls `leave`.
     """
 
-    def __init__(self, background_peer: BackgroundPeer) -> None:
-        self._background_peer, self._peer = background_peer, background_peer.peer
+    def __init__(self, background_peer: BackgroundPeer | GroupPeer) -> None:
+        self._background_peer = background_peer
         self._optimizer: SwarmOptimizer | None = None
         self._left = False
         try:
@@ -86,23 +102,31 @@ class Swarm:
             raise
         atexit.register(self.leave)
 
+    @property
+    def _leader(self) -> BackgroundPeer:
+        return self._background_peer.leader
+
+    @property
+    def _peer(self) -> Peer:
+        return self._leader.peer
+
     # --- properties
 
     @property
     def invite(self) -> str:
         """Invite for `join`, with addresses of this peer and a few more. Empty if none can be dialled."""
-        invite = self._background_peer.ask(self._peer.invite)
+        invite = self._leader.ask(self._peer.invite)
         return invite.code() if invite is not None else ""
 
     @property
     def manifest(self) -> Manifest:
         """Manifest of the run, on which all peers have agreed."""
-        return self._peer.manifest
+        return self._background_peer.manifest
 
     @property
     def round(self) -> int:
         """The last committed round; 0 before the first."""
-        return self._peer.replica.round if self._peer.ready else 0
+        return self._background_peer.round
 
     @property
     def digest(self) -> str:
@@ -112,7 +136,7 @@ class Swarm:
 
         It is computed while training continues; right after a step this property waits for it.
         """
-        self._background_peer.settle()
+        self._leader.settle()
         return self._peer.replica.digest.hex() if self._peer.ready else ""
 
     @property
@@ -138,7 +162,7 @@ class Swarm:
     @property
     def status(self) -> Status:
         """Status of this peer, as `thinwire status` shows it."""
-        return self._background_peer.status()
+        return self._leader.status()
 
     @property
     def peers(self) -> tuple[PeerStatus, ...]:
@@ -183,35 +207,29 @@ class Swarm:
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
                 "the manifest decides: the founder of the run sets `method` under [outer]",
             )
-        # torch.compile wraps the module that has the parameters' names
-        module: nn.Module = getattr(model, "_orig_mod", model)
+        module = unwrapped(model)
         layout = layout_of(module, buffers=self.manifest.model.buffers)
         if not layout.total:
             raise ValueError("the model has no trainable parameters: there is nothing to average")
         known = {id(parameter) for parameter in module.parameters()}
         if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        devices = sorted({parameter.device for parameter in module.parameters()}, key=str)
-
-        def synchronize() -> None:
-            """Wait for queued GPU work: two threads use the parameters, never at the same time."""
-            for device in devices:
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-
-        def read(start: int, stop: int, out: Vector) -> None:
-            layout.read(module, out, start)
-
-        def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-            layout.write(module, theta, start, keep)
-            synchronize()
-
-        theta = layout.first(module)
         self._module, self._inner = module, optimizer
-        self._background_peer.take_up(
-            layout, theta, read=read, write=write, synchronize=synchronize, private=self._private, devices=devices
-        )
-        self._restore()
+        if isinstance(self._background_peer, GroupPeer):
+            self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
+        else:
+            check_alone()
+            access = ModelAccess(layout, module)
+            self._background_peer.take_up(
+                layout,
+                access.first(),
+                read=access.read,
+                write=access.write,
+                synchronize=access.synchronize,
+                private=self._private,
+                devices=access.devices,
+            )
+            self._restore()
         self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)
         return self._optimizer
 
@@ -220,7 +238,7 @@ class Swarm:
 
         Use them for evaluation if the model's parameters differ.
         """
-        layout, values = self._peer.layout, self._background_peer.copy()
+        layout, values = self._peer.layout, self._leader.copy()
         split = layout.split(values[: layout.total])
         return {name: torch.from_numpy(each) for name, each in split.items()} | layout.buffers.split(
             values[layout.total :]
@@ -248,7 +266,7 @@ class Swarm:
             try:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
-                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
+                self._leader.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
 
     # --- all-reduce of the user's tensors
 
@@ -325,7 +343,7 @@ class Swarm:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from error
-        return self._background_peer.average(prepared, name, grace)
+        return self._leader.average(prepared, name, grace)
 
     # --- leaving
 
@@ -358,10 +376,11 @@ class Swarm:
         try:
             if self.under_way and linger:
                 self._background_peer.finish()
-            self._background_peer.abandon()
-            if self._optimizer is not None:
-                self._background_peer.save()
-            if linger:
-                self._background_peer.linger()
+            if not isinstance(self._background_peer, GroupPeer) or self._background_peer.leads:
+                self._leader.abandon()
+                if self._optimizer is not None:
+                    self._leader.save()
+                if linger:
+                    self._leader.linger()
         finally:
             self._background_peer.close()
