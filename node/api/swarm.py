@@ -69,7 +69,7 @@ def join(
 
     if group is not None and (ranks := Ranks(group)).size > 1:
         return Swarm(GroupPeer(ranks, peer))
-    return Swarm(peer())
+    return Swarm(peer(), alone=group is None)
 
 
 def _read_custom(path: Path) -> bytes:
@@ -91,8 +91,9 @@ class Swarm:
     Leave with its `with` block or `leave`; at exit Python calls `leave`.
     """
 
-    def __init__(self, background_peer: BackgroundPeer | GroupPeer) -> None:
-        self._background_peer = background_peer
+    def __init__(self, background_peer: BackgroundPeer | GroupPeer, *, alone: bool = False) -> None:
+        """Open the peer. `alone`: no group was given, so no other process may train with this one."""
+        self._background_peer, self._alone = background_peer, alone
         self._optimizer: SwarmOptimizer | None = None
         self._left = False
         try:
@@ -218,7 +219,8 @@ class Swarm:
         if isinstance(self._background_peer, GroupPeer):
             self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
         else:
-            check_alone()
+            if self._alone:
+                check_alone()
             access = ModelAccess(layout, module)
             self._background_peer.take_up(
                 layout,
