@@ -1,4 +1,4 @@
-"""Peer of several processes: the first rank has the connection to the swarm, and all ranks do the same at each step."""
+"""Peer of several processes: the first rank is connected to the swarm, and all take the same steps."""
 
 from __future__ import annotations
 
@@ -72,11 +72,14 @@ class GroupPeer:
 
     @property
     def peer(self) -> Peer:
-        """See `leader`."""
+        """Peer of the swarm, on the first rank."""
         return self.leader.peer
 
     def open(self) -> None:
-        """Open the transport and find the run on the first rank. Raises its errors there, GroupError on the others."""
+        """Open the transport and find the run, on the first rank.
+
+        Raises its errors there, GroupError on the others.
+        """
         toml = self.ranks.lead(self._open)
         self.manifest = parse(toml, "the swarm's manifest")
 
@@ -183,7 +186,7 @@ class GroupPeer:
 
     @property
     def gathers(self) -> bool:
-        """See BackgroundPeer; like the next four."""
+        """True if the next round only makes members; for this and the next four see BackgroundPeer."""
         return self._state.gathers
 
     @property

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module that has the parameters' own names, without torch.compile and DistributedDataParallel."""
+    """Return the module without the wrappers of torch.compile and DistributedDataParallel."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module

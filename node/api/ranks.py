@@ -23,10 +23,13 @@ JOIN_SECONDS = 60.0
 """Seconds that a rank waits until all ranks of its group have called `join`."""
 
 WAIT_SECONDS = 86_400.0
-"""Longest wait of a rank for another one, which may wait for a round. The end of a process is noticed at once."""
+"""Longest wait of a rank for another one, which may wait for a round.
+
+The end of a process is noticed at once.
+"""
 
 HEAD = 1024
-"""Bytes of the first part of what the first rank shares: length and content; the rest follows if it is longer."""
+"""Bytes of the first part of a shared message: length and content. The rest follows."""
 
 T = TypeVar("T")
 
@@ -46,7 +49,10 @@ class _Told(msgspec.Struct):
 
 
 def check_alone() -> None:
-    """Raise GroupError if torch.distributed runs several processes here, which would train apart unnoticed."""
+    """Raise GroupError in one of several processes of torch.distributed.
+
+    They would train apart unnoticed.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise GroupError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM, EXAMPLE = ROOT / "tests" / "kit" / "programs" / "rank.py", ROOT / "examples" / "several_ranks.py"
 MANIFEST = """
 [run]
@@ -108,4 +108,4 @@ def test_error_of_the_first_rank_reaches_the_others(run):
 
 def test_death_of_a_rank_ends_the_others(run):
     (first, code), (_, other) = run("killed")
-    assert other == 9 and code != 0, first
+    assert other == -9 and code != 0, first

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 
 
 def _outputs(notebook):
