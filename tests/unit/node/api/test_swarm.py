@@ -200,16 +200,19 @@ def test_two_peers_are_equal_after_every_round(found, enter, codec):
 
 
 @pytest.mark.parametrize(
-    ("outer", "codec"),
+    ("outer", "codec", "rule"),
     [
-        ("", "int8(block=256)"),
-        ("", "fp32"),
-        ('method = "sparseloco"', "topk(k=64,chunk=4096)|2bit|rice"),
-        ('method = "eager"', "int8(block=256)"),
-        ('method = "delayed-nesterov"', "fp32"),
+        ("", "int8(block=256)", "average"),
+        ("", "fp32", "heaviest"),
+        ('method = "sparseloco"', "topk(k=64,chunk=4096)|2bit|rice", "average"),
+        ('method = "sparseloco"', "topk(k=64,chunk=4096)|2bit|rice", "heaviest"),
+        ('method = "demo"', "demo(k=32,chunk=4096)|2bit|rice", "average"),
+        ('method = "eager"', "int8(block=256)", "average"),
+        ('method = "co2"', "int4(block=256)", "heaviest"),
+        ('method = "delayed-nesterov"', "fp32", "average"),
+        ('method = "buffered-async"', "int8(block=256)", "heaviest"),
     ],
 )
-@pytest.mark.parametrize("rule", ["average", "heaviest"])
 def test_peers_share_the_buffers_of_their_models(found, enter, outer, codec, rule):
     """A joiner without a step of its own evaluates as the founder; later both have the same buffers, bit for bit."""
     ours, theirs, generator = net(1), net(2), torch.Generator().manual_seed(3)
