@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
-from thinwire.node.api.model_access import GroupAccess
 from thinwire.node.api.ranks import GroupError, Ranks
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import SwarmError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
+
+if TYPE_CHECKING:
+    from thinwire.node.api.group_access import GroupAccess
 
 _UNPACK = msgspec.convert
 

@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
-from thinwire.node.api.model_access import GroupAccess, ModelAccess, unwrapped
+from thinwire.node.api.model_access import ModelAccess, unwrapped
 from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
@@ -217,6 +217,8 @@ class Swarm:
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
         self._module, self._inner = module, optimizer
         if isinstance(self._background_peer, GroupPeer):
+            from thinwire.node.api.group_access import GroupAccess
+
             self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
         else:
             if self._alone:
