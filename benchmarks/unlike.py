@@ -20,8 +20,8 @@ from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
 from thinwire.node.methods.overlapped.co2 import Co2Replica
 from thinwire.node.methods.overlapped.eager import EagerReplica
 from thinwire.node.methods.registry import METHODS
+from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import layout_of
-from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.node.training.step_balancing import steps_by_power
 from thinwire.node.training.trainer import Trainer
 from thinwire.swarm.manifest.parser import parse

@@ -37,7 +37,7 @@ def train(swarm: thinwire.Swarm, half: int) -> str:
 
 
 def second(invite: str, home: str) -> None:
-    with thinwire.join(invite, home=home, host="127.0.0.1") as swarm:
+    with thinwire.join(invite, home=home, host="127.0.0.1", port=0) as swarm:  # the first process has the default port
         print(train(swarm, half=1))
 
 

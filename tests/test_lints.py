@@ -142,6 +142,7 @@ PAGE = "a process beside the daemon, which reads its files"
 LOCAL = "the demo: it makes the processes of a swarm and watches them"
 MAY_OPEN = {
     "clock": {
+        "node/api/ranks.py": "a duration for torch.distributed",
         "node/doctor/doctor.py": "makes the doors",
         "node/peer/report_sinks.py": "stamps the events of a process",
         "node/cli/daemon_commands.py": "the age of a status, for a person",

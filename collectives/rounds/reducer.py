@@ -14,6 +14,7 @@ from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Commit, Contribution, Digest, Open, PeerId, Ready, Record
 
@@ -41,6 +42,8 @@ class Reducer:
         mean = np.frombuffer(self._pool.lend(4 * size), np.float32)
         self._rule(codec, payloads, weights, mean)
         encode(codec, mean, np.frombuffer(encoded, np.uint8))
+        if isinstance(codec, BufferedCodec):
+            codec.combine(payloads, weights, size, encoded)
         return encoded
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.timing import TICK
@@ -23,9 +24,10 @@ from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
+from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import Layout
-from thinwire.node.state.replica import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState
+from thinwire.swarm.manifest.manifest import Manifest
 
 FLUSH_SECONDS = 10.0
 """Seconds for data that we owe to other peers to leave before we do."""
@@ -154,6 +156,24 @@ class BackgroundPeer:
         self._report.phase = "training"
         self._exchanged_at = self.peer.environment.now()
 
+    @property
+    def leader(self) -> BackgroundPeer:
+        """This peer, see GroupPeer."""
+        return self
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the run."""
+        return self.peer.manifest
+
+    @property
+    def round(self) -> int:
+        """The last committed round; 0 before the first."""
+        return self.peer.replica.round if self.peer.ready else 0
+
+    def refresh(self) -> None:
+        """Do nothing, see GroupPeer."""
+
     def average(self, prepared: Prepared[Some], name: str, grace: float | None) -> Pending[Some]:
         """Start an all-reduce, see `Swarm.average`. Raises ValueError if too many are in progress."""
         if self._background.started >= AT_ONCE:
@@ -230,8 +250,13 @@ class BackgroundPeer:
             self._flight = None
 
     def copy(self) -> Floats:
-        """Return a copy of the outer parameters."""
-        return self._background.call(self._background.work(lambda: self.peer.replica.theta.copy()))
+        """Return a copy of the outer parameters, and the values of the buffers behind them."""
+
+        def copied() -> Floats:
+            replica = self.peer.replica
+            return np.concatenate([replica.theta, replica.buffers])
+
+        return self._background.call(self._background.work(copied))
 
     async def _begin(self, steps: int, weight: int, loss: float | None) -> RoundReport | None:
         self._begun.clear()

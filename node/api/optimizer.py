@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.group_peer import GroupPeer
 from torch import Tensor
 
 
@@ -28,7 +29,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        background_peer: BackgroundPeer,
+        background_peer: BackgroundPeer | GroupPeer,
         inner: torch.optim.Optimizer,
         batch: int,
         on_round: Callable[[RoundReport], None] | None = None,
@@ -57,6 +58,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
         """
         peer = self._background_peer
+        peer.refresh()
         weight = self._batch if weight is None else weight
         if weight < 0:
             raise ValueError(f"weight must be a number of samples, not {weight}")

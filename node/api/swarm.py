@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
-from thinwire.compression.core.types import Floats
-from thinwire.compression.device import Vector
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.group_peer import GroupPeer
+from thinwire.node.api.model_access import ModelAccess, unwrapped
 from thinwire.node.api.optimizer import SwarmOptimizer
+from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
@@ -26,6 +27,7 @@ from thinwire.node.training.inner_optimizer import load_optimizer, save_optimize
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 from torch import nn
+from torch.distributed import ProcessGroup
 
 
 def join(
@@ -38,6 +40,7 @@ def join(
     ports: str | None = None,
     advertise: str | None = None,
     site: str | None = None,
+    group: ProcessGroup | None = None,
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
@@ -45,16 +48,28 @@ def join(
     known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
     environment and the file; each peer of a machine needs a separate `home`.
 
+    `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
+    peer. All of them call `join`, `wrap`, each step and `leave` alike. The first rank is connected to the swarm; only its
+    arguments count, and only there `invite`, `digest`, `status`, `peers`, `outer` and averages work.
+
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
-    ManifestMismatch, all of them HintedError.
+    ManifestMismatch, all of them HintedError; GroupError if the ranks of `group` do not all call this, and if
+    torch.distributed runs several processes and there is no `group`.
     """
+    if group is None:
+        check_alone()
     place = Path(home) if home is not None else None
     flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
-    config = load(flags, os.environ)
-    text = os.fspath(invite_or_toml)
-    if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-        return Swarm(BackgroundPeer(arriving(text, config)))
-    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name)))
+
+    def peer() -> BackgroundPeer:
+        config, text = load(flags, os.environ), os.fspath(invite_or_toml)
+        if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
+            return BackgroundPeer(arriving(text, config))
+        return BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name))
+
+    if group is not None and (ranks := Ranks(group)).size > 1:
+        return Swarm(GroupPeer(ranks, peer))
+    return Swarm(peer(), alone=group is None)
 
 
 def _read_custom(path: Path) -> bytes:
@@ -76,8 +91,9 @@ class Swarm:
     Leave with its `with` block or `leave`; at exit Python calls `leave`.
     """
 
-    def __init__(self, background_peer: BackgroundPeer) -> None:
-        self._background_peer, self._peer = background_peer, background_peer.peer
+    def __init__(self, background_peer: BackgroundPeer | GroupPeer, *, alone: bool = False) -> None:
+        """Open the peer. `alone`: no group was given, so no other process may train with this one."""
+        self._background_peer, self._alone = background_peer, alone
         self._optimizer: SwarmOptimizer | None = None
         self._left = False
         try:
@@ -87,23 +103,31 @@ class Swarm:
             raise
         atexit.register(self.leave)
 
+    @property
+    def _leader(self) -> BackgroundPeer:
+        return self._background_peer.leader
+
+    @property
+    def _peer(self) -> Peer:
+        return self._leader.peer
+
     # --- properties
 
     @property
     def invite(self) -> str:
         """Invite for `join`, with addresses of this peer and a few more. Empty if none can be dialled."""
-        invite = self._background_peer.ask(self._peer.invite)
+        invite = self._leader.ask(self._peer.invite)
         return invite.code() if invite is not None else ""
 
     @property
     def manifest(self) -> Manifest:
         """Manifest of the run, on which all peers have agreed."""
-        return self._peer.manifest
+        return self._background_peer.manifest
 
     @property
     def round(self) -> int:
         """The last committed round; 0 before the first."""
-        return self._peer.replica.round if self._peer.ready else 0
+        return self._background_peer.round
 
     @property
     def digest(self) -> str:
@@ -113,7 +137,7 @@ class Swarm:
 
         It is computed while training continues; right after a step this property waits for it.
         """
-        self._background_peer.settle()
+        self._leader.settle()
         return self._peer.replica.digest.hex() if self._peer.ready else ""
 
     @property
@@ -139,7 +163,7 @@ class Swarm:
     @property
     def status(self) -> Status:
         """Status of this peer, as `thinwire status` shows it."""
-        return self._background_peer.status()
+        return self._leader.status()
 
     @property
     def peers(self) -> tuple[PeerStatus, ...]:
@@ -163,15 +187,17 @@ class Swarm:
     ) -> SwarmOptimizer:
         """Become a member with this model; train with the returned optimizer in place of yours.
 
-        All trainable parameters of the model are averaged, a tied one once; frozen ones and buffers (the statistics of
-        BatchNorm) stay local. The model of a joiner gets the swarm's parameters. A checkpoint under this home is
-        resumed, with the state of the optimizer. `batch`: samples of one step, the weight of this peer's work in the
-        mean; see `SwarmOptimizer.step`. `method`: the outer method that the loop is written for, if that matters; it
-        must be the manifest's. `on_round`: called with the report of every exchange, in the thread that steps, at the
-        end; its exceptions are raised by `step`, and the next step continues.
+        All trainable parameters of the model are averaged, a tied one once; frozen ones stay local. Persistent buffers (the
+        statistics of BatchNorm) are part of the state, see `model.buffers` in the manifest; others stay local. The model of
+        a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
+        optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
+        `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
+        called with the report of every exchange, in the thread that steps, at the end; its exceptions are raised by
+        `step`, and the next step continues.
 
         Blocks until the swarm's state is here. Raises ManifestMismatch if the swarm trains another model or uses
-        another method; ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
+        another method; ManifestError if the run's method cannot share the model's buffers; ValueError for a model that
+        cannot be averaged or does not contain the optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
@@ -182,46 +208,45 @@ class Swarm:
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
                 "the manifest decides: the founder of the run sets `method` under [outer]",
             )
-        # torch.compile wraps the module that has the parameters' names
-        module: nn.Module = getattr(model, "_orig_mod", model)
-        layout = layout_of(module)
+        module = unwrapped(model)
+        layout = layout_of(module, buffers=self.manifest.model.buffers)
         if not layout.total:
             raise ValueError("the model has no trainable parameters: there is nothing to average")
         known = {id(parameter) for parameter in module.parameters()}
         if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        devices = sorted({parameter.device for parameter in module.parameters()}, key=str)
-
-        def synchronize() -> None:
-            """Wait for queued GPU work: two threads use the parameters, never at the same time."""
-            for device in devices:
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-
-        def read(start: int, stop: int, out: Vector) -> None:
-            layout.read(module, out, start)
-
-        def write(theta: Floats, start: int = 0, keep: float = 0.0) -> None:
-            layout.write(module, theta, start, keep)
-            synchronize()
-
-        theta = np.empty(layout.total, np.float32)
-        layout.read(module, theta)
         self._module, self._inner = module, optimizer
-        self._background_peer.take_up(
-            layout, theta, read=read, write=write, synchronize=synchronize, private=self._private, devices=devices
-        )
-        self._restore()
+        if isinstance(self._background_peer, GroupPeer):
+            from thinwire.node.api.group_access import GroupAccess
+
+            self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
+        else:
+            if self._alone:
+                check_alone()
+            access = ModelAccess(layout, module)
+            self._background_peer.take_up(
+                layout,
+                access.first(),
+                read=access.read,
+                write=access.write,
+                synchronize=access.synchronize,
+                private=self._private,
+                devices=access.devices,
+            )
+            self._restore()
         self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)
         return self._optimizer
 
     def outer(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the outer parameters by name, equal on all peers.
+        """Return a copy of the outer parameters and shared buffers by name, equal on all peers.
 
         Use them for evaluation if the model's parameters differ.
         """
-        split = self._peer.layout.split(self._background_peer.copy())
-        return {name: torch.from_numpy(values) for name, values in split.items()}
+        layout, values = self._peer.layout, self._leader.copy()
+        split = layout.split(values[: layout.total])
+        return {name: torch.from_numpy(each) for name, each in split.items()} | layout.buffers.split(
+            values[layout.total :]
+        )
 
     def rounds(self) -> Iterator[RoundReport]:
         """Yield reports of the exchanges since the last call, oldest first, without waiting.
@@ -245,7 +270,7 @@ class Swarm:
             try:
                 load_optimizer(self._module, self._inner, private.tensors)
             except ValueError as error:
-                self._background_peer.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
+                self._leader.emit("fresh", {"detail": f"the inner optimizer's state warms up again: {error}"})
 
     # --- all-reduce of the user's tensors
 
@@ -322,7 +347,7 @@ class Swarm:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from error
-        return self._background_peer.average(prepared, name, grace)
+        return self._leader.average(prepared, name, grace)
 
     # --- leaving
 
@@ -355,10 +380,11 @@ class Swarm:
         try:
             if self.under_way and linger:
                 self._background_peer.finish()
-            self._background_peer.abandon()
-            if self._optimizer is not None:
-                self._background_peer.save()
-            if linger:
-                self._background_peer.linger()
+            if not isinstance(self._background_peer, GroupPeer) or self._background_peer.leads:
+                self._leader.abandon()
+                if self._optimizer is not None:
+                    self._leader.save()
+                if linger:
+                    self._leader.linger()
         finally:
             self._background_peer.close()

@@ -13,6 +13,7 @@ from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.compression.boundary_codec import Boundary
+from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica
@@ -35,8 +36,10 @@ from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.state.fragments import fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.swarm.aggregation_spec import NEEDS
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import SUITS
+from thinwire.swarm.messages.registry import CHUNK_BYTES
 from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
@@ -52,6 +55,8 @@ class Method:
     cut: Callable[[Manifest, Layout, Any], Grid] = lambda manifest, layout, codec: grid(layout.total, codec)
     smaller: str = "choose a codec with fewer bits per value, or another method, such as sparseloco"
     """Hint for a model that is too large for the codec."""
+    buffers: str = ""
+    """Reason why buffers of a model cannot be part of the state; empty if they can."""
     partial: bool = False
     """True if fragments have separate rounds, so that a peer may hold only some of them."""
 
@@ -122,7 +127,13 @@ _LOWER_K = "lower k in exchange.codec: fewer values are sent"
 METHODS: Mapping[str, Method] = {
     "diloco": Method(Replica, RoundSession, _barrier, _dense),
     "muloco": Method(Replica, RoundSession, _barrier, _dense),
-    "noloco": Method(GossipReplica, GossipSession, GossipLoop, _pairs),
+    "noloco": Method(
+        GossipReplica,
+        GossipSession,
+        GossipLoop,
+        _pairs,
+        buffers="the replicas of noloco differ, so there is no common value",
+    ),
     "sparseloco": Method(SparseReplica, RoundSession, _barrier, _sparse, _pieces, _LOWER_K),
     "powersgd": Method(
         PowerSGDReplica,
@@ -131,6 +142,7 @@ METHODS: Mapping[str, Method] = {
         lambda manifest, layout: registry.dense("fp32"),
         _factors,
         "lower the rank in exchange.codec, or choose another method, such as sparseloco",
+        buffers="a step of powersgd takes two rounds of factors",
     ),
     "merge": Method(Replica, RoundSession, _barrier, _dense),
     "demo": Method(DemoReplica, RoundSession, _barrier, _sparse, _pieces, _LOWER_K),
@@ -145,6 +157,7 @@ METHODS: Mapping[str, Method] = {
         _dense,
         _part,
         "raise outer.fragments: a round is for one part; or choose a codec with fewer bits per value",
+        buffers="fragments have separate rounds, and buffers belong to no fragment",
         partial=True,
     ),
 }
@@ -165,12 +178,41 @@ def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
     method = method_of(manifest)
     try:
         codec = method.codec(manifest, layout)
-        return codec, method.cut(manifest, layout, codec)
+        if not layout.buffers.size:
+            return codec, method.cut(manifest, layout, codec)
+        codec = _with_buffers(manifest, method, codec, layout)
+        cut = method.cut(manifest, layout, codec)
+        largest = codec.nbytes(cut.size(0)) if isinstance(codec, BufferedCodec) else 0
+        if largest > CHUNK_BYTES + CHUNK_BYTES // 16:
+            raise ValueError(f"its buffers of {layout.buffers.size} values are too large for so few parameters")
+        return codec, cut
     except ValueError as error:
         message = (
             f"a model of {layout.total} parameters does not go with exchange.codec {manifest.exchange.codec!r}: {error}"
         )
         raise ManifestError(message, method.smaller) from None
+
+
+def _with_buffers(manifest: Manifest, method: Method, codec: Any, layout: Layout) -> Any:
+    """Return a codec whose payloads also have the buffers. Raises ManifestError if there is none."""
+    exchange, block = manifest.exchange, layout.buffers.block
+    reason = method.buffers
+    if not reason and exchange.topology != "butterfly":
+        reason = f"exchange.topology = {exchange.topology!r} passes on sums"
+    if not reason and exchange.collective == "sparse-butterfly":
+        reason = "exchange.collective = 'sparse-butterfly' sends parts of sums"
+    if not reason and exchange.rule.rule in NEEDS:
+        reason = f"exchange.aggregation = {exchange.rule.rule!r} protects parameters only"
+    if reason:
+        names = ", ".join(piece.name for piece in layout.buffers.pieces[:3])
+        raise ManifestError(
+            f"the model has buffers ({names}{', …' if len(layout.buffers.pieces) > 3 else ''}), "
+            f"which cannot be shared in this run: {reason}",
+            "the founder sets model.buffers = 'local' to leave them to each peer, or a method such as diloco or sparseloco",
+        )
+    if isinstance(codec, SparseCodec):
+        return replace(codec, block=block)
+    return BufferedCodec(codec, block, layout.total)
 
 
 def check_codec(manifest: Manifest, name: str) -> None:

@@ -22,7 +22,8 @@ from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.trials import Score
 from thinwire.node.runtime.asyncio_extra import Work, whole
-from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.node.state.buffer_state import ParameterWrite, Read
+from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import descends, lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, PeerId
@@ -273,12 +274,12 @@ class OuterLoop(RoundLoop):
 
     async def write_theta(self) -> None:
         """Set the model to the outer parameters."""
-        await self.work(lambda: self.write(self.replica.theta))
+        await self.work(lambda: self.replica.write_model(self.write))
 
     def start_over(self) -> None:
         """Discard private vectors and set the model to the outer parameters. Runs in the worker."""
         self.replica.reset()
-        self.write(self.replica.theta)
+        self.replica.write_model(self.write)
 
     async def adopt_in_background(self) -> None:
         """Set the model to the outer parameters; digest and next round follow while training continues."""
@@ -317,6 +318,7 @@ class OuterLoop(RoundLoop):
         peers = {*replica.members, *filter(lambda one: not session.trials.on_trial(one), session.ready), session.me}
         payloads, hashes = [], []
         try:
+            replica.read_buffers(self.read)
             for payload in replica.contribution(self.read, attempt=attempt, peers=len(peers)):
                 payloads.append(payload)
                 hashes.append(blake3.blake3(payload).digest())
@@ -325,6 +327,7 @@ class OuterLoop(RoundLoop):
             raise
         if replica.next_start is not None:
             self.write(replica.next_start)
+            replica.write_buffers(self.write)
         return payloads, b"".join(hashes)
 
     async def catch_up(self) -> bool:

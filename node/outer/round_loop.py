@@ -135,7 +135,7 @@ def mismatch(replica: Replica, foreign: OtherModelState) -> ManifestMismatch:
     if foreign.nbytes == replica.state.nbytes:
         differ = f"the swarm's model has {ours} trainable parameters too, but other names, shapes or element types"
     elif rest or theirs <= 0 or replica.extra.size != held:
-        differ = f"the swarm's model has another number of trainable parameters than the one here, which has {ours}"
+        differ = f"the swarm's model has other trainable parameters or buffers than the one here, which has {ours} parameters"
     else:
         differ = f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
     return ManifestMismatch(differ, "build the model as those do who started the run, and freeze the same parameters")

@@ -30,10 +30,11 @@ from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.checkpoint_store import CheckpointStore, SaveOutcome
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import Layout
-from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.node.training.initial_weights import digest_of, missing_weights
@@ -218,7 +219,7 @@ class Peer:
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
                 raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)
         else:
-            await work(lambda: write(self.replica.theta))
+            await work(lambda: self.replica.write_model(write))
             if self.rounds.follows:
                 self.session.take_part()
         for one in self._tasks:

@@ -14,6 +14,7 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.api.allreduce import Average, AverageError, Pending
     from thinwire.node.api.background_peer import RoundReport
     from thinwire.node.api.optimizer import SwarmOptimizer
+    from thinwire.node.api.ranks import GroupError
     from thinwire.node.api.swarm import Swarm, join
     from thinwire.node.membership.join import NoSwarm, Refused
     from thinwire.node.peer.peer_services import DuplicateKey
@@ -32,6 +33,7 @@ __all__ = [
     "AverageError",
     "ConfigError",
     "DuplicateKey",
+    "GroupError",
     "HintedError",
     "InUseError",
     "InviteError",
@@ -57,6 +59,7 @@ _HOME = {
     "AverageError": "node.api.allreduce",
     "ConfigError": "node.runtime.config",
     "DuplicateKey": "node.peer.peer_services",
+    "GroupError": "node.api.ranks",
     "HintedError": "swarm.identity.errors",
     "InUseError": "node.runtime.process_lock",
     "InviteError": "swarm.identity.invite",

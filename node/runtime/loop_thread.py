@@ -52,6 +52,8 @@ class LoopThread:
             self._failure = self._failure or error
         finally:
             self._cancel_started()
+            # Here, because the thread that calls `stop` may have a running loop (a notebook).
+            self._loop.run_until_complete(_cancel_others())
 
     def _cancel_started(self) -> None:
         for result in list(self._started):
@@ -177,9 +179,7 @@ class LoopThread:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        if not self._loop.is_closed():
-            self._loop.run_until_complete(_cancel_others())
-            self._loop.close()
+        self._loop.close()
         self._worker.shutdown(cancel_futures=True)
 
     # --- on the loop

@@ -11,6 +11,7 @@ import torch
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import Vector, empty, finite, placed, subtract_from
 
@@ -19,20 +20,22 @@ from thinwire.compression.device import Vector, empty, finite, placed, subtract_
 class ChunkCoder:
     """Coder of vectors that `grid` divides into chunks, with the memory of `pool`.
 
-    `device`: encodes; None: the host does. Decoding is done on the host.
+    `device`: encodes; None: the host does. Decoding is done on the host. `buffers`: values that the payloads of a
+    BufferedCodec carry.
     """
 
     codec: Any
     grid: Grid
     pool: BufferPool
     device: torch.device | None
+    buffers: Floats
 
     def differences(
         self, origin: Floats, read: Callable[[int, int, Any], None], share: float | None = None
     ) -> Iterator[memoryview]:
         """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError.
 
-        `read`: see replica.Read.
+        `read`: see buffer_state.Read.
         """
         whole = self._vector(self.grid.chunk)
         for index in range(len(self.grid)):
@@ -44,13 +47,13 @@ class ChunkCoder:
                 raise FloatingPointError(f"the pseudo-gradient is not finite in elements {start} to {stop}")
             if share is not None:
                 delta *= float(np.float32(share))
-            yield self._encoded(delta)
+            yield self._encoded(index, delta)
 
     def encoded(self, vector: Floats) -> Iterator[memoryview]:
         """Encode a vector, chunk by chunk."""
         for index in range(len(self.grid)):
             start, stop = self.grid.span(index)
-            yield self._encoded(placed(vector[start:stop], self.device))
+            yield self._encoded(index, placed(vector[start:stop], self.device))
 
     def decoded(self, results: Sequence[Buffer]) -> Iterator[tuple[int, int, Floats]]:
         """Yield decoded results for elements [low, high), in pieces; a piece is valid until the next one."""
@@ -60,10 +63,15 @@ class ChunkCoder:
             self.codec.decode(payload, mean[: stop - start])
             yield start, stop, mean[: stop - start]
 
-    def _encoded(self, delta: Vector) -> memoryview:
+    def _encoded(self, index: int, delta: Vector) -> memoryview:
         """A chunk's payload, in memory that is reused after its last use."""
-        payload = self.pool.lend(self.codec.nbytes(len(delta)))
-        encode(self.codec, delta, np.frombuffer(payload, np.uint8))
+        codec, size = self.codec, len(delta)
+        payload = self.pool.lend(codec.nbytes(size))
+        if isinstance(codec, BufferedCodec):
+            encode(codec.codec, delta, np.frombuffer(payload, np.uint8)[: codec.codec.nbytes(size)])
+            codec.put(self.buffers, index, self.grid.chunk, size, payload)
+        else:
+            encode(codec, delta, np.frombuffer(payload, np.uint8))
         return payload
 
     def _vector(self, size: int) -> Vector:

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
+from thinwire.node.state.model_buffers import ModelBuffers, buffers_of
+from thinwire.swarm.choices import BufferRule
 from torch import Tensor, nn
 
 
@@ -37,18 +39,23 @@ class Layout:
     See `layout_of`.
 
     total: elements of the vector. digest: 32 bytes over names, shapes and element types; peers with different digests
-    cannot average.
+    cannot average. buffers: persistent buffers that are state of the swarm; `read` and `write` have them behind the vector,
+    all or none.
     """
 
     pieces: tuple[Piece, ...]
     total: int
     digest: bytes
+    buffers: ModelBuffers = ModelBuffers()
 
     def read(self, module: nn.Module, out: Vector, start: int = 0) -> None:
         """Copy elements [start, start + size of out) of the module's vector as float32 to `out`.
 
         Like all methods, raises ValueError if the range exceeds the vector or the module has another layout.
         """
+        if self._is_buffers(start, out):
+            out[:] = self.buffers.read(module)  # type: ignore[assignment]
+            return
         for parameter, inner, outer in self._parts(module, start, out):
             place = out[outer]
             target = place if isinstance(place, Tensor) else torch.from_numpy(place)
@@ -61,6 +68,9 @@ class Layout:
 
         `keep`: fraction of the present values that stays: keep · θ + (1 − keep) · flat.
         """
+        if self._is_buffers(start, flat):
+            self.buffers.write(module, flat)
+            return
         for parameter, inner, outer in self._parts(module, start, flat):
             # torch shares memory with writable arrays only.
             values = torch.from_numpy(flat[outer] if flat.flags.writeable else flat[outer].copy())
@@ -115,6 +125,16 @@ class Layout:
             if low < high:
                 yield piece, slice(low - piece.start, high - piece.start), slice(low - start, high - start)
 
+    def _is_buffers(self, start: int, vector: Vector) -> bool:
+        return start == self.total and 0 < self.buffers.size == len(vector)
+
+    def first(self, module: nn.Module) -> Floats:
+        """Return the vector of a module and its buffers behind it."""
+        values = np.empty(self.total + self.buffers.size, np.float32)
+        for start, stop in ((0, self.total), (self.total, values.size)):
+            self.read(module, values[start:stop], start)
+        return values
+
     def _parts(self, module: nn.Module, start: int, vector: Vector) -> Iterator[tuple[Tensor, slice, slice]]:
         """Yield each parameter that the range touches.
 
@@ -130,10 +150,12 @@ class Layout:
             yield parameter, inner, outer
 
 
-def layout_of(module: nn.Module, held: Callable[[str], bool] = lambda name: True) -> Layout:
+def layout_of(
+    module: nn.Module, held: Callable[[str], bool] = lambda name: True, buffers: BufferRule = "local"
+) -> Layout:
     """Return the layout of a module's trainable parameters, or of those whose names are `held`.
 
-    Skip frozen ones.
+    Skip frozen ones. `buffers`: which persistent buffers are state, see `buffers_of`.
 
     Raises ValueError for parameters that are not real floating-point numbers or have no values yet (lazy, meta device).
     Pass the module itself, not the result of torch.compile, which has other names.
@@ -153,4 +175,7 @@ def layout_of(module: nn.Module, held: Callable[[str], bool] = lambda name: True
         pieces.append(Piece(name, shape, dtype, position, position + parameter.numel()))
         position += parameter.numel()
         digest.update(f"{len(name.encode())} {name} {dtype} {shape}\n".encode())
-    return Layout(tuple(pieces), position, digest.digest())
+    shared = buffers_of(module, buffers)
+    for buffer in shared.pieces:
+        digest.update(f"buffer {len(buffer.name.encode())} {buffer.name} {buffer.dtype} {buffer.shape}\n".encode())
+    return Layout(tuple(pieces), position, digest.digest(), shared)

@@ -7,9 +7,9 @@ one point: it averages and applies the codec's decoded values, which are bit-ide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import blake3
 import numpy as np
@@ -24,9 +24,11 @@ from thinwire.collectives.state_offers import state_digest
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import encoding_device
 from thinwire.compression.kernels.common import outer_step
+from thinwire.node.state.buffer_state import BufferState, Read
 from thinwire.node.state.chunk_coder import ChunkCoder
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
@@ -42,20 +44,8 @@ SPARE = 64 << 20
 Clearing fresh pages takes as long as reading, subtracting and quantizing their content.
 """
 
-Read = Callable[[int, int, Any], None]
-"""Copies the model's parameters [start, stop) as float32 into a vector of stop - start elements.
 
-The vector is an array, or a tensor on the device that has the parameters (see `Replica.encode_on`).
-"""
-
-
-class ParameterWrite(Protocol):
-    """Sets parameters [start, start + theta.size) to keep · present values + (1 − keep) · theta."""
-
-    def __call__(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None: ...
-
-
-class Replica:
+class Replica(BufferState):
     """Outer parameters and momentum, equal on all replicas after every round, and the outer step.
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
@@ -87,12 +77,21 @@ class Replica:
     outer: MethodSpec
     """Keys of the outer method."""
 
-    def __init__(self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0) -> None:
+    def __init__(
+        self, layout: Digest, theta: Floats, members: Sequence[PeerId], *, extra: int = 0, buffers: int = 0
+    ) -> None:
+        """Create the state.
+
+        `theta` ends with `buffers` values of buffers. `extra`: number of elements that the method adds.
+        """
+        theta, first = theta[: theta.size - buffers], theta[theta.size - buffers :]
         self.layout, self.size = layout, theta.size
+        self._place = slice(self.vectors * theta.size + extra, self.vectors * theta.size + extra + buffers)
         self.ledger: DataLedger | None = None
         """Ledger of the used data, where the run has one."""
-        self.state: NDArray[np.float32] = np.zeros(self.vectors * theta.size + extra, np.float32)
-        self.theta[:] = theta
+        self.state: NDArray[np.float32] = np.zeros(self._place.stop, np.float32)
+        self.theta[:], self.buffers[:] = theta, first
+        self._sent_buffers = self.buffers.copy()
         self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
         given = Fork(0, bytes(32), (), self.members, b"", ())
         self.chain: Chain = (Era(given),) if self.members else ()
@@ -110,7 +109,8 @@ class Replica:
         cls, manifest: Manifest, layout: Layout, codec: Any, grid: Grid, theta: Floats, members: Sequence[PeerId]
     ) -> Self:
         """Return the replica of a run's first state. `codec`, `grid`: those of the method's contributions."""
-        replica = cls(layout.digest, theta, members, extra=cls.extra_size(manifest, layout))
+        extra, buffers = cls.extra_size(manifest, layout), layout.buffers.size
+        replica = cls(layout.digest, theta, members, extra=extra, buffers=buffers)
         replica.codec, replica.plan_grid, replica.outer = codec, grid, manifest.outer
         replica._begin(manifest, layout)
         return replica
@@ -127,11 +127,6 @@ class Replica:
     def grid(self) -> Grid:
         """The chunk grid of the next round."""
         return self.plan_grid
-
-    @property
-    def theta(self) -> Floats:
-        """Outer parameters (a view)."""
-        return self.state[: self.size]
 
     @property
     def momentum(self) -> Floats:
@@ -297,12 +292,12 @@ class Replica:
     @property
     def coder(self) -> ChunkCoder:
         """Coder of the vectors of the next round."""
-        return ChunkCoder(self.codec, self.grid, self._pool, self.device)
+        return ChunkCoder(self.codec, self.grid, self._pool, self.device, self._sent_buffers)
 
     @property
     def sent_codec(self) -> object:
-        """The codec that encodes contributions, without what a method adds to it."""
-        return self.codec
+        """The codec that encodes contributions, without what a method or buffers add to it."""
+        return self.codec.codec if isinstance(self.codec, BufferedCodec) else self.codec
 
     def encode_on(self, device: torch.device) -> None:
         """Encode contributions on the device of the parameters, if that is faster, with the same bytes."""
@@ -335,6 +330,8 @@ class Replica:
         if self.ledger is not None:
             self.ledger.book(opened.contributors, self.members, self.round)
         stepped = self._outer_step(outcome.results, opened, me, since)
+        if self.buffers.size:
+            self.buffers[:] = self._buffers_of(outcome.results, opened)
         if outcome.certificate is not None:
             self.chain = extended(self.chain, outcome.certificate)
         self.advance(opened.members, opened.lives)
@@ -346,6 +343,11 @@ class Replica:
         for low, high, mean in self.coder.decoded(results):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True
+
+    def _buffers_of(self, results: Sequence[Buffer], opened: Open) -> Floats:
+        """Return the buffers after a round."""
+        found: Floats = self.codec.block_of(results, [self.grid.size(index) for index in range(len(self.grid))])
+        return found
 
     def advance(self, members: Sequence[PeerId], lives: bytes = b"") -> None:
         """End a round that has decided these members, sorted, and lives; `compute_digest` is needed next."""

@@ -12,6 +12,7 @@ from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import (
     AdmissionMode,
     Aggregation,
+    BufferRule,
     ChunkAssignment,
     Collective,
     InnerOptimizer,
@@ -55,8 +56,8 @@ class Run(Table, frozen=True):
 class Model(Table, frozen=True):
     """[model]: the trained model.
 
-    kind: "transformer", the built-in decoder; "custom", a module of the user's own, given through the Python API; the other
-        keys then have no effect.
+    kind: "transformer", the built-in decoder; "custom", a module of the user's own, given through the Python API; of the
+        other keys only `buffers` then has an effect.
     layers, width, heads: size of the transformer; width is a multiple of 2 × heads (rotary positions need pairs).
     context: tokens of a training sequence; memory and time of attention grow with its square.
     mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs as much as the usual 4
@@ -64,6 +65,9 @@ class Model(Table, frozen=True):
     tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
     weights: blake3 of the first parameters, 64 hexadecimal digits; the founder gives their file with `thinwire start --from`,
         which names the hash. Without it they are random, from run.seed.
+    buffers: only with "custom": persistent buffers of the module, such as the statistics of BatchNorm. They are state of the
+        swarm, and each round sets them: "average", floats to the mean by weight, integers to those of the contribution with
+        the largest weight; "heaviest", all to those of that contribution; "local", not state, every peer retains its own.
     """
 
     kind: ModelKind = "transformer"
@@ -74,6 +78,7 @@ class Model(Table, frozen=True):
     mlp: Annotated[float, Meta(gt=0, le=64)] = 8 / 3
     tied: bool = True
     weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
+    buffers: BufferRule = "average"
 
 
 class Data(Table, frozen=True):

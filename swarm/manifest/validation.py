@@ -12,7 +12,7 @@ import msgspec
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS
 from thinwire.swarm.choices import Aggregation
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Pipeline
+from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Model, Pipeline
 from thinwire.swarm.messages.registry import MAX_GROUP
 from thinwire.swarm.method_specs.base import DENSE
 from thinwire.swarm.method_specs.registry import METHODS
@@ -57,6 +57,11 @@ def _model_and_data(manifest: Manifest) -> Contradictions:
         yield (
             f"model.width = {model.width} is not a multiple of 2 × model.heads = {2 * model.heads}",
             "change one of the two",
+        )
+    if model.kind != "custom" and model.buffers != Model().buffers:
+        yield (
+            "model.buffers only applies to a model of kind 'custom'",
+            "remove the key: the built-in model has no buffers",
         )
     path = PurePath(data.tokenizer)
     if path.is_absolute() or ".." in path.parts or set("\\:") & set(data.tokenizer):

@@ -18,9 +18,10 @@ from thinwire.collectives.rounds.payload import pieces
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.sparse.replica import SparseCodec, SparseReplica, chunks_of
+from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.fragments import FragmentSpans, fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
-from thinwire.node.state.replica import ParameterWrite, Read, Replica
+from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Digest, PeerId
 
@@ -89,6 +90,7 @@ class FragmentReplicas:
     alike: ClassVar[bool] = True
     vectors: ClassVar[int] = 2
     ledger: ClassVar[None] = None
+    buffers: ClassVar[Floats] = np.empty(0, np.float32)
 
     def __init__(self, layout: Layout, chains: Mapping[int, FragmentReplica], count: int, theta: Floats) -> None:
         self.layout, self.size = layout.digest, layout.total
@@ -138,6 +140,10 @@ class FragmentReplicas:
         for chain in self.chains.values():
             chain.part.put(theta, chain.replica.theta)
         return theta
+
+    def write_model(self, write: ParameterWrite) -> None:
+        """Set the model to the outer parameters."""
+        write(self.theta)
 
     def seal(self) -> None:
         """Compute the digests of all held fragments."""

@@ -11,7 +11,7 @@ pure function of the payloads in the order of the record. e is private, and chan
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Choice, CodecError
+from thinwire.compression.core.exact_block import ExactBlock
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import select
@@ -33,8 +34,9 @@ from thinwire.compression.sparse.error_feedback import ErrorFeedback
 from thinwire.compression.sparse.mean import Average
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.topk import Selected, Sparse
+from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
-from thinwire.node.state.replica import Read, Replica
+from thinwire.node.state.replica import Replica
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
@@ -46,19 +48,25 @@ class SparseCodec:
 
     codec: Sparse | Demo
     chunks: Chunks
+    block: ExactBlock = field(default=ExactBlock(), kw_only=True)
+    """Buffers at the end of each payload."""
 
     @property
     def spec(self) -> str:
-        return f"{self.codec.spec} {self.chunks.digest.hex()}"
+        more = f" buffers({self.block.averaged},{self.block.copied})" if self.block.size else ""
+        return f"{self.codec.spec} {self.chunks.digest.hex()}{more}"
 
     @property
     def bound(self) -> int:
         """Largest payload in bytes."""
-        return self.codec.bound(self.chunks)
+        return self.codec.bound(self.chunks) + self.block.nbytes
 
     def decode(self, payload: Buffer) -> Selected | Coefficients:
         """Decode a payload. Raises CodecError."""
-        return self.codec.decode(payload, self.chunks)
+        if not self.block.size:
+            return self.codec.decode(payload, self.chunks)
+        self.block.read(payload)
+        return self.codec.decode(memoryview(payload).cast("B")[: -self.block.nbytes], self.chunks)
 
     def grid(self, total: int) -> Grid:
         """Return the chunk grid of a payload. Raises ValueError if it is too large."""
@@ -71,6 +79,10 @@ class SparseCodec:
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
         """Decode the results of a round; return them and their weights. Raises CodecError."""
         return [self.decode(payload) for payload in put_together(results, pieces)], weights
+
+    def buffers_of(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> Floats:
+        """Return the buffers of a round. Raises CodecError."""
+        return self.block.combine([self.block.read(payload) for payload in put_together(results, pieces)], weights)
 
     def check(self, payload: Buffer, n: int) -> float:
         """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError."""
@@ -177,7 +189,7 @@ class SparseReplica(Replica):
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the contribution; it is pending until `commit`, `rollback` or the next contribution."""
-        payload = self._prepare(read)
+        payload = self._prepare(read) + self._sent_buffers.astype("<f4").tobytes()
         keep(self.sent, attempt, self.feedback.choice)
         return self.codec.cut(payload, self.feedback.choice, self.grid)
 
@@ -214,6 +226,9 @@ class SparseReplica(Replica):
             self.feedback.commit(excluded=sent is None, sent=sent)
         self.kept.commit(self.round + 1)
         return True
+
+    def _buffers_of(self, results: Sequence[Buffer], opened: Open) -> Floats:
+        return self.codec.buffers_of(results, [float(entry.weight) for entry in opened.contributors], self.grid)
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         mean = self.average(selected, weights, self.codec.chunks, self.outer.residual.denominator)

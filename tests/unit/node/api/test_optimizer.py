@@ -17,6 +17,9 @@ class Counting:
         self.steps, self.adopted, self.done, self.overtaken, self.calls = steps, adopted, False, False, []
         self.overlap, self.under_way, self.gathers = 0, False, False
 
+    def refresh(self):
+        pass
+
     def exchange(self, *, steps, weight, loss):
         self.calls.append((steps, weight, loss))
         self.overtaken = False

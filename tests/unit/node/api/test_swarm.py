@@ -25,6 +25,7 @@ name = "mine"
 rounds = {rounds}
 [model]
 kind = "custom"
+{model}
 [outer]
 sync_every = {steps}
 {outer}
@@ -38,9 +39,10 @@ codec = "{codec}"
 def found(tmp_path):
     """Write a manifest and found its run; a second call returns to the run."""
 
-    def make(home="founder", *, rounds=0, steps=2, outer="", codec="fp32", exchange=""):
+    def make(home="founder", *, rounds=0, steps=2, outer="", codec="fp32", exchange="", model=""):
         path = tmp_path / "run.toml"
-        path.write_text(MANIFEST.format(rounds=rounds, steps=steps, outer=outer, codec=codec, exchange=exchange))
+        keys = dict(rounds=rounds, steps=steps, outer=outer, codec=codec, exchange=exchange, model=model)
+        path.write_text(MANIFEST.format(**keys))
         return thinwire.join(path, home=tmp_path / home, host="127.0.0.1")
 
     return make
@@ -134,7 +136,7 @@ def test_swarm_encodes_on_the_device_of_the_parameters(tmp_path, monkeypatch):
     """Tensors of a type that the choice names are encoded by torch; the state is the same bit for bit."""
     used, encode = [], torch_backend.encode
     monkeypatch.setattr(torch_backend, "encode", lambda *given: (used.append(1), encode(*given))[1])
-    digests, text = [], MANIFEST.format(rounds=0, steps=1, outer="", codec="int8(block=64)", exchange="")
+    digests, text = [], MANIFEST.format(rounds=0, steps=1, outer="", codec="int8(block=64)", exchange="", model="")
     for devices in ((), ("cpu",)):
         monkeypatch.setattr(device, "DEVICES", devices)
         assert not used
@@ -194,7 +196,85 @@ def test_two_peers_are_equal_after_every_round(found, enter, codec):
         assert left[number][0] == right[number][0]
         assert torch.equal(left[number][1], right[number][1])
     assert 5 in left and 5 in right
-    assert not torch.equal(ours[1].running_mean, theirs[1].running_mean), "buffers stay local"
+    assert torch.equal(ours[1].running_mean, theirs[1].running_mean)
+
+
+@pytest.mark.parametrize(
+    ("outer", "codec", "rule"),
+    [
+        ("", "int8(block=256)", "average"),
+        ("", "fp32", "heaviest"),
+        ('method = "sparseloco"', "topk(k=64,chunk=4096)|2bit|rice", "average"),
+        ('method = "sparseloco"', "topk(k=64,chunk=4096)|2bit|rice", "heaviest"),
+        ('method = "demo"', "demo(k=32,chunk=4096)|2bit|rice", "average"),
+        ('method = "eager"', "int8(block=256)", "average"),
+        ('method = "co2"', "int4(block=256)", "heaviest"),
+        ('method = "delayed-nesterov"', "fp32", "average"),
+        ('method = "buffered-async"', "int8(block=256)", "heaviest"),
+    ],
+)
+def test_peers_share_the_buffers_of_their_models(found, enter, outer, codec, rule):
+    """A joiner without a step of its own evaluates as the founder; later both have the same buffers, bit for bit."""
+    ours, theirs, generator = net(1), net(2), torch.Generator().manual_seed(3)
+    x, _ = batch(generator, 512)
+    with found(rounds=8, outer=outer, codec=codec, model=f'buffers = "{rule}"') as first:
+        one = first.wrap(ours, torch.optim.SGD(ours.parameters(), lr=0.3))
+        while first.round < 5:
+            one_step(ours, one, generator)
+        with enter(first.invite, "joiner") as second:
+            two = second.wrap(theirs, torch.optim.SGD(theirs.parameters(), lr=0.3))
+            state = first.outer()
+            assert state["1.num_batches_tracked"].dtype == torch.int64 and state["1.num_batches_tracked"] > 5
+            assert state["1.running_var"].min() > 0
+            for name, value in theirs.state_dict().items():
+                assert torch.equal(value, state[name]), name
+            with torch.no_grad():
+                expected = torch.func.functional_call(ours.eval(), state, (x,)).argmax(1)
+                assert torch.equal(theirs.eval()(x).argmax(1), expected)
+            ours.train(), theirs.train()
+            together((train, first, ours, one, 1), (train, second, theirs, two, 2))
+            assert first.digest == second.digest
+            for name, value in ours.state_dict().items():
+                assert torch.equal(theirs.state_dict()[name], value), name
+            assert ours[1].running_var.min() > 0 and ours[1].num_batches_tracked > 5
+    with found(rounds=8, outer=outer, codec=codec, model=f'buffers = "{rule}"') as first:
+        again = net(4)
+        first.wrap(again, torch.optim.SGD(again.parameters(), lr=0.3))
+        for name, value in ours.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value), f"{name} is not in the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("outer", "exchange"),
+    [
+        ('method = "noloco"', ""),
+        ('method = "streaming"', ""),
+        ('method = "powersgd"', 'codec = "powersgd(rank=1)"'),
+        ("", 'topology = "ring"'),
+        ('method = "sparseloco"', 'collective = "sparse-butterfly"'),
+        ("", 'aggregation = "median"\nmax_liars = 1\nmin_peers = 3'),
+    ],
+)
+def test_wrap_refuses_buffers_that_a_run_cannot_share(tmp_path, outer, exchange):
+    path = tmp_path / "run.toml"
+    for more in ("", 'buffers = "local"'):
+        model = net()
+        path.write_text(f'[model]\nkind = "custom"\n{more}\n[outer]\n{outer}\n[exchange]\n{exchange}\n')
+        with thinwire.join(path, home=tmp_path / "home", host="127.0.0.1") as swarm:
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            if more:
+                swarm.wrap(model, inner)
+                continue
+            with pytest.raises(thinwire.ManifestError, match="1.num_batches_tracked|1.running_mean") as refused:
+                swarm.wrap(model, inner)
+            assert "model.buffers = 'local'" in refused.value.hint
+
+
+def test_wrap_refuses_buffers_that_are_not_finite(found):
+    model = net()
+    model.register_buffer("mask", torch.full((3,), float("-inf")))
+    with found() as swarm, pytest.raises(ValueError, match="mask has values that are not finite; .*persistent=False"):
+        swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_swarm_supports_frozen_tied_and_narrow_parameters(found, enter):
@@ -341,12 +421,14 @@ def test_swarm_supports_parameters_on_gpu(found, enter):
     [
         (lambda: net(width=9), "99 trainable parameters, the one here has 111"),
         (lambda: nn.Sequential(nn.Linear(8, 9), nn.Linear(2, 6)), "99 trainable parameters too"),
+        (lambda: nn.Sequential(*net(), nn.BatchNorm1d(3, affine=False)), "or buffers than the one here, which has 99"),
     ],
 )
 def test_join_with_another_model_is_a_mismatch(found, enter, other, words):
     model, wrong = net(), other()
     assert layout_of(model).total == 99
-    with found() as first:
+    rule = "average" if "buffers" in words else "local"
+    with found(model=f'buffers = "{rule}"') as first:
         first.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         with pytest.raises(thinwire.ManifestMismatch, match=words) as caught, enter(first.invite, "joiner") as second:
             second.wrap(wrong, torch.optim.SGD(wrong.parameters(), lr=0.1))

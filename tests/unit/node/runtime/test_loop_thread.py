@@ -29,6 +29,27 @@ def test_loop_thread_returns_results_and_errors(background):
     assert background.ask(lambda: 7) == 7
 
 
+def test_loop_thread_works_for_a_caller_with_a_running_loop():
+    """A notebook's cells run inside an event loop."""
+    ended = []
+
+    async def endless():
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append(threading.current_thread().name)
+
+    async def cell():
+        background = LoopThread("test")
+        background.start(endless())
+        assert background.ask(lambda: 7) == 7
+        background.stop()
+        background.stop()
+
+    asyncio.run(cell())
+    assert ended == ["test"]
+
+
 def test_interrupt_cancels_call_and_waits_for_workers(background):
     started, release, seen = threading.Event(), threading.Event(), []
 

@@ -18,7 +18,7 @@ def read(start, stop, out):
 
 @pytest.fixture
 def coder():
-    return ChunkCoder(registry.dense("fp32"), Grid(SIZE, CHUNK), BufferPool(1 << 20), None)
+    return ChunkCoder(registry.dense("fp32"), Grid(SIZE, CHUNK), BufferPool(1 << 20), None, np.empty(0, np.float32))
 
 
 def decoded(coder, payloads):

@@ -214,10 +214,10 @@ def test_ledger_is_part_of_state_and_checkpoints(tmp_path: Path) -> None:
             "[data]\nexactly_once = true\nshards = 6",
             3,
             70,
-            "another number of trainable parameters than the one here, which has 50",
+            "other trainable parameters or buffers than the one here, which has 50",
         ),
         ("", 0, 3, "has 3 trainable parameters, the one here has 50"),
-        ("", 9, 45, "another number"),
+        ("", 9, 45, "parameters or buffers"),
     ],
 )
 def test_other_model_is_recognized_by_state_size(toml: str, extra: int, theirs: int, words: str) -> None:

@@ -78,6 +78,7 @@ YOUNGER = {
     "exchange.audit",
     "exchange.max_liars",
     "exchange.aggregation_iterations",
+    "model.buffers",
     "inner.adam_lr",
     "inner.momentum",
     "outer.step_balancing",
@@ -804,3 +805,11 @@ def test_audits_are_on_in_open_runs_with_a_butterfly_only():
 def test_audit_without_a_butterfly_is_a_contradiction(toml):
     with pytest.raises(ManifestError, match="exchange.audit only applies to a butterfly"):
         parse(toml)
+
+
+def test_run_ids_do_not_change_with_the_default_of_a_later_key():
+    text = '[model]\nkind = "custom"\n'
+    same = {parse(text + more).run_id(bytes(32)).hex() for more in ("", 'buffers = "average"\n')}
+    assert len(same) == 1 and parse(text + 'buffers = "local"\n').run_id(bytes(32)).hex() not in same
+    with pytest.raises(ManifestError, match="only applies to a model of kind 'custom'"):
+        parse('[model]\nbuffers = "local"\n')

@@ -11,7 +11,7 @@ import pytest
 from kit.daemons import COMMAND
 from thinwire.node.runtime.config import MEMBER_PORTS, PORT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 AVERAGE, OWN_LOOP = EXAMPLES / "average.py", EXAMPLES / "own_loop.py"
 UNIT = EXAMPLES / "service" / "thinwire.service"
 

@@ -1,0 +1,85 @@
+"""Access of a peer to a module that several ranks train together.
+
+Import it only where there are several: torch.distributed.tensor takes a second to load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from thinwire.compression.core.types import Floats
+from thinwire.compression.device import HOST, Vector
+from thinwire.node.api.model_access import ModelAccess
+from thinwire.node.api.ranks import Ranks
+from thinwire.node.state.layout import Layout, Piece
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+
+class GroupAccess(ModelAccess):
+    """Parameters and buffers of a module on several ranks, replicated or sharded (DTensor).
+
+    The peer of the first rank reads and writes `values`, a copy on the host. `collect` copies the module there, and
+    `spread` sets the module on all ranks; all ranks call both.
+    """
+
+    def __init__(self, layout: Layout, module: nn.Module, ranks: Ranks) -> None:
+        super().__init__(layout, module)
+        self._ranks, self._written = ranks, False
+        self.devices = [HOST]
+        self.values = np.empty(layout.total + layout.buffers.size if ranks.first else 0, np.float32)
+
+    def first(self) -> Floats:
+        self.collect()
+        return self.values.copy()
+
+    def read(self, start: int, stop: int, out: Vector) -> None:
+        target = out if isinstance(out, Tensor) else torch.from_numpy(out)
+        target.copy_(torch.from_numpy(self.values[start:stop]))
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        part = self.values[start : start + theta.size]
+        part *= np.float32(keep)
+        part += np.float32(1 - keep) * theta
+        self._written = True
+
+    @property
+    def written(self) -> bool:
+        """True if the peer has set parameters since the last `spread`."""
+        return self._written
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Copy the module's parameters and buffers to the first rank."""
+        for piece in self.layout.pieces:
+            parameter = self.module.get_parameter(piece.name).detach()
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self._ranks.first:
+                self.values[piece.start : piece.stop] = whole.float().cpu().numpy().reshape(-1)
+        if self._ranks.first and self.layout.buffers.size:
+            self.values[self.layout.total :] = self.layout.buffers.read(self.module)
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Set the module on all ranks to the values of the first one."""
+        for piece in self.layout.pieces:
+            self._set(self.module.get_parameter(piece.name).detach(), self._shared(piece.start, piece.stop), piece)
+        if size := self.layout.buffers.size:
+            self.layout.buffers.write(self.module, self._shared(self.layout.total, self.layout.total + size))
+        self._written = False
+
+    def _shared(self, start: int, stop: int) -> Floats:
+        values = self.values[start:stop] if self._ranks.first else np.empty(stop - start, np.float32)
+        self._ranks.broadcast_floats(values)
+        return values
+
+    @staticmethod
+    def _set(parameter: Tensor, values: Floats, piece: Piece) -> None:
+        whole = torch.from_numpy(values).reshape(piece.shape)
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            local = whole.to(parameter.to_local().device, parameter.dtype)
+            everywhere = DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            parameter.to_local().copy_(everywhere.redistribute(mesh, parameter.placements).to_local())
+        else:
+            parameter.copy_(whole)

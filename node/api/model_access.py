@@ -1,0 +1,50 @@
+"""Access of a peer to the parameters and buffers of a user's module."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from thinwire.compression.core.types import Floats
+from thinwire.compression.device import Vector
+from thinwire.node.state.layout import Layout
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module without the wrappers of torch.compile and DistributedDataParallel."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+class ModelAccess:
+    """Parameters and buffers of a module in this process."""
+
+    def __init__(self, layout: Layout, module: nn.Module) -> None:
+        self.layout, self.module = layout, module
+        self.devices = sorted({parameter.device for parameter in module.parameters()}, key=str)
+
+    def first(self) -> Floats:
+        """Return parameters and buffers as they are."""
+        return self.layout.first(self.module)
+
+    def read(self, start: int, stop: int, out: Vector) -> None:
+        """Read a range, see replica.Read."""
+        self.layout.read(self.module, out, start)
+
+    def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
+        """Set a range, see ParameterWrite."""
+        self.layout.write(self.module, theta, start, keep)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for queued GPU work: two threads use the parameters, never at the same time."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)

@@ -1,0 +1,157 @@
+"""Several processes of torch.distributed that are one peer: the first one leads, the others follow.
+
+A control group of gloo carries decisions and parameters. It is separate from the user's group, which may use another
+backend, and in which collectives of the training are in progress.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from thinwire.compression.core.types import Floats
+from thinwire.swarm.identity.errors import HintedError
+from torch import Tensor
+
+JOIN_SECONDS = 60.0
+"""Seconds that a rank waits until all ranks of its group have called `join`."""
+
+WAIT_SECONDS = 86_400.0
+"""Longest wait of a rank for another one, which may wait for a round.
+
+The end of a process is noticed at once.
+"""
+
+HEAD = 1024
+"""Bytes of the first part of a shared message: length and content. The rest follows."""
+
+T = TypeVar("T")
+
+
+class GroupError(HintedError):
+    """Process group that cannot be one peer, or failure of another rank."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class _Told(msgspec.Struct):
+    """Message of the first rank: a value, or an error."""
+
+    value: Any = None
+    error: str = ""
+    hint: str = ""
+
+
+def check_alone() -> None:
+    """Raise GroupError in one of several processes of torch.distributed.
+
+    They would train apart unnoticed.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise GroupError(
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "
+            "and thinwire.join was called without `group`",
+            "pass group=torch.distributed.group.WORLD, so that all ranks are one peer; for a peer in each process, pass "
+            "a group that has only this rank",
+        )
+
+
+class Ranks:
+    """The processes of one peer. All ranks make the same calls in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Connect the ranks. Raises GroupError if one of them does not call `join` within JOIN_SECONDS."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_rank(group) < 0:
+            raise GroupError(
+                "this process is not in the group that was given to thinwire.join",
+                "call torch.distributed.init_process_group first, and pass the group on its ranks only",
+            )
+        self.size, members = dist.get_world_size(group), dist.get_process_group_ranks(group)
+        self.first = dist.get_rank(group) == 0
+        self._source = members[0]
+        try:
+            # This group only finds out whether all ranks are here: the time-out of a group cannot change later. It stays,
+            # because torch would use the name of a destroyed group again, and with it its old addresses in the store.
+            self._gate = self._connect(members, JOIN_SECONDS)
+            self._control = self._connect(members, WAIT_SECONDS)
+        except RuntimeError as error:
+            raise GroupError(
+                f"not all {self.size} ranks of the group have called thinwire.join within {JOIN_SECONDS:g} s "
+                f"({str(error).splitlines()[0]})",
+                "call thinwire.join with the same group on every rank",
+            ) from None
+
+    @staticmethod
+    def _connect(members: Sequence[int], seconds: float) -> dist.ProcessGroup:
+        """Return a new group of these ranks of the world."""
+        group: dist.ProcessGroup = dist.new_group(
+            list(members), timeout=timedelta(seconds=seconds), backend="gloo", use_local_synchronization=True
+        )
+        return group
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """Run `work` on the first rank, and return its result on all.
+
+        The result has only numbers, strings, lists and dicts on the other ranks. An exception is raised on the first
+        rank as it is, on the others as GroupError.
+        """
+        if self.first:
+            try:
+                value = work()
+            except BaseException as error:
+                self._share(_Told(None, f"{error}" or type(error).__name__, getattr(error, "hint", "")))
+                raise
+            self._share(_Told(value))
+            return value
+        told = self._share(None)
+        if told.error:
+            raise GroupError(f"the first rank of the group: {told.error}", told.hint)
+        result: T = told.value
+        return result
+
+    def _share(self, told: _Told | None) -> _Told:
+        """Send a message of the first rank to the others; return it."""
+        data = b"" if told is None else msgspec.msgpack.encode(told)
+        raw = torch.zeros(HEAD, dtype=torch.uint8)
+        body = len(data).to_bytes(4, "big") + data
+        raw[: len(body[:HEAD])] = torch.frombuffer(bytearray(body[:HEAD]), dtype=torch.uint8)
+        self.broadcast(raw)
+        head = raw.numpy().tobytes()
+        length = int.from_bytes(head[:4], "big")
+        rest = torch.zeros(max(0, length + 4 - HEAD), dtype=torch.uint8)
+        if rest.numel():
+            if self.first:
+                rest.copy_(torch.frombuffer(bytearray(body[HEAD:]), dtype=torch.uint8))
+            self.broadcast(rest)
+        return msgspec.msgpack.decode((head[4:] + rest.numpy().tobytes())[:length], type=_Told)
+
+    def total(self, weight: int, loss: float | None) -> tuple[int, float | None]:
+        """Return the sum of the ranks' weights, and the mean of the losses that they know."""
+        known = loss is not None and math.isfinite(loss)
+        values = torch.tensor([weight, loss if known else 0.0, known], dtype=torch.float64)
+        self._collective(lambda: dist.all_reduce(values, group=self._control))
+        return int(values[0]), float(values[1] / values[2]) if values[2] else None
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Set a tensor on the host to that of the first rank."""
+        self._collective(lambda: dist.broadcast(tensor, src=self._source, group=self._control))
+
+    def broadcast_floats(self, values: Floats) -> None:
+        """Set an array to that of the first rank."""
+        self.broadcast(torch.from_numpy(values if values.flags.writeable else np.array(values)))
+
+    @staticmethod
+    def _collective(run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except RuntimeError as error:
+            raise GroupError(
+                f"another rank of the group has ended or does not answer ({str(error).splitlines()[0]})",
+                "see the output of the other ranks; restart all of them, as torchrun does",
+            ) from None
