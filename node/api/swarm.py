@@ -38,12 +38,14 @@ def join(
     ports: str | None = None,
     advertise: str | None = None,
     site: str | None = None,
+    new: bool = False,
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
     A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
     known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
-    environment and the file; each peer of a machine needs a separate `home`.
+    environment and the file; each peer of a machine needs a separate `home`. `new`: a manifest that has changed since an
+    earlier run of the same name begins another run; without it such a manifest is an error.
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
     ManifestMismatch, all of them HintedError.
@@ -54,7 +56,7 @@ def join(
     text = os.fspath(invite_or_toml)
     if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
         return Swarm(BackgroundPeer(arriving(text, config)))
-    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name)))
+    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name, new=new)))
 
 
 def _read_custom(path: Path) -> bytes:

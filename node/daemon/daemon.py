@@ -51,7 +51,8 @@ Result = TypeVar("Result")
 
 def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
-    return _run(founding(run.read_bytes(), config, run.name), options, here=run.parent)
+    new = options.new or options.weights is not None
+    return _run(founding(run.read_bytes(), config, run.name, new=new), options, here=run.parent)
 
 
 def join(invite: str | Invite, config: Config, options: Options) -> int:
