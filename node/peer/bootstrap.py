@@ -58,8 +58,10 @@ class RunEntry:
             write=asyncio.to_thread,
         )
         preset = LAN if self.config.host.startswith("127.") else WAN
-        directory, site = self.config.directories.run(self.run_id), self.config.site
-        return Peer(self.identity, self.run_id, environment, directory, preset, emit, site)
+        config, directory = self.config, self.config.directories.run(self.run_id)
+        # The default is the name of the machine, which its owner may not want to publish.
+        name = "" if config.sources["name"] == "default" else config.name
+        return Peer(self.identity, self.run_id, environment, directory, preset, emit, config.site, name)
 
 
 def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> RunEntry:

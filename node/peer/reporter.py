@@ -11,7 +11,7 @@ from thinwire.node.peer.lineage_alarms import LineageAlarms
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
-from thinwire.node.runtime.console import bytes_text, count_text
+from thinwire.node.runtime.console import bytes_text, count_text, plain
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
 
@@ -173,6 +173,7 @@ class Reporter:
             others.append(
                 PeerStatus(
                     peer=other.hex(),
+                    name=plain(record.name) if record else "",
                     state=state,
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),

@@ -35,6 +35,11 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
 
 
+def plain(text: str) -> str:
+    """Return text without control characters: names come from other machines."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def record_traceback(error: BaseException, log: Path | None, *, show: bool) -> bool:
     """Write a traceback to the log file, and with `show` to stderr; return whether the file took it."""
     text = "".join(traceback.format_exception(error))

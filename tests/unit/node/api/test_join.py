@@ -1,5 +1,7 @@
 """Founding and joining from Python: changed manifests, names, waiting for peers, the log file."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import thinwire
 import torch
@@ -48,3 +50,16 @@ def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_
     with thinwire.join(run, **settings) as swarm:
         train(swarm, 2)
         assert swarm.status.run == first and swarm.round == 3
+
+
+def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):
+    with (
+        thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", name="the attic") as one,
+        thinwire.join(one.invite, home=tmp_path / "two", host="127.0.0.1") as two,
+    ):
+        # Both first rounds: a joiner knows the founder from its admission, before any round.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda swarm: train(swarm, 4), (one, two)))
+        assert [peer.name for peer in two.peers] == ["the attic"]
+        assert [peer.name for peer in one.peers] == [""], "the name of a machine is not published unasked"
+        assert one.status.name == "the attic" and two.status.name
