@@ -1,4 +1,4 @@
-"""Signed description of a peer: keys, addresses, stage claim, admission token, and the name that its owner gave it.
+"""Signed description of a peer: keys, addresses, stage claim, admission token and name.
 
 Records are relayed, so each is judged on its own: `parse` accepts a record during the validity that it states.
 """
