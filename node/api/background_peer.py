@@ -16,10 +16,11 @@ from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
 from thinwire.node.peer.bootstrap import RunEntry
-from thinwire.node.peer.peer_services import PeerServices
+from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
 from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
+from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
@@ -67,13 +68,14 @@ class BackgroundPeer:
     training continues between the two; always `close` at the end.
     """
 
-    def __init__(self, entry: RunEntry) -> None:
-        """Create the peer. Raises InUseError."""
-        self._entry = entry
+    def __init__(self, entry: RunEntry, wait_for: int = 1, wait_seconds: float = GATHER_SECONDS) -> None:
+        """Create the peer. `wait_for`, `wait_seconds`: see `PeerServices.gather`. Raises InUseError."""
+        self._entry, self._wait_for, self._wait_seconds = entry, wait_for, wait_seconds
         self._tasks: list[asyncio.Task[None]] = []
         with ExitStack() as stack:
             stack.enter_context(hold(entry.config.directories.lock))
-            self._report_sinks = ReportSinks(entry.config, entry.run_id)
+            self._logger = stack.enter_context(file_logger(entry.config.directories.log))
+            self._report_sinks = ReportSinks(entry.config, entry.run_id, logger=self._logger)
             stack.callback(self._report_sinks.close)
             self._background = LoopThread("thinwire")
             stack.callback(self._background.stop)
@@ -114,7 +116,9 @@ class BackgroundPeer:
         return joins
 
     async def _keep_watch(self) -> None:
-        self._background.fail(await self._services.trouble())
+        trouble = await self._services.trouble()
+        self._logger.error("this peer cannot continue", exc_info=trouble)
+        self._background.fail(trouble)
 
     def status(self) -> Status:
         """Return what `thinwire status` shows."""
@@ -150,6 +154,7 @@ class BackgroundPeer:
         )
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
+        self._background.call(self._services.gather(self._wait_for, seconds=self._wait_seconds))
         self.steps = self.peer.workload.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.environment.now()
@@ -172,6 +177,12 @@ class BackgroundPeer:
         self.check()
         last = self.peer.manifest.run.rounds
         return bool(last) and self.peer.ready and self.peer.replica.round >= last and not self.under_way
+
+    @property
+    def steps_before(self) -> int:
+        """Inner steps of a peer in all rounds up to now, the one in progress included."""
+        peer = self.peer
+        return peer.manifest.steps_after(peer.rounds.turn + self.under_way) if peer.ready else 0
 
     @property
     def overlap(self) -> int:

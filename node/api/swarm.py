@@ -17,6 +17,7 @@ from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.peer_services import GATHER_SECONDS
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
@@ -39,13 +40,16 @@ def join(
     advertise: str | None = None,
     site: str | None = None,
     new: bool = False,
+    wait_for: int = 1,
+    wait_seconds: float = GATHER_SECONDS,
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
     A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
     known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
     environment and the file; each peer of a machine needs a separate `home`. `new`: a manifest that has changed since an
-    earlier run of the same name begins another run; without it such a manifest is an error.
+    earlier run of the same name begins another run; without it such a manifest is an error. `wait_for`:
+    peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`.
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
     ManifestMismatch, all of them HintedError.
@@ -55,8 +59,10 @@ def join(
     config = load(flags, os.environ)
     text = os.fspath(invite_or_toml)
     if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-        return Swarm(BackgroundPeer(arriving(text, config)))
-    return Swarm(BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name, new=new)))
+        entry = arriving(text, config)
+    else:
+        entry = founding(_read_custom(Path(text)), config, Path(text).name, new=new)
+    return Swarm(BackgroundPeer(entry, wait_for, wait_seconds))
 
 
 def _read_custom(path: Path) -> bytes:
@@ -106,6 +112,14 @@ class Swarm:
     def round(self) -> int:
         """The last committed round; 0 before the first."""
         return self._peer.replica.round if self._peer.ready else 0
+
+    @property
+    def step(self) -> int:
+        """Inner steps of a peer since the run began, by the rounds of the run: a joiner does not start at 0.
+
+        Learning rate schedules should depend on it, see `SwarmLR`.
+        """
+        return self._background_peer.steps_before if self._optimizer is None else self._optimizer.swarm_step
 
     @property
     def digest(self) -> str:
@@ -172,8 +186,9 @@ class Swarm:
         must be the manifest's. `on_round`: called with the report of every exchange, in the thread that steps, at the
         end; its exceptions are raised by `step`, and the next step continues.
 
-        Blocks until the swarm's state is here. Raises ManifestMismatch if the swarm trains another model or uses
-        another method; ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
+        Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
+        trains another model or uses another method; ValueError for a model that cannot be averaged or does not contain the
+        optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
