@@ -136,6 +136,11 @@ def start(
     parse(toml, run.name)  # report mistakes at once, before torch is loaded
     _check_machine(config)
     if local:
+        if config.data is None:
+            from thinwire.node.runtime.console import warn
+            from thinwire.node.training.corpus import DEFAULT_DATA
+
+            warn(DEFAULT_DATA)
         from thinwire.node.local_swarm.launcher import start_local
 
         return start_local(run, config, options)

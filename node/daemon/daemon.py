@@ -39,8 +39,9 @@ from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
+from thinwire.node.training.corpus import DEFAULT_DATA
 from thinwire.node.training.learner import Learner
-from thinwire.node.training.local_learner import batches_of, prepare
+from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
@@ -190,6 +191,18 @@ class Daemon:
         return await self._entry.begin(peer)
 
     async def _learn(self, manifest: Manifest) -> Learner:
+        made = await self._prepared(manifest)
+        if self._entry.config.data is None and isinstance(made, LocalLearner | OriginLearner):
+            LOGGER.info(DEFAULT_DATA)
+        if manifest.data.tokenizer != "bytes":
+            run = self._entry.config.directories.run(self._entry.run_id)
+            try:
+                run.tokenizer.write_bytes((self._here / manifest.data.tokenizer).read_bytes())
+            except OSError as error:
+                LOGGER.warning("cannot copy the tokenizer for `thinwire export`: %s", error.strerror)
+        return made
+
+    async def _prepared(self, manifest: Manifest) -> Learner:
         config, options = self._entry.config, self._options
         if options.memory is not None or options.stage is not None:
             staged = await self._stage(manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from thinwire.node.training.tokenizer import byte_tokenizer_file
 
 
 def test_two_daemons_start_join_finish_and_resume(machine):
@@ -111,3 +112,16 @@ def test_start_with_a_changed_manifest_names_the_changes_and_begins_another_run_
     here.manifest.write_text(other.replace("[model]", f"[model]\n{key}"))
     assert here.found("founder", "--from", checkpoint, "--rounds", 1).exit() == 0
     assert len(list(runs.glob("*/checkpoints/step-00000001"))) == 3
+
+
+def test_daemon_says_that_it_trains_on_the_default_data_and_keeps_the_tokenizer_for_exports(machine, tmp_path):
+    here = machine()
+    (here.path / "mine.json").write_bytes(byte_tokenizer_file())
+    here.manifest.write_text(here.manifest.read_text().replace("[data]", '[data]\ntokenizer = "mine.json"'))
+    founder = here.daemon("founder").run("start", here.manifest, "--host", "127.0.0.1", "--log", "plain", "--rounds", 1)
+    assert founder.exit() == 0, founder.stderr
+    assert founder.stderr.count("the source of Python's standard library") == 1
+    assert here.found("founder", "--rounds", 2).exit() == 0
+    assert "standard library" not in founder.stderr, "this one has --data"
+    assert founder.command("export", str(tmp_path / "out"), "--format", "transformers").returncode == 0
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == byte_tokenizer_file()
