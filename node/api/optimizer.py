@@ -120,7 +120,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
 
 class SwarmLR(LambdaLR):
-    """Learning rate scheduler that follows the run: the base rate times `factor(step)`, with the step of `Swarm.step`.
+    """Learning rate scheduler that follows the run: the base rate times `factor(Swarm.step)`.
 
     Joiners and peers that return have the rate of all other peers. Call its `step` after that of the optimizer.
     """

@@ -20,9 +20,9 @@ def ending() -> list[signal.Signals]:
 
 
 class Termination:
-    """SIGTERM as an interrupt: while the block runs, it does what Ctrl-C does, so that files and sockets are closed.
+    """SIGTERM as an interrupt: while the block runs, it does what Ctrl-C does.
 
-    `code`: exit code of an interrupted process. A command may set another handler for SIGTERM.
+    So files and sockets are closed. `code`: exit code of an interrupted process. A command may set another handler for SIGTERM.
     """
 
     code = INTERRUPTED

@@ -81,7 +81,7 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
 
 
 def _write_tokenizer(out: Path, manifest: Manifest, directory: RunDirectory) -> None:
-    """Write the tokenizer's files into a folder for transformers; warn if this machine has none of the run."""
+    """Write the tokenizer's files into a folder for transformers; warn if they are not on this machine."""
     content = byte_tokenizer_file() if manifest.data.tokenizer == "bytes" else b""
     if not content:
         try:

@@ -47,7 +47,9 @@ def play(
     level: str = "L0",
     json: bool = False,
 ) -> int:
-    """Play a shipped scenario or a file at `level`; return the exit code. `force`: replace an earlier report.
+    """Play a shipped scenario or a file at `level`; return the exit code.
+
+    `force`: replace an earlier report.
 
     Raises ScenarioError, OutputError, Violated, and errors of a level that cannot run here.
     """

@@ -12,7 +12,7 @@ SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504, 384: 
 
 
 def sparse_bits(kept: float, width: int = 2) -> float:
-    """Return the bits per parameter of `kept` values of 4096, each with `width` bits, between those of the table."""
+    """Return the bits per parameter of `kept` values of 4096, with `width` bits each, by the table."""
     table = np.log([*SPARSE_BITS]), np.log([*SPARSE_BITS.values()])
     return float(np.exp(np.interp(np.log(kept), *table))) + (width - 2) * kept / 4096
 

@@ -65,7 +65,7 @@ def methods(question: Question) -> list[MethodCosts]:
 
 
 def row_of(question: Question, found: list[MethodCosts]) -> MethodCosts:
-    """Return the costs of the manifest's method; asynchronous methods have those of a round with all peers."""
+    """Return the costs of the manifest's method; for asynchronous ones those of a round with all peers."""
     streaming = "streaming, overlapped" if question.hidden else "streaming"
     names = {
         "streaming": streaming, "eager": "eager", "co2": "eager", "sparseloco": "sparse", "demo": "sparse",
@@ -218,7 +218,7 @@ def _eager(question: Question) -> MethodCosts:
 
 
 def _kept_bits(question: Question) -> float:
-    """Return the bits per parameter of a sparse contribution: those of the manifest's codec, or the usual ones."""
+    """Return the bits per parameter of a sparse contribution, with the manifest's codec or a usual one."""
     return question.own_bits if question.method in ("sparseloco", "demo") else SPARSE_BITS[KEPT]
 
 

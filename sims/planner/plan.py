@@ -152,7 +152,7 @@ def plan(question: Question) -> Plan:
 
 
 def _round(question: Question, own: MethodCosts, *, chunks: int, fragments: int) -> RoundCosts:
-    """Return the round of the manifest's method: exact where the planner models it, else the estimate of its row."""
+    """Return the round of the manifest's method: modelled to the message, or the estimate of its row."""
     if own.name in ("DiLoCo", "eager", "gossip"):
         now = (pair_rounds if own.name == "gossip" else rounds)(question, question.every)
         busy, late = (own.busy(question.every), 0) if own.name == "eager" else (now.busy, now.late)

@@ -188,7 +188,7 @@ def question(
 
 
 def _bits(codec: Named, width: int) -> float:
-    """Return the bits per parameter of a codec that is not dense, with matrices of width × width; 0 for a dense one."""
+    """Return the bits per parameter of a codec that is not dense, for matrices of width × width; or 0."""
     if isinstance(codec, Sparse | Demo):
         return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
     return 2 * 32 * codec.rank / width if isinstance(codec, PowerSGD) else 0.0

@@ -313,7 +313,7 @@ def test_plan_says_that_asynchronous_rounds_are_not_modelled():
 
 
 def test_plan_advises_no_ring_that_takes_as_long_as_owners():
-    """In fp32 on equal links the two differ by a percent, which the note printed as "16.5 s … 16.5 s: ring suits"."""
+    """In fp32 on equal links the two differ by a percent; the note was "16.5 s … 16.5 s: ring suits"."""
     notes = plan(asked(codec="fp32", links=["8x300/300"])).notes
     (note,) = [note for note in notes if "ring" in note]
     assert "as long as with owners" in note and "suits" not in note

@@ -26,7 +26,7 @@ def net(seed=0):
 
 
 def train(swarm, steps):
-    """Make inner steps with a rate that falls by a hundredth a step; return the steps of the swarm and the rates."""
+    """Make inner steps with a rate that falls by a hundredth a step; return the swarm's steps and rates."""
     model, seen = net(), []
     optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), 1.0))
     scheduler = thinwire.SwarmLR(optimizer, lambda step: 1 - step / 100)

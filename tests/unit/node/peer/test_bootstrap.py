@@ -1,4 +1,4 @@
-"""Ports of a real peer: the default, kept across restarts, and an error if taken. Runs that a home knows."""
+"""Ports of a real peer, which are kept across restarts; and runs that a home has trained."""
 
 import asyncio
 import socket
