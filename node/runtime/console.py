@@ -117,7 +117,8 @@ def _add_file(logger: logging.Logger, log: Path) -> None:
 def file_logger(log: Path) -> Iterator[logging.Logger]:
     """Logger of one peer in a program of the user's own.
 
-    All its messages go to the file `log`, which is rotated. The logger "thinwire" gets those that its level allows, so they reach the program's handlers, or stderr without any.
+    All its messages go to the file `log`, which is rotated. The logger "thinwire" gets those that its level allows, so they
+    reach the program's handlers, or stderr without any.
     """
     logger = logging.Logger(LOGGER.name)
     logger.addHandler(_PassOn())

@@ -12,7 +12,7 @@ from thinwire.sims.results.journal import WORLD, Event, Journal
 from thinwire.sims.scenario.scenario import Scenario
 
 MODELLED = "model of a loss, no real training"
-"""What the losses of a scenario with `compute = "stub"` are."""
+"""Description of the losses of a scenario with `compute = "stub"`."""
 
 
 class BrokenPromise(Protocol):

@@ -153,7 +153,7 @@ def test_second_signal_ends_daemon_at_once(machine):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", ["start --local 2 {run}", "sim churn-storm --out {out}", "doctor {invite}"])
 def test_first_signal_ends_a_command_that_does_not_train_with_its_code(command, number, shared_machine, tmp_path):
-    """Each command is loaded by a process of its own, and is doing its work when the signal comes."""
+    """Each command runs in a separate process, and is at work when the signal comes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         invite = Invite(
             bytes(32), (Seed(f"127.0.0.1:{silent.getsockname()[1]}", Identity.generate().transport_public),)
