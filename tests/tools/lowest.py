@@ -27,6 +27,8 @@ heads = 2
 context = 32
 [outer]
 sync_every = 2
+[exchange]
+codec = "fp32"
 """
 
 
