@@ -12,7 +12,7 @@ FOLDERS := swarm compression collectives node sims
 DEMO_plain = --local 4 --chaos examples/demo.toml
 DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
 
-.PHONY: demo test trial check lint soak mutants bench clean
+.PHONY: demo test trial check lint lowest soak mutants bench clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
 # folder of links, which mypy reads too, stands in front of it.
@@ -46,6 +46,10 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p thinwire
 	$(BIN)/mypy benchmarks examples
+
+# A run with the lowest versions that pyproject.toml allows, except that of torch.
+lowest: $(VENV)/ready
+	$(BIN)/python tests/tools/lowest.py build/lowest
 
 soak: $(VENV)/ready mutants
 	$(PYTEST) -m soak --timeout 3600

@@ -202,6 +202,7 @@ MAY_OPEN = {
         "node/training/export.py": "writes what it is asked to export",
         "node/training/initial_weights.py": "reads the first weights of a run",
         "node/runtime/process_lock.py": "one process per home",
+        "node/peer/bootstrap.py": "reads the manifests of earlier runs",
         "node/peer/recover_command_file.py": "a request of a process to the daemon",
         "node/peer/status.py": "the status of a process",
         "node/training/tokenizer.py": "reads the manifest's tokenizer",

@@ -17,10 +17,11 @@ from thinwire.compression.device import HOST
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
 from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry
-from thinwire.node.peer.peer_services import PeerServices
+from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
 from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
+from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
@@ -69,13 +70,14 @@ class BackgroundPeer:
     training continues between the two; always `close` at the end.
     """
 
-    def __init__(self, entry: RunEntry) -> None:
-        """Create the peer. Raises InUseError."""
-        self._entry = entry
+    def __init__(self, entry: RunEntry, wait_for: int = 1, wait_seconds: float = GATHER_SECONDS) -> None:
+        """Create the peer. `wait_for`, `wait_seconds`: see `PeerServices.gather`. Raises InUseError."""
+        self._entry, self._wait_for, self._wait_seconds = entry, wait_for, wait_seconds
         self._tasks: list[asyncio.Task[None]] = []
         with ExitStack() as stack:
             stack.enter_context(hold(entry.config.directories.lock))
-            self._report_sinks = ReportSinks(entry.config, entry.run_id)
+            self._logger = stack.enter_context(file_logger(entry.config.directories.log))
+            self._report_sinks = ReportSinks(entry.config, entry.run_id, logger=self._logger)
             stack.callback(self._report_sinks.close)
             self._background = LoopThread("thinwire")
             stack.callback(self._background.stop)
@@ -94,6 +96,7 @@ class BackgroundPeer:
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self.under_way = False
         """True while an exchange is in progress."""
+        self._steps_in_flight = 0
         self.last: RoundReport | None = None
         """Report of the last exchange."""
         self.reports: deque[RoundReport] = deque(maxlen=1024)
@@ -116,7 +119,9 @@ class BackgroundPeer:
         return joins
 
     async def _keep_watch(self) -> None:
-        self._background.fail(await self._services.trouble())
+        trouble = await self._services.trouble()
+        self._logger.error("this peer cannot continue", exc_info=trouble)
+        self._background.fail(trouble)
 
     def status(self) -> Status:
         """Return what `thinwire status` shows."""
@@ -152,6 +157,7 @@ class BackgroundPeer:
         )
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
+        self._background.call(self._services.gather(self._wait_for, seconds=self._wait_seconds))
         self.steps = self.peer.workload.steps(0.0)
         self._report.phase = "training"
         self._exchanged_at = self.peer.environment.now()
@@ -194,6 +200,13 @@ class BackgroundPeer:
         return bool(last) and self.peer.ready and self.peer.replica.round >= last and not self.under_way
 
     @property
+    def steps_before(self) -> int:
+        """Inner steps of a peer in all rounds up to now, the one in progress included."""
+        if self.under_way:  # The round may have ended already: its steps must not count twice.
+            return self._steps_in_flight
+        return self.peer.manifest.steps_after(self.peer.rounds.turn) if self.peer.ready else 0
+
+    @property
     def overlap(self) -> int:
         """Inner steps to make while an exchange is in progress; 0 if training waits for it."""
         return self.peer.workload.overlap
@@ -224,6 +237,7 @@ class BackgroundPeer:
         Return the report if the exchange is over already; otherwise `finish` is due `overlap` inner steps later.
         """
         self._synchronize()
+        self._steps_in_flight = self.peer.manifest.steps_after(self.peer.rounds.turn + 1)
         report = self._background.call(self._begin(steps, weight, loss))
         self.under_way = report is None
         return None if report is None else self._over(report)

@@ -31,6 +31,7 @@ class _State(msgspec.Struct):
     overlap: int = 0
     steps: int = 0
     overtaken: bool = False
+    steps_before: int = 0
 
 
 class _Ended(msgspec.Struct):
@@ -112,7 +113,8 @@ class GroupPeer:
 
     def _look(self) -> _State:
         one = self.leader
-        return _State(one.round, one.done, one.gathers, one.under_way, one.overlap, one.steps, one.overtaken)
+        turn = one.under_way, one.overlap, one.steps, one.overtaken
+        return _State(one.round, one.done, one.gathers, *turn, one.steps_before)
 
     def refresh(self) -> None:
         """Take over the first rank's state, at the beginning of a step. Raises its failures."""
@@ -207,6 +209,11 @@ class GroupPeer:
     @property
     def overtaken(self) -> bool:
         return self._state.overtaken
+
+    @property
+    def steps_before(self) -> int:
+        """Inner steps of a peer before its next round."""
+        return self._state.steps_before
 
     def check(self) -> None:
         """Raise a background failure, on the first rank; SwarmError on all after `close`."""

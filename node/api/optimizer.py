@@ -13,6 +13,7 @@ import torch
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
@@ -80,6 +81,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
                 self._book(report)
         return result
 
+    @property
+    def swarm_step(self) -> int:
+        """Inner steps of a peer since the run began, see `Swarm.step`."""
+        return self._background_peer.steps_before + self._steps
+
     def _book(self, report: RoundReport) -> None:
         """Account for the weight of a round.
 
@@ -113,6 +119,23 @@ class SwarmOptimizer(torch.optim.Optimizer):
         Parameters that were not trainable at `wrap` are not averaged and stay local.
         """
         self._inner.add_param_group(param_group)
+
+
+class SwarmLR(LambdaLR):
+    """Learning rate scheduler that follows the run: the base rate times `factor(Swarm.step)`.
+
+    Joiners and peers that return have the rate of all other peers. Call its `step` after that of the optimizer.
+    """
+
+    optimizer: SwarmOptimizer
+
+    def __init__(self, optimizer: SwarmOptimizer, factor: Callable[[int], float]) -> None:
+        super().__init__(optimizer, factor)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the learning rate of each parameter group."""
+        self.last_epoch = self.optimizer.swarm_step
+        return super().get_lr()
 
 
 def _number(loss: Any) -> float | None:

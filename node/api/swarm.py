@@ -18,6 +18,7 @@ from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.peer_services import GATHER_SECONDS
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
@@ -41,12 +42,17 @@ def join(
     advertise: str | None = None,
     site: str | None = None,
     group: ProcessGroup | None = None,
+    new: bool = False,
+    wait_for: int = 1,
+    wait_seconds: float = GATHER_SECONDS,
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
     A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
     known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
-    environment and the file; each peer of a machine needs a separate `home`.
+    environment and the file; each peer of a machine needs a separate `home`. `new`: a manifest that has changed since an
+    earlier run of the same name begins another run; without it such a manifest is an error. `wait_for`:
+    peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`.
 
     `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
     peer. All of them call `join`, `wrap`, each step and `leave` alike. The first rank is connected to the swarm; only its
@@ -64,8 +70,10 @@ def join(
     def peer() -> BackgroundPeer:
         config, text = load(flags, os.environ), os.fspath(invite_or_toml)
         if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-            return BackgroundPeer(arriving(text, config))
-        return BackgroundPeer(founding(_read_custom(Path(text)), config, Path(text).name))
+            entry = arriving(text, config)
+        else:
+            entry = founding(_read_custom(Path(text)), config, Path(text).name, new=new)
+        return BackgroundPeer(entry, wait_for, wait_seconds)
 
     if group is not None and (ranks := Ranks(group)).size > 1:
         return Swarm(GroupPeer(ranks, peer))
@@ -128,6 +136,14 @@ class Swarm:
     def round(self) -> int:
         """The last committed round; 0 before the first."""
         return self._background_peer.round
+
+    @property
+    def step(self) -> int:
+        """Inner steps of a peer since the run began, by the rounds of the run: a joiner does not start at 0.
+
+        Learning rate schedules should depend on it, see `SwarmLR`.
+        """
+        return self._background_peer.steps_before if self._optimizer is None else self._optimizer.swarm_step
 
     @property
     def digest(self) -> str:
@@ -195,9 +211,9 @@ class Swarm:
         called with the report of every exchange, in the thread that steps, at the end; its exceptions are raised by
         `step`, and the next step continues.
 
-        Blocks until the swarm's state is here. Raises ManifestMismatch if the swarm trains another model or uses
-        another method; ManifestError if the run's method cannot share the model's buffers; ValueError for a model that
-        cannot be averaged or does not contain the optimizer's parameters.
+        Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
+        trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
+        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")

@@ -101,12 +101,22 @@ def start(
         Path | None,
         typer.Option("--from", metavar="FILE", help="First weights: an export, or a checkpoint's directory."),
     ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Begin another run if RUN.toml has changed since the run of this name.")
+    ] = False,
     **shared: Any,
 ) -> int:
     """Start a run and print the command with which others join it."""
     config, options = _shared(context, **shared)
     options = replace(
-        options, local=local, weak=weak, memory=_memory(memory), chaos=chaos, wait_for=wait_for, weights=weights
+        options,
+        local=local,
+        weak=weak,
+        memory=_memory(memory),
+        chaos=chaos,
+        wait_for=wait_for,
+        weights=weights,
+        new=new,
     )
     if bool(weak) is not (memory is not None) or (weak and not local):
         raise InputError(
@@ -126,6 +136,11 @@ def start(
     parse(toml, run.name)  # report mistakes at once, before torch is loaded
     _check_machine(config)
     if local:
+        if config.data is None:
+            from thinwire.node.runtime.console import warn
+            from thinwire.node.training.corpus import DEFAULT_DATA
+
+            warn(DEFAULT_DATA)
         from thinwire.node.local_swarm.launcher import start_local
 
         return start_local(run, config, options)

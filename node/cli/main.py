@@ -18,6 +18,7 @@ import typer
 from thinwire.node.cli import commands, daemon_commands
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.runtime.console import record_traceback, tell, warn
+from thinwire.node.runtime.signals import INTERRUPTED, Termination
 from thinwire.swarm.identity.errors import HintedError
 from typer.core import TyperGroup
 
@@ -31,7 +32,8 @@ EXIT_CODES = """\b
 Exit codes: 0 done or left in order, 1 the run failed, 2 usage or configuration,
 3 could not start here (port, key, device, disk), 4 no swarm reachable,
 5 manifest or protocol mismatch, 6 nothing to recover,
-130 and 143 stopped at once by a second signal."""
+130 and 143 stopped at once: by a second signal, or by the first while nothing
+trains in this process (loading, start --local, doctor, sim, export, ...)."""
 
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
@@ -134,21 +136,23 @@ def _package(entry: EntryPoint) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to those of the process. Return the exit code."""
-    session = CliSession()
+    session, termination = CliSession(), Termination()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         first = next((word for word in arguments if not word.startswith("-")), "")
         group = command_line(first)
-        code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
+        with termination:
+            code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
         if sys.stdout is not None:  # the parent process may have closed it
             sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        # Typer returns the code of Ctrl-C.
+        return termination.code if code == INTERRUPTED else code if isinstance(code, int) else 0
     except HintedError as error:
         record_traceback(error, session.log, show=session.debug)
         tell(str(error), error.hint)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return termination.code
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; prevent an error about buffered output when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from thinwire.node.peer.recover_command_file import RecoverRequest, withdraw, write_request
 from thinwire.node.peer.status import Stall, Status, alive, read_status
-from thinwire.node.peer.status_table import plain
+from thinwire.node.runtime.console import plain
 from thinwire.node.runtime.directories import Directories
 from thinwire.swarm.identity.errors import HintedError
 

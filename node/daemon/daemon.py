@@ -39,8 +39,9 @@ from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
+from thinwire.node.training.corpus import DEFAULT_DATA
 from thinwire.node.training.learner import Learner
-from thinwire.node.training.local_learner import batches_of, prepare
+from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
@@ -51,7 +52,8 @@ Result = TypeVar("Result")
 
 def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
-    return _run(founding(run.read_bytes(), config, run.name), options, here=run.parent)
+    new = options.new or options.weights is not None
+    return _run(founding(run.read_bytes(), config, run.name, new=new), options, here=run.parent)
 
 
 def join(invite: str | Invite, config: Config, options: Options) -> int:
@@ -190,6 +192,18 @@ class Daemon:
         return joins
 
     async def _learn(self, manifest: Manifest) -> Learner:
+        made = await self._prepared(manifest)
+        if self._entry.config.data is None and isinstance(made, LocalLearner | OriginLearner):
+            LOGGER.info(DEFAULT_DATA)
+        if manifest.data.tokenizer != "bytes":
+            run = self._entry.config.directories.run(self._entry.run_id)
+            try:
+                run.tokenizer.write_bytes((self._here / manifest.data.tokenizer).read_bytes())
+            except OSError as error:
+                LOGGER.warning("cannot copy the tokenizer for `thinwire export`: %s", error.strerror)
+        return made
+
+    async def _prepared(self, manifest: Manifest) -> Learner:
         config, options = self._entry.config, self._options
         if options.memory is not None or options.stage is not None:
             staged = await self._stage(manifest)

@@ -41,6 +41,7 @@ class Options:
     - stage: the stage of the model that this peer holds; None: derived from its memory.
     - search: seconds for which a joiner looks for the swarm.
     - weights: file or checkpoint with the first parameters of the run; None: random ones.
+    - new: a manifest that has changed since an earlier run of the same name begins another run.
     - public: publish this peer and its run in the public directory.
     - lan: publish this peer and its run on the local network.
     - wait_for: peers that a founder waits for before it trains, for a minute at most.
@@ -57,6 +58,7 @@ class Options:
     stage: int | None = None
     search: float = 60.0
     weights: Path | None = None
+    new: bool = False
     public: bool = False
     lan: bool = False
     wait_for: int = 1

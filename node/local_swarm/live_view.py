@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import EventAnalysis, bytes_sent, saved_factor
-from thinwire.node.peer.status_table import plain
-from thinwire.node.runtime.console import LOGGER, bytes_text, count_text
+from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, plain
 
 
 @dataclass(frozen=True, slots=True)

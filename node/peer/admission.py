@@ -47,7 +47,7 @@ class Admission:
     """Transport, presence and manifest of one peer, from its admission to the run until `close`.
 
     Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here. `site`: name of
-    this peer's site. `emit` receives the events of the presence, too.
+    this peer's site. `name`: shown to the other peers. `emit` receives the events of the presence, too.
     """
 
     transport: Transport
@@ -64,10 +64,12 @@ class Admission:
         preset: Preset,
         emit: Emit,
         site: str,
+        name: str = "",
     ) -> None:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
         self._file, self._token_file = directory.manifest, directory.token
         self._known_peers, self._preset, self.site = known_peers, preset, site
+        self._name = name
         self._ban_file = BanFile(directory.bans, environment.disk)
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
@@ -143,6 +145,7 @@ class Admission:
             sequence=int(self._environment.wall() * 1000),
             issued=int(self._environment.wall()),
             token=self._token,
+            name=self._name,
         )
         self.transport.learn(record)
         roster = Roster(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import textwrap
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from thinwire.collectives.transport.interface import Admit, Transport
 from thinwire.collectives.transport.zeromq.listener import PortTaken
@@ -17,13 +20,19 @@ from thinwire.node.membership.port_file import PortFile
 from thinwire.node.methods.registry import check_codec
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.config import Config, advertised, member_ports
+from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.checkpoint_store import LATEST, step_name
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.manifest.parser import sign
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
+from thinwire.swarm.manifest.parser import parse, sign
 from thinwire.swarm.membership.presets import LAN, WAN
+
+MOST_CHANGES = 8
+"""Changed keys that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +58,64 @@ class RunEntry:
             write=asyncio.to_thread,
         )
         preset = LAN if self.config.host.startswith("127.") else WAN
-        directory, site = self.config.directories.run(self.run_id), self.config.site
-        return Peer(self.identity, self.run_id, environment, directory, preset, emit, site)
+        config, directory = self.config, self.config.directories.run(self.run_id)
+        # The default is the name of the machine, which its owner may not want to publish.
+        name = "" if config.sources["name"] == "default" else config.name
+        return Peer(self.identity, self.run_id, environment, directory, preset, emit, config.site, name)
 
 
-def founding(toml: bytes, config: Config, name: str) -> RunEntry:
+def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> RunEntry:
     """Return the entry to the run of a manifest from the file `name`: as its founder, or to return to it.
 
-    Raises ManifestError, ConfigError.
+    new: the manifest may differ from that of an earlier run with the same run.name. Raises ManifestError, ConfigError,
+    ManifestMismatch.
     """
     identity = Identity.load_or_create(config.directories.key)
     signed = sign(toml, identity)
     manifest = signed.verify()
     check_codec(manifest, name)
     run_id = manifest.run_id(identity.public_key)
+    if not new:
+        _refuse_changes(manifest, run_id, identity, config.directories, name)
     opener = _transport_opener(identity, run_id, config)
 
     async def begin(peer: Peer) -> bool:
         return await peer.found(signed, opener)
 
     return RunEntry(identity, run_id, config, begin)
+
+
+def _refuse_changes(manifest: Manifest, run_id: bytes, identity: Identity, home: Directories, name: str) -> None:
+    """Raise ManifestMismatch if we have trained another run of this name here, and not yet this one."""
+    if _trained(home.run(run_id)):
+        return
+    earlier = []
+    for path in home.runs.glob("*/run.toml"):
+        folder = RunDirectory(path.parent)
+        with suppress(OSError, ManifestError):  # a manifest of another version
+            older = parse(path.read_bytes())
+            ours = folder.path.name == home.run(older.run_id(identity.public_key)).path.name
+            if ours and older.run.name == manifest.run.name and (checkpoint := _trained(folder)):
+                earlier.append((checkpoint.stat().st_mtime, checkpoint, older))
+    if earlier:
+        _, checkpoint, older = max(earlier, key=lambda one: one[0])
+        changes = [textwrap.shorten(change, 160) for change in manifest.changes_since(older)]
+        more = [f"and {len(changes) - MOST_CHANGES} more keys"] if len(changes) > MOST_CHANGES else []
+        weights = "" if manifest.model.kind == "custom" else f", or from trained weights with --from {checkpoint}"
+        raise ManifestMismatch(
+            f"{name} has changed since this machine trained run {manifest.run.name!r}, so it is another run: "
+            + "; ".join(changes[:MOST_CHANGES] + more),
+            f"begin it at round 0 with --new (Python: new=True){weights}; or undo the change to continue the old run",
+        )
+
+
+def _trained(run: RunDirectory) -> Path | None:
+    """Return the newest checkpoint of a run after its first round."""
+    with suppress(OSError):
+        name = (run.checkpoints / LATEST).read_text().strip()
+        if name != step_name(0) and (run.checkpoints / name).is_dir():
+            return run.checkpoints / name
+    return None
 
 
 def arriving(invite: str | Invite, config: Config, search: float = SEARCH_SECONDS) -> RunEntry:

@@ -28,12 +28,6 @@ from thinwire.swarm.manifest.manifest import Manifest
 ABANDON_SECONDS = 5.0
 """Seconds that a round may still take after the first request to stop."""
 
-GATHER_SECONDS = 60.0
-"""Seconds for which `wait_for` waits for other peers."""
-
-LOOK_SECONDS = 0.1
-"""Interval in seconds between two checks of the present peers during that wait."""
-
 
 class PeerLifecycle:
     """Lifecycle of one peer. `peer` and `report` show its state.
@@ -133,7 +127,7 @@ class PeerLifecycle:
         invite = peer.invite()
         if peer.known_peers.founds and invite is not None:
             self._invited(invite.code())
-        await self._gather()
+        await self._services.gather(self._wait_for, self._stopping.is_set)
         last = self._last or peer.manifest.run.rounds
         while not self.stopping and not (last and peer.workload.over(last)):
             if await self._round(learner):
@@ -161,17 +155,6 @@ class PeerLifecycle:
             report.emit("fresh", {"detail": "the inner optimizer's state is new and warms up"})
         report.emit("ready", {"round": peer.replica.round, "parameters": learner.layout.total})
         self._services.follow()
-
-    async def _gather(self) -> None:
-        session, now = self.peer.session, self.peer.environment.now
-        until = now() + GATHER_SECONDS
-        while len({*session.ready, session.me}) < self._wait_for:
-            if self.stopping or self.peer.rounds.overtaken:
-                return  # Asked to stop, or the swarm has continued without us.
-            if now() > until:
-                return self.report.emit("waited", {"detail": "going on without the peers that were waited for"})
-            self.report.phase = "waiting"
-            await asyncio.sleep(LOOK_SECONDS)
 
     async def _round(self, learner: Learner) -> bool:
         """Run inner steps and an exchange; return True if a round was committed."""

@@ -75,6 +75,7 @@ class Peer:
         preset: Preset,
         emit: Emit,
         site: str = "",
+        name: str = "",
     ) -> None:
         self.identity, self.run_id = identity, run_id
         self.private: PrivateState | None = None
@@ -86,7 +87,9 @@ class Peer:
         self.ready = False
         """True if the session exists, with rounds, a workload, a replica and a roster."""
         self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
-        self.admission = Admission(identity, run_id, environment, directory, self.known_peers, preset, self._seen, site)
+        self.admission = Admission(
+            identity, run_id, environment, directory, self.known_peers, preset, self._seen, site, name
+        )
         self.checkpointer = Checkpointer(
             CheckpointStore(directory.checkpoints, environment.disk, identity), run_id, environment, emit
         )

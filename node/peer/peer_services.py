@@ -23,6 +23,12 @@ from thinwire.swarm.identity.identity import Identity, short
 SAVE_SECONDS, SAVE_ROUNDS = 30.0, 10
 """Least seconds and least rounds between two checkpoints; the last round is always saved."""
 
+GATHER_SECONDS = 60.0
+"""Seconds for which `gather` waits for other peers."""
+
+LOOK_SECONDS = 0.1
+"""Interval in seconds between two checks of the present peers."""
+
 LINGER_SECONDS = 10.0
 """Seconds that other peers have to fetch the last round from us before we leave."""
 
@@ -78,6 +84,26 @@ class PeerServices:
             peer.drop_anchor()
 
         peer.rounds.follow(told)
+
+    async def gather(
+        self, count: int, stopping: Callable[[], bool] = lambda: False, seconds: float = GATHER_SECONDS
+    ) -> None:
+        """Wait until `count` peers, this one included, hold the state and take part; at most for some seconds.
+
+        Return early if `stopping`, or if the swarm has continued without us.
+        """
+        peer, report, until, told = self._peer, self._report, self._now() + seconds, 0
+        while (here := len({*peer.session.ready, peer.session.me})) < count:
+            if stopping() or peer.rounds.overtaken:
+                return
+            if self._now() > until:
+                report.emit("waited", {"detail": f"long enough: training begins with {here} of {count} peers"})
+                return
+            if here > told:
+                left = max(0.0, until - self._now())
+                report.emit("waiting", {"detail": f"for {count} peers, {here} here, at most {left:.0f} s more"})
+                told, report.phase = here, "waiting"
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
         """Run one round after `steps` inner steps on `weight` tokens or samples, see `OuterLoop.sync`.
@@ -224,7 +250,7 @@ class PeerServices:
                 session.roster.alive(other) and session.roster.progress_of(other) < mine for other in session.live
             ):
                 return
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def leave(self) -> None:
         """Announce the departure, close everything, and record it."""

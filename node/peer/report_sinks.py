@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from logging import Logger
 
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.recover_command_file import take_request
@@ -26,7 +27,14 @@ class ReportSinks:
     Raises InUseError.
     """
 
-    def __init__(self, config: Config, run_id: bytes, device: str = "", group: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_id: bytes,
+        device: str = "",
+        group: Callable[[], str] = lambda: "",
+        logger: Logger = LOGGER,
+    ) -> None:
         events = config.directories.run(run_id).events
         self._request, self._process = config.directories.run(run_id).recover_request, this_process()
         try:
@@ -35,7 +43,7 @@ class ReportSinks:
             raise unwritable(events, error) from None
         self.report = Reporter(
             self._write,
-            say=LOGGER.log,
+            say=logger.log,
             wall=time.time,
             name=config.name,
             device=device,

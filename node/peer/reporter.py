@@ -11,7 +11,7 @@ from thinwire.node.peer.lineage_alarms import LineageAlarms
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
-from thinwire.node.runtime.console import bytes_text, count_text
+from thinwire.node.runtime.console import bytes_text, count_text, plain
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
 
@@ -20,6 +20,9 @@ DEBUG, INFO, WARNING = 10, 20, 30
 
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that go only to the log file."""
+
+NOTABLE = frozenset({"waiting", "waited"})
+"""Events that a training loop of the user's own shows, too."""
 
 ALARMS = 64
 """Different alarms that the summary at the end lists."""
@@ -74,7 +77,8 @@ class Reporter:
                 self._alarms[self.alarm] = None
             self._say(WARNING, self.alarm)
         else:
-            self._say(DEBUG if kind in QUIET else INFO, f"{kind} {text}")
+            level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
+            self._say(level, f"{kind} {text}")
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
         """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
@@ -173,6 +177,7 @@ class Reporter:
             others.append(
                 PeerStatus(
                     peer=other.hex(),
+                    name=plain(record.name) if record else "",
                     state=state,
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),

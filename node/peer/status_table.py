@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from thinwire.node.peer.status import PeerStatus, Status
-from thinwire.node.runtime.console import bytes_text, count_text
+from thinwire.node.runtime.console import bytes_text, count_text, plain
 
 
 def show(status: Status, wall: float) -> None:
@@ -80,8 +80,3 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
 def _relayed(peer: PeerStatus, peers: tuple[PeerStatus, ...]) -> str:
     names = {one.peer: one.name for one in peers}
     return f"relayed by {names.get(peer.relay) or peer.relay[:8]}" if peer.relay else ""
-
-
-def plain(text: str) -> str:
-    """Return text without control characters: names come from other machines."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -13,7 +13,7 @@ if _typing.TYPE_CHECKING:
     from thinwire.collectives.transport.zeromq.listener import PortTaken
     from thinwire.node.api.allreduce import Average, AverageError, Pending
     from thinwire.node.api.background_peer import RoundReport
-    from thinwire.node.api.optimizer import SwarmOptimizer
+    from thinwire.node.api.optimizer import SwarmLR, SwarmOptimizer
     from thinwire.node.api.ranks import GroupError
     from thinwire.node.api.swarm import Swarm, join
     from thinwire.node.membership.join import NoSwarm, Refused
@@ -49,6 +49,7 @@ __all__ = [
     "Status",
     "Swarm",
     "SwarmError",
+    "SwarmLR",
     "SwarmOptimizer",
     "__version__",
     "join",
@@ -75,6 +76,7 @@ _HOME = {
     "Status": "node.peer.status",
     "Swarm": "node.api.swarm",
     "SwarmError": "node.runtime.loop_thread",
+    "SwarmLR": "node.api.optimizer",
     "SwarmOptimizer": "node.api.optimizer",
     "join": "node.api.swarm",
 }

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 from thinwire.node.runtime.directories import Directories, directories
 from thinwire.swarm.identity.address import join_address, split_address
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.peer_record import MAX_NAME
 
 PREFIX = "THINWIRE_"
 _HAS_PORT = re.compile(r"[^:]:\d+$")
@@ -102,8 +103,8 @@ class Setting:
 
 
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= 64 or not value.isprintable():
-        raise ValueError("1 to 64 printable characters")
+    if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value.encode()) <= MAX_NAME:
+        raise ValueError(f"printable text of 1 to {MAX_NAME} bytes")
     return value
 
 
@@ -200,7 +201,12 @@ def _switch(value: Any) -> bool:
 
 
 SETTINGS = (
-    Setting("name", "", _name, "name that others see beside this peer's id; default: this machine's name"),
+    Setting(
+        "name",
+        "",
+        _name,
+        "name that others see beside this peer's id; default: this machine's name, which is not sent",
+    ),
     Setting("host", "0.0.0.0", _host, "address to listen on; 127.0.0.1 keeps the swarm on this machine"),
     Setting(
         "port",

@@ -8,6 +8,8 @@ import logging.handlers
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -33,6 +35,11 @@ def warn(message: str) -> None:
 def _one_line(text: str) -> str:
     # The text may come from a peer or a file: prevent extra lines and control of the terminal.
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
+
+
+def plain(text: str) -> str:
+    """Return text without control characters: names come from other machines."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def record_traceback(error: BaseException, log: Path | None, *, show: bool) -> bool:
@@ -91,17 +98,42 @@ def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) ->
     LOGGER.propagate = False
     LOGGER.addHandler(_terminal(style, debug))
     if log is not None:
-        try:
-            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = _LogFile(
-                log, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8", errors="backslashreplace"
-            )
-        except OSError as error:
-            LOGGER.warning("cannot write the log file %s: %s", log, error.strerror)
-            return
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        file.setLevel(logging.DEBUG)
-        LOGGER.addHandler(file)
+        _add_file(LOGGER, log)
+
+
+def _add_file(logger: logging.Logger, log: Path) -> None:
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = _LogFile(log, maxBytes=_FILE_BYTES, backupCount=_FILES - 1, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        logger.warning("cannot write the log file %s: %s", log, error.strerror)
+        return
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setLevel(logging.DEBUG)
+    logger.addHandler(file)
+
+
+@contextmanager
+def file_logger(log: Path) -> Iterator[logging.Logger]:
+    """Logger of one peer in a program of the user's own.
+
+    All its messages go to the file `log`, which is rotated. The logger "thinwire" gets those that its level allows, so they
+    reach the program's handlers, or stderr without any.
+    """
+    logger = logging.Logger(LOGGER.name)
+    logger.addHandler(_PassOn())
+    _add_file(logger, log)
+    try:
+        yield logger
+    finally:
+        for handler in logger.handlers:
+            handler.close()
+
+
+class _PassOn(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if LOGGER.isEnabledFor(record.levelno):
+            LOGGER.handle(record)
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):

@@ -72,6 +72,11 @@ class RunDirectory:
         return self.path / "run.toml"
 
     @property
+    def tokenizer(self) -> Path:
+        """Copy of the run's tokenizer file, for `thinwire export`; absent if tokens are bytes."""
+        return self.path / "tokenizer.json"
+
+    @property
     def recover_request(self) -> Path:
         """Request of `thinwire recover` to the running daemon, see node/peer/recover_command_file.py."""
         return self.path / "recover.json"

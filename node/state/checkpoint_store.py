@@ -112,7 +112,7 @@ class CheckpointStore:
             entries, _ = self._entries(names)
         except OSError as error:
             return SaveFailed(_reason(error))
-        name = f"step-{snapshot.round:08d}"
+        name = step_name(snapshot.round)
         if name in names:
             name = next(free for k in range(1, len(names) + 1) if (free := f"{name}.{k}") not in names)
         draft = self._directory / f"{name}{_DRAFT}{suffix}"
@@ -302,6 +302,11 @@ class CheckpointStore:
         except OSError:
             return [f"{LATEST}: cannot be read; found {name} by its manifest"]
         return [] if pointed == name else [f"{LATEST}: names {pointed!r}; the newest good one is {name}"]
+
+
+def step_name(round: int) -> str:
+    """Return the name of the first checkpoint after a round."""
+    return f"step-{round:08d}"
 
 
 def _reason(error: Exception) -> str:

@@ -25,6 +25,11 @@ from thinwire.node.training.tokenizer import DataError, Tokenizer
 STANDARD_LIBRARY_LIMIT = 30 << 20
 """Most bytes of the standard library's source to use."""
 
+DEFAULT_DATA = (
+    "no data is named, so training uses the source of Python's standard library; --data names a file or a folder"
+)
+"""Message to the owner of such a peer."""
+
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".bin")
 
 _PIECE = 1 << 20  # bytes of text given to a tokenizer at once

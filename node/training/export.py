@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array, Tensors, pieces
+from thinwire.node.training.tokenizer import byte_tokenizer_file
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
@@ -66,6 +68,7 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "model.safetensors", weights)
             (out / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+            _write_tokenizer(out, manifest, directory)
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(out, weights)
@@ -75,6 +78,20 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
     at = sorted({rounds[stage] for stage in fragments})
     text = f"round {at[0]}" if len(at) == 1 else f"rounds {at[0]} to {at[-1]}, since stages are not equally far"
     print(f"{out}: {len(weights)} tensors, {count} parameters, {text}, {path}")
+
+
+def _write_tokenizer(out: Path, manifest: Manifest, directory: RunDirectory) -> None:
+    """Write the tokenizer's files into a folder for transformers; warn if they are not on this machine."""
+    content = byte_tokenizer_file() if manifest.data.tokenizer == "bytes" else b""
+    if not content:
+        try:
+            content = directory.tokenizer.read_bytes()
+        except FileNotFoundError:
+            warn(f"no tokenizer is written: the daemon has no copy yet of {manifest.data.tokenizer}, the run's file")
+            return
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
+    (out / "tokenizer.json").write_bytes(content)
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path | None]:

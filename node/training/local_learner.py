@@ -60,9 +60,9 @@ class LocalLearner:
         batches.learn(lesson_of(split, most, share.me, share.round) if share.trial else None)
         if lease is not None and self.manifest.inner.global_batch:
             self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
-        if self.manifest.outer.step_ratio != 1.0 or lease is not None:
-            # Peers make different numbers of steps, or none; the learning rate is the same for all.
-            self.trainer.step = self.manifest.steps_after(share.round)
+        # The learning rate follows the run: joiners, peers that return and peers that make other numbers of steps have
+        # the rate of all others.
+        self.trainer.step = share.step
 
     def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
         """Evaluate a step on two batches, see Learner; the parameters are the same afterwards."""

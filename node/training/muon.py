@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from thinwire.swarm.identity.errors import HintedError
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 NEWTON_SCHULZ = 5
 """Steps of the iteration that makes an update nearly orthogonal."""
+
+
+class NoMuon(HintedError):
+    """The installed torch has no Muon."""
+
+    exit_code: ClassVar[int] = 3
 
 
 def matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -41,7 +48,7 @@ class MuonWithAdamW(Optimizer):
 
     Muon's part: Nesterov momentum, then five Newton-Schulz steps; the orthogonal result is scaled by √max(1,
     rows/columns). torch stores the momentum as a mean (lerp) where the paper has a sum: the direction is the same, and
-    only the direction is left after the iteration, which torch computes in bfloat16. `rest`: AdamW's groups.
+    only the direction is left after the iteration, which torch computes in bfloat16. `rest`: AdamW's groups. Raises NoMuon.
     """
 
     def __init__(
@@ -55,6 +62,13 @@ class MuonWithAdamW(Optimizer):
         adam_lr: float,
         betas: tuple[float, float],
     ) -> None:
+        try:
+            from torch.optim import Muon
+        except ImportError:
+            raise NoMuon(
+                f"torch {torch.__version__} has no Muon, which inner.optimizer = 'muon' needs",
+                "install torch 2.9 or newer",
+            ) from None
         hidden, rest = list(hidden), list(rest)
         self._parts: list[Optimizer] = []
         if hidden:

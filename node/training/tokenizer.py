@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,29 @@ class JsonTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._engine.decode(list(tokens), skip_special_tokens=False))
+
+
+def byte_tokenizer_file() -> bytes:
+    """Return the byte tokenizer as a file of the `tokenizers` library, so that other programs can decode.
+
+    Token i is byte i. The library writes bytes as the letters of GPT-2's table: printable bytes stand for themselves, the
+    others follow from 256 on.
+    """
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in shown]
+    letters = dict(zip(shown, map(chr, shown), strict=True)) | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    model = {"type": "BPE", "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []}
+    rest = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    file: dict[str, object] = {
+        "version": "1.0",
+        **rest,
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": model,
+    }
+    return json.dumps(file, indent=1).encode() + b"\n"
 
 
 def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokenizer:

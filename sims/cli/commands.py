@@ -38,8 +38,9 @@ def sim(
         Path | None, typer.Option("--faults", metavar="FILE", help="JSON list of faults, instead of the scenario's.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the report goes [sims-NAME-SEED].")
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the report goes [sims-NAME-SEED, or -2, …].")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the report of an earlier run.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Real processes behind shaped links, in real time.")] = False,
     namespaces: Annotated[
         bool, typer.Option("--namespaces", help="Real processes in network namespaces; needs root on Linux.")
@@ -63,7 +64,7 @@ def sim(
         return 0
     level = "L1" if real else "L2" if namespaces else "L0"
     return play.play(
-        scenario, peers=peers, seed=seed, duration=duration, faults=faults, out=out, level=level, json=json
+        scenario, peers=peers, seed=seed, duration=duration, faults=faults, out=out, force=force, level=level, json=json
     )
 
 

@@ -43,10 +43,13 @@ def play(
     duration: float | None = None,
     faults: Path | None = None,
     out: Path | None = None,
+    force: bool = False,
     level: str = "L0",
     json: bool = False,
 ) -> int:
     """Play a shipped scenario or a file at `level`; return the exit code.
+
+    `force`: replace an earlier report.
 
     Raises ScenarioError, OutputError, Violated, and errors of a level that cannot run here.
     """
@@ -55,8 +58,9 @@ def play(
         scenario = scenario.with_(faults=load_faults(faults, len(scenario.peers)))
     command = _command(named, scenario.seed, level, {"peers": peers, "duration": duration, "faults": faults})
     player = _player(level, scenario)
-    directory = out or Path(f"sims-{scenario.name}-{scenario.seed}")
-    run_directory.prepare(directory)
+    usual = Path(f"sims-{scenario.name}-{scenario.seed}")
+    directory = out or (usual if force else run_directory.unused(usual))
+    run_directory.prepare(directory, force=force)
     view = LiveView(scenario, log_style("auto"))
     began, played = time.perf_counter(), PlayResult(level, 0.0, finished=False)
     try:

@@ -5,8 +5,16 @@ Bytes are per peer and exchange of P parameters, each with `bits` bits on the wi
 
 from __future__ import annotations
 
+import numpy as np
+
 SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504, 384: 0.641}
 """Maps values sent of 4096 to bits per parameter of the model: 2-bit values and Rice-coded index gaps."""
+
+
+def sparse_bits(kept: float, width: int = 2) -> float:
+    """Return the bits per parameter of `kept` values of 4096, with `width` bits each, by the table."""
+    table = np.log([*SPARSE_BITS]), np.log([*SPARSE_BITS.values()])
+    return float(np.exp(np.interp(np.log(kept), *table))) + (width - 2) * kept / 4096
 
 
 def butterfly_bytes(parameters: float, bits: float, peers: int) -> float:
@@ -22,9 +30,9 @@ def gather_bytes(parameters: float, bits: float, peers: int) -> float:
     return (peers - 1) * parameters * bits / 8
 
 
-def sieve_bytes(parameters: float, kept: int, wide: int, peers: int) -> float:
+def sieve_bytes(parameters: float, bits: float, wide: float, peers: int) -> float:
     """Return the bytes of a sparse butterfly.
 
-    Owners receive `kept` of 4096 values from every peer and send `wide` of 4096 values of the sum to every peer.
+    Owners receive `bits` per parameter from every peer and send `wide` bits per parameter of the sum to every peer.
     """
-    return (peers - 1) / peers * parameters * (SPARSE_BITS[kept] + SPARSE_BITS[wide]) / 8
+    return (peers - 1) / peers * parameters * (bits + wide) / 8

@@ -59,8 +59,20 @@ def methods(question: Question) -> list[MethodCosts]:
         _streaming(question, 1),
         _eager(question),
         _sparse(question),
+        *([_powersgd(question)] if question.method == "powersgd" else []),
         _gossip(question),
     ]
+
+
+def row_of(question: Question, found: list[MethodCosts]) -> MethodCosts:
+    """Return the costs of the manifest's method; for asynchronous ones those of a round with all peers."""
+    streaming = "streaming, overlapped" if question.hidden else "streaming"
+    names = {
+        "streaming": streaming, "eager": "eager", "co2": "eager", "sparseloco": "sparse", "demo": "sparse",
+        "powersgd": "powersgd", "noloco": "gossip",
+    }  # fmt: skip
+    name = names.get(question.method, "DiLoCo")
+    return next(method for method in found if method.name == name)
 
 
 def bits(question: Question, codec: str = "") -> float:
@@ -83,7 +95,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "DiLoCo": (Schedule(every), around * dense),
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
-        "sparse": (Schedule(every), _sparse_bytes(8, peers)[0]),
+        "sparse": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
         "gossip": (Schedule(every), (question.group - 1) * pair_bits(question)),
     }
 
@@ -205,16 +217,21 @@ def _eager(question: Question) -> MethodCosts:
     )
 
 
-def _sparse_bytes(parameters: float, peers: int) -> tuple[float, bool]:
+def _kept_bits(question: Question) -> float:
+    """Return the bits per parameter of a sparse contribution, with the manifest's codec or a usual one."""
+    return question.own_bits if question.method in ("sparseloco", "demo") else SPARSE_BITS[KEPT]
+
+
+def _sparse_bytes(parameters: float, peers: int, bits: float) -> tuple[float, bool]:
     """Return the bytes of a sparse exchange, and whether it is an all-gather, cheap for few peers only."""
-    gather, owners = gather_bytes(parameters, SPARSE_BITS[KEPT], peers), sieve_bytes(parameters, KEPT, SUMMED, peers)
+    gather, owners = gather_bytes(parameters, bits, peers), sieve_bytes(parameters, bits, SPARSE_BITS[SUMMED], peers)
     return (gather, True) if gather <= owners else (owners, False)
 
 
 def _sparse(question: Question) -> MethodCosts:
     """Return the sparse method. Peers whose uplinks have spare capacity relay payloads (see `handing`)."""
-    peers, payload = question.peers, question.parameters * SPARSE_BITS[KEPT] / 8
-    moved, gather = _sparse_bytes(question.parameters, peers)
+    peers, payload = question.peers, question.parameters * _kept_bits(question) / 8
+    moved, gather = _sparse_bytes(question.parameters, peers, _kept_bits(question))
     seconds = moved / _slowest(question)
     if gather:
         down = min(machine.down for machine in question.machines)
@@ -222,11 +239,28 @@ def _sparse(question: Question) -> MethodCosts:
     seconds += HOPS * question.latency
     return MethodCosts(
         "sparse",
-        f"{KEPT} of 4096 values, " + ("everyone's to everyone" if gather else "summed and thinned out again by owners"),
+        (question.own_codec or f"{KEPT} of 4096 values")
+        + (", everyone's to everyone" if gather else ", summed and thinned out again by owners"),
         250,
         moved,
         seconds,
         8.0 * question.parameters + (peers if gather else 7) * payload,
+        _blocking(question, seconds),
+        here=True,
+    )
+
+
+def _powersgd(question: Question) -> MethodCosts:
+    """Return PowerSGD: two butterflies one after the other, of the two factors of each matrix."""
+    moved = butterfly_bytes(question.parameters, question.own_bits, question.peers)
+    seconds = moved / _slowest(question) + 2 * HOPS * question.latency
+    return MethodCosts(
+        "powersgd",
+        f"{question.own_codec} of matrices as wide as the model",
+        0,
+        moved,
+        seconds,
+        12.0 * question.parameters,
         _blocking(question, seconds),
         here=True,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from thinwire.collectives.topology.shards import Sized
 from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.planner.method_costs import (
+    HOPS,
     MethodCosts,
     bits,
     bits_both_ways,
@@ -16,6 +17,7 @@ from thinwire.sims.planner.method_costs import (
     pair_bits,
     pair_rounds,
     rounds,
+    row_of,
 )
 from thinwire.sims.planner.pipeline_costs import Pipeline, pipeline
 from thinwire.sims.planner.question import PlanError, Question
@@ -23,6 +25,7 @@ from thinwire.sims.planner.round_time import grids, largest_fragment
 from thinwire.sims.planner.site_bytes import SiteBytes, sites
 from thinwire.sims.planner.utilisation import Workload, needed, utilisation
 from thinwire.swarm.messages.registry import MAX_GROUP
+from thinwire.swarm.method_specs.registry import METHODS
 
 TARGETS = (0.8, 0.9, 0.95, 0.99)
 WANTED = 0.9
@@ -30,6 +33,9 @@ WANTED = 0.9
 
 LADDER = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000)
 """Values of H that are tried."""
+
+ALIKE = 0.05
+"""Times that differ by less than this part are equal: the model is no more exact."""
 
 MBITS = np.logspace(-1, 6, 176)
 """Bandwidths that are tried, in Mbit/s: 25 per decade."""
@@ -124,26 +130,15 @@ def plan(question: Question) -> Plan:
     model = question.parameters * 4.0 * (2 + question.moments)
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
-    paired = question.method == "noloco"
-    now = (pair_rounds if paired else rounds)(question, question.every)
-    how = _sized(question)
-    cut = grids(question.parameters, how)
-    held = next(row.memory for row in rows if row.method == ("gossip" if paired else "DiLoCo"))
+    paired, own = question.method == "noloco", row_of(question, found)
+    cut = grids(question.parameters, _sized(question))
+    round = _round(question, own, chunks=sum(map(len, cut)), fragments=len(cut))
+    held = model + own.memory
     chain = pipeline(question, held)
     return Plan(
         question=question,
-        bits=pair_bits(question) if paired else bits(question),
-        round=RoundCosts(
-            now.waiting,
-            now.agreement,
-            now.data,
-            now.sent,
-            now.received,
-            sum(map(len, cut)),
-            len(cut),
-            now.late,
-            now.busy,
-        ),
+        bits=pair_bits(question) if paired else question.own_bits or bits(question),
+        round=round,
         memory=Memory(model, held - model),
         targets=TARGETS,
         methods=rows,
@@ -151,8 +146,29 @@ def plan(question: Question) -> Plan:
         best_here=_best(question, [m for m in found if m.here], [row for row in rows if row.here], None),
         needs=_needs(question),
         pipeline=chain,
-        notes=tuple(_notes(question, now.late, len(cut), held, chain)),
+        notes=tuple(_notes(question, round.late, len(cut), held, chain)),
         sites=_sites(question),
+    )
+
+
+def _round(question: Question, own: MethodCosts, *, chunks: int, fragments: int) -> RoundCosts:
+    """Return the round of the manifest's method: modelled to the message, or the estimate of its row."""
+    if own.name in ("DiLoCo", "eager", "gossip"):
+        now = (pair_rounds if own.name == "gossip" else rounds)(question, question.every)
+        busy, late = (own.busy(question.every), 0) if own.name == "eager" else (now.busy, now.late)
+        return RoundCosts(now.waiting, now.agreement, now.data, now.sent, now.received, chunks, fragments, late, busy)
+    slowest = max(machine.step for machine in question.machines)
+    agreeing = (2 if own.name == "powersgd" else 1) * HOPS * question.latency
+    return RoundCosts(
+        question.every * slowest,
+        agreeing,
+        own.seconds - agreeing,
+        own.moved,
+        own.moved,
+        chunks,
+        fragments,
+        0,
+        own.busy(question.every),
     )
 
 
@@ -244,7 +260,11 @@ def _needs(question: Question) -> tuple[BandwidthNeed, ...]:
 def _ways(question: Question) -> str:
     """Compare the topologies of a dense round in a note."""
     straight, ring = (rounds(question, question.every, topology).data for topology in ("butterfly", "ring"))
-    if ring <= straight:
+    if abs(ring - straight) <= ALIKE * straight:
+        return (
+            f"as a ring the data would take as long as with owners, {straight:.3g} s: leave exchange.topology as it is"
+        )
+    if ring < straight:
         return f"as a ring the data would take {ring:.3g} s, with owners {straight:.3g} s: exchange.topology = 'ring' suits"
     hops = 2 * (question.peers - 1)
     return (
@@ -255,7 +275,8 @@ def _ways(question: Question) -> str:
 
 def _notes(question: Question, late: int, fragments: int, held: float, chain: Pipeline | None) -> list[str]:
     notes = [f"assumed: {text}" for text in question.assumed]
-    if question.method != "noloco":
+    dense = question.method != "noloco" and not question.own_bits
+    if dense:
         sized, equal = (rounds(msgspec.structs.replace(question, sized=how), question.every) for how in (True, False))
         if sized.exchange < 0.95 * equal.exchange:
             takes = "takes" if question.sized else "of a plain butterfly would take"
@@ -271,8 +292,10 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
     if question.peers > MAX_GROUP and question.method != "noloco":
         notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip (outer.method noloco)")
-    if question.method != "noloco":
+    if dense:
         notes.append(_ways(question))
+    if METHODS[question.method].asynchronous:
+        notes.append("the round is one with all peers: asynchronous rounds, which wait for no peer, are not modelled")
     if question.memory and held > question.memory:
         help_ = f"; {chain.stages} in a pipeline would" if chain else ""
         notes.append(f"one peer cannot hold the model, its optimizer and a round{help_}")

@@ -12,6 +12,9 @@ from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.question import Question
 from thinwire.sims.planner.site_bytes import SiteBytes
 
+NAMES = {"diloco": "DiLoCo", "muloco": "MuLoCo"}
+"""Method of a manifest -> its name in a plan, if that is another."""
+
 WIDE = 150
 """Minimum width of a terminal, in columns, for descriptions of the methods."""
 
@@ -40,9 +43,12 @@ def _facts(plan: Plan) -> Text:
     way, talk = (
         (("pairs" if asked.group == 2 else f"groups of {asked.group}") + " (NoLoCo)", "asking")
         if paired
-        else ("DiLoCo", "agreeing")
+        else (NAMES.get(asked.method, asked.method), "agreeing")
     )
-    spec = asked.halves.spec if paired else asked.codec
+    spec = asked.halves.spec if paired else asked.own_codec or asked.codec
+    chunks = "" if asked.own_codec else f", {now.chunks} chunks"
+    exchange = f"{seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data"
+    computing = f"{seconds_text(now.computing)} computing"
     facts = [
         ("model", f"{size_text(asked.parameters)} parameters, {asked.layers} layers of width {asked.width:,}"),
         ("peers", f"{_peers(asked)}, {asked.rtt * 1e3:g} ms round trip"),
@@ -51,10 +57,10 @@ def _facts(plan: Plan) -> Text:
             f"{bytes_text(plan.memory.model)} for model and optimizer, {bytes_text(plan.memory.rounds)} for rounds",
         ),
         ("", "(per peer, fp32, without activations)"),
-        ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter, {now.chunks} chunks"),
+        ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
         (
             "",
-            f"{seconds_text(now.computing)} computing + {seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data",
+            f"{computing}, at the same time {exchange}" if asked.hidden else f"{computing} + {exchange}",
         ),
         ("", f"{bytes_text(now.sent)} sent and {bytes_text(now.received)} received per peer (mean)"),
         ("", f"peers compute {percent(now.utilisation)} of the time"),

@@ -10,13 +10,19 @@ from typing import ClassVar
 import msgspec
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.gossip.pair_codec import halves as parse_halves
-from thinwire.compression.registry import SpecError
+from thinwire.compression.powersgd import PowerSGD
+from thinwire.compression.registry import Named, SpecError
 from thinwire.compression.registry import dense as dense_codec
+from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.sparse.demo import Demo
+from thinwire.compression.sparse.topk import LEVELS, Sparse
 from thinwire.sims.network.regions import ACCESS, MBIT
+from thinwire.sims.planner.exchange_bytes import sparse_bits
 from thinwire.swarm.choices import MethodName, Topology
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
+from thinwire.swarm.manifest.tables import Exchange
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
 MAX_PEERS = 10_000
@@ -52,7 +58,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
     method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
     are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
-    own. assumed: values that were not given.
+    own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
+    own_bits per parameter. hidden: the method trains during an exchange. assumed: values that were not given.
     """
 
     name: str
@@ -76,6 +83,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 2
     assumed: tuple[str, ...]
     line: PeerMachine | None = None
+    own_codec: str = ""
+    own_bits: float = 0.0
+    hidden: bool = False
 
     @property
     def peers(self) -> int:
@@ -141,8 +151,10 @@ def question(
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
         step = 6.0 * size * tokens / (speed * 1e12)
         assumed.append(f"{step:.3g} s for an inner step: 6 flop per parameter and token at {speed:g} TFLOP/s")
+    own = parse_codec(settings.exchange.codec)
+    own_bits = _bits(own, wide)
     try:
-        spec = dense_codec(codec or settings.exchange.codec).spec
+        spec = dense_codec(codec or (Exchange().codec if own_bits else settings.exchange.codec)).spec
     except SpecError as error:
         raise PlanError(str(error), "the default is int8(block=256)") from None
     if not every and manifest is None:
@@ -169,7 +181,17 @@ def question(
         group=settings.exchange.gossip_group_size,
         assumed=tuple(assumed),
         line=_line(site) if site else None,
+        own_codec=own.spec if own_bits else "",
+        own_bits=own_bits,
+        hidden=settings.overlap > 0,
     )
+
+
+def _bits(codec: Named, width: int) -> float:
+    """Return the bits per parameter of a codec that is not dense, for matrices of width × width; or 0."""
+    if isinstance(codec, Sparse | Demo):
+        return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
+    return 2 * 32 * codec.rank / width if isinstance(codec, PowerSGD) else 0.0
 
 
 def count(text: str) -> int:

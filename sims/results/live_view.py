@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from thinwire.sims.scenario.scenario import Scenario
 
 ROWS = 16
 """Largest number of peers with a row each; more are shown by group."""
+
+NAMED = 4
+"""Most peers that a line names."""
 
 _REDRAW = 0.2
 _LINES = 10
@@ -149,10 +152,10 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
         ("played", f"{summary['seconds']:.0f} s of {summary['peers']} peers in {real}"),
         ("rounds", f"{summary['rounds']}, one in {said(times['median'], '{:.1f}')} s"
                    f" (95 %: {said(times['p95'], '{:.1f}')} s)"),
-        ("loss", f"{said(summary['loss_first'])} → {said(summary['loss_last'])}"),
+        ("loss", f"{said(summary['loss_first'])} → {said(summary['loss_last'])}, {summary['loss_unit']}"),
         ("a peer sent", f"{bytes_text(summary['bytes_up']['mean'])}, received"
                         f" {bytes_text(summary['bytes_down']['mean'])}"),
-        ("utilisation", said(summary["utilisation"], "{:.1%}")),
+        ("utilisation", said(summary["utilisation"], "{:.1%}") + _without(summary["never_contributed"])),
         ("faults", str(len(summary["faults"]))
                    + (f" ({len(summary['not_played'])} not played)" if summary["not_played"] else "")),
         ("violations", str(len(summary["violations"]))),
@@ -161,3 +164,8 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
     ]  # fmt: skip
     head = f"{summary['scenario']} · seed {summary['seed']} · {summary['level']}"
     return "\n".join([head, *(f"  {name:<12}{value}" for name, value in pairs)])
+
+
+def _without(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return f", where the computing of {shown} does not count: their work went into no round" if names else ""

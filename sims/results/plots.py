@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from thinwire.node.runtime.plotting import check
 from thinwire.sims.results.journal import WORLD, Journal
-from thinwire.sims.results.report import busy_parts, carried, committed, loss_by_round, loss_of, quantile
+from thinwire.sims.results.report import busy_parts, carried, committed, loss_by_round, loss_of, loss_unit, quantile
 from thinwire.sims.scenario.scenario import Scenario
 
 FEW = 40
@@ -88,7 +88,7 @@ def _loss(axes: Axes, scenario: Scenario, journal: Journal) -> None:
     said = [loss for _, losses in of_peer.values() for loss in losses]
     if said and min(said) > 0 and max(said) > _DECADES * min(said):
         axes.set_yscale("log")
-    axes.set(title=f"{scenario.name}: loss", xlabel=_TIME, ylabel="loss, nats per token")
+    axes.set(title=f"{scenario.name}: loss", xlabel=_TIME, ylabel=f"loss ({loss_unit(scenario)})")
 
 
 def _rounds(axes: Axes, scenario: Scenario, journal: Journal) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from thinwire.sims.results.journal import WORLD, Event, Journal
 from thinwire.sims.scenario.scenario import Scenario
 
+MODELLED = "model of a loss, no real training"
+"""Description of the losses of a scenario with `compute = "stub"`."""
+
 
 class BrokenPromise(Protocol):
     """Violation of an invariant."""
@@ -45,7 +48,8 @@ def summarize(scenario: Scenario, journal: Journal, play: PlayResult) -> dict[st
     """Return the summary as JSON values: times in scenario seconds, bytes as totals since a peer's start.
 
     "round_seconds" are between two commits, each counted when the first peer has it; "utilisation" is the fraction of
-    their presence in which peers computed.
+    their presence in which peers computed, without the computing of those in "never_contributed". "loss_unit": "nats per
+    token", or MODELLED.
     """
     liars = {peer.index for peer in scenario.peers if peer.liar}
     commits = committed(journal)
@@ -68,6 +72,7 @@ def summarize(scenario: Scenario, journal: Journal, play: PlayResult) -> dict[st
         "rounds": len(commits),
         "loss_first": _rounded(losses[0][1]) if losses else None,
         "loss_last": _rounded(losses[-1][1]) if losses else None,
+        "loss_unit": loss_unit(scenario),
         "round_seconds": {"median": _rounded(quantile(gaps, 0.5)), "p95": _rounded(quantile(gaps, 0.95))},
         "sync_seconds": {
             name: _rounded(quantile([e.fields.get("sync_seconds", 0.0) for e in journal.of("round")], part))
@@ -76,6 +81,7 @@ def summarize(scenario: Scenario, journal: Journal, play: PlayResult) -> dict[st
         "bytes_up": _spread([up for up, _ in totals]),
         "bytes_down": _spread([down for _, down in totals]),
         "utilisation": _rounded(utilisation(journal)),
+        "never_contributed": [journal.names[index] for index in sorted(never_contributed(journal))],
         "membership": [
             {"at": round(e.at, 3), "peer": journal.names[e.peer], "change": e.name, **e.fields}
             for e in journal.events
@@ -102,6 +108,11 @@ def committed(journal: Journal) -> dict[int, float]:
     for event in journal.of("round"):
         first.setdefault(event.fields["round"], event.at)
     return dict(sorted(first.items()))
+
+
+def loss_unit(scenario: Scenario) -> str:
+    """Return the unit of the losses of a scenario, or that a formula makes them."""
+    return MODELLED if scenario.compute == "stub" else "nats per token"
 
 
 def loss_of(event: Event) -> float | None:
@@ -134,15 +145,27 @@ def carried(journal: Journal) -> list[tuple[int, int]]:
     return [(old[0] + new[0], old[1] + new[1]) for old, new in zip(whole, before, strict=True)]
 
 
+def never_contributed(journal: Journal) -> set[int]:
+    """Return the peers that were present and whose work went into no round."""
+    useful = {event.peer for event in journal.of("round") if event.fields.get("tokens", 1)}
+    seen = {index for sample in journal.samples for index, one in enumerate(sample.peers) if one is not None}
+    return seen - useful
+
+
 def busy_parts(journal: Journal) -> list[tuple[float, list[float | None]]]:
-    """Return (time of a sample, utilisation of each peer since the last one; None: absent)."""
+    """Return (time of a sample, utilisation of each peer since the last one; None: absent).
+
+    Computing of a peer that never contributed is no use, so it counts as none.
+    """
+    useless = never_contributed(journal)
     parts: list[tuple[float, list[float | None]]] = []
     for before, after in zip(journal.samples, journal.samples[1:], strict=False):
         seconds = after.at - before.at
         row: list[float | None] = []
-        for old, new in zip(before.peers, after.peers, strict=True):
+        for index, (old, new) in enumerate(zip(before.peers, after.peers, strict=True)):
             there = old is not None and new is not None and new.busy >= old.busy and seconds > 0
-            row.append((new.busy - old.busy) / seconds if there and new is not None and old is not None else None)
+            busy = (new.busy - old.busy) / seconds if there and new is not None and old is not None else None
+            row.append(0.0 if busy is not None and index in useless else busy)
         parts.append((after.at, row))
     return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +20,23 @@ class OutputError(HintedError):
     exit_code: ClassVar[int] = 3
 
 
-def prepare(directory: Path) -> None:
-    """Create the run directory before the simulation starts, which may take hours. Raises OutputError."""
+def unused(directory: Path) -> Path:
+    """Return the directory, or if it exists the first one with a number from 2 that does not."""
+    numbered = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([directory], numbered) if not path.exists())
+
+
+def prepare(directory: Path, *, force: bool = False) -> None:
+    """Create the run directory before the simulation starts, which may take hours. Raises OutputError.
+
+    With `force` the files of an earlier run are replaced.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if not force and any(directory.iterdir()):
+            raise OutputError(
+                f"{directory} has files already", "name another place with --out, or replace them with --force"
+            )
         (directory / "summary.json").unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror}", "name another place with --out") from None

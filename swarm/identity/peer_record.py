@@ -1,4 +1,4 @@
-"""Signed description of a peer: keys, addresses, stage claim and admission token.
+"""Signed description of a peer: keys, addresses, stage claim, admission token and name.
 
 Records are relayed, so each is judged on its own: `parse` accepts a record during the validity that it states.
 """
@@ -6,7 +6,7 @@ Records are relayed, so each is judged on its own: `parse` accepts a record duri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated
 
 import msgspec
@@ -25,6 +25,9 @@ SKEW = 120
 
 MAX_TOKEN = 600
 """Bytes of the longest admission token, see admission_token.py."""
+
+MAX_NAME = 64
+"""Bytes of the longest name, in UTF-8."""
 
 _DOMAIN = "record"
 _FORMAT = 1
@@ -48,8 +51,15 @@ class _Body(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     token: Annotated[bytes, Meta(max_length=MAX_TOKEN)]
 
 
+class _Named(_Body, frozen=True):
+    # A record without a name is shorter, because it has no place for one.
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Body).decode
+_decode, _decode_named = (msgspec.msgpack.Decoder(kind).decode for kind in (_Body, _Named))
+_NAMED = _encode([None] * len(_Named.__struct_fields__))[:1]
+"""First byte of a body with a name: the number of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +67,8 @@ class PeerRecord:
     """Validated record, made by `create` or `parse` only.
 
     `issued` is unix time and `ttl` a duration, both in seconds. `sequence` orders the records of one peer. `addresses`
-    may be empty (a peer that only dials out). `token`: see admission_token.py; members judge it, not `parse`. `wire` is the
-    signed encoding.
+    may be empty (a peer that only dials out). `token`: see admission_token.py; members judge it, not `parse`. `name`: for
+    display, any text; no proof of anything. `wire` is the signed encoding.
     """
 
     peer_id: PeerId
@@ -72,6 +82,7 @@ class PeerRecord:
     ttl: int
     wire: bytes
     token: bytes = b""
+    name: str = ""
 
     @classmethod
     def create(
@@ -85,9 +96,10 @@ class PeerRecord:
         issued: int,
         ttl: int = MAX_TTL,
         token: bytes = b"",
+        name: str = "",
     ) -> PeerRecord:
         """Sign a record of this peer. Raises ValueError if a value is out of bounds."""
-        content = _Body(
+        content = (partial(_Named, name=name) if name else _Body)(
             format=_FORMAT,
             run_id=run_id,
             public_key=identity.public_key,
@@ -128,11 +140,14 @@ def _checked(wire: bytes, run_id: bytes) -> PeerRecord:
     if len(data) > BODY_BYTES:
         raise RecordError(f"record body of {len(data)} bytes")
     try:
-        body = _decode(data)
+        body = _decode_named(data) if data[:1] == _NAMED else _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"malformed record: {error}") from None
     if _encode(body) != data:
         raise RecordError("record is not in canonical form")
+    name = body.name if isinstance(body, _Named) else ""
+    if len(name.encode()) > MAX_NAME:
+        raise RecordError("the name in a record is too long")
     if body.run_id != run_id:
         raise RecordError("record of another run")
     for address in body.addresses:
@@ -156,4 +171,5 @@ def _checked(wire: bytes, run_id: bytes) -> PeerRecord:
         ttl=body.ttl,
         wire=wire,
         token=body.token,
+        name=name,
     )

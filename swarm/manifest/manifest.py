@@ -148,6 +148,18 @@ class Manifest(Table, frozen=True):
                 del values[section][key]
         return msgspec.msgpack.encode(values)
 
+    def changes_since(self, older: Manifest) -> tuple[str, ...]:
+        """Return the keys that have another value in `older`, each as text with the old and the new value.
+
+        A key of [outer] that only one of two methods has is left out: the text of `outer.method` explains it.
+        """
+        was, now = (
+            {(table, key): value for table, keys in msgspec.to_builtins(one).items() for key, value in keys.items()}
+            for one in (older, self)
+        )
+        shared = [key for key in now if key in was and was[key] != now[key]]
+        return tuple(f"{table}.{key} was {was[table, key]!r}, is {now[table, key]!r}" for table, key in shared)
+
     def warnings(self) -> tuple[str, ...]:
         """Return warnings about values that are allowed but unwise."""
         return self.outer.warnings()

@@ -78,6 +78,7 @@ class OwnRecord:
             issued=self._wall(),
             ttl=old.ttl,
             token=old.token,
+            name=old.name,
         )
         self._published, self.publish_at = now, math.inf
 

@@ -200,7 +200,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 8
+VERSION = 9
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

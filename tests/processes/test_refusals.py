@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 from kit.daemons import COMMAND
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
+from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -146,6 +148,34 @@ def test_second_signal_ends_daemon_at_once(machine):
         daemon.wait_for_stderr("once more to stop at once")
         daemon.signal(number)
         assert daemon.exit() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["start --local 2 {run}", "sim churn-storm --out {out}", "doctor {invite}"])
+def test_first_signal_ends_a_command_that_does_not_train_with_its_code(command, number, shared_machine, tmp_path):
+    """Each command runs in a separate process, and is at work when the signal comes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        invite = Invite(
+            bytes(32), (Seed(f"127.0.0.1:{silent.getsockname()[1]}", Identity.generate().transport_public),)
+        )
+        words = command.format(run=shared_machine.manifest, out=tmp_path / "sim", invite=invite.code()).split()
+        home = () if words[0] == "sim" else ("--home", tmp_path / "home")
+        started = subprocess.Popen(
+            [COMMAND, *words, *home],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        assert started.stdout is not None
+        if words[0] == "doctor":
+            silent.accept()
+        else:
+            started.stdout.readline()
+        started.send_signal(number)
+        said = started.communicate(timeout=120)[0].decode()
+        assert started.returncode == 128 + number, said
+        assert "Traceback" not in said
 
 
 def test_first_signal_ends_search_for_peers(machine):

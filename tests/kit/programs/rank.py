@@ -30,7 +30,7 @@ def train(swarm: thinwire.Swarm, model: nn.Module, rank: int, mode: str) -> None
         state = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
         last = swarm.last
         counted = (last.round, last.weight, last.contributors) if last is not None else None
-        print(f"step {swarm.round} {hashlib.sha256(state).hexdigest()[:12]} {counted}", flush=True)
+        print(f"step {swarm.round} {hashlib.sha256(state).hexdigest()[:12]} {counted} at {swarm.step}", flush=True)
         if mode == "killed" and swarm.round == 2 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 

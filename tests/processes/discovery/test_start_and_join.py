@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from thinwire.node.training.tokenizer import byte_tokenizer_file
 
 
 def test_two_daemons_start_join_finish_and_resume(machine):
@@ -83,3 +84,44 @@ def test_run_starts_from_the_weights_that_its_manifest_names(machine, tmp_path):
     assert (founder.exit(), other.exit()) == (0, 0)
     assert second.check() > 0 and founder.of("round")[-1]["contributors"] == 2
     assert second.found("founder", "--rounds", 4).exit() == 0, "a checkpoint needs no file"
+
+
+def test_start_with_a_changed_manifest_names_the_changes_and_begins_another_run_only_if_asked(machine):
+    here = machine()
+    assert here.found("founder", "--rounds", 1).exit() == 0
+    first = here.manifest.read_text()
+    here.manifest.write_text(first.replace("sync_every = 30", "sync_every = 20").replace("batch = 2", "batch = 3"))
+    founder = here.found("founder", "--rounds", 1)
+    assert founder.exit() == 5, founder.stderr
+    error, hint = founder.complaint()
+    assert "run.toml has changed" in error and "'e2e'" in error
+    assert "inner.batch was 2, is 3; outer.sync_every was 30, is 20" in error
+    checkpoint = next(founder.home.glob("state/runs/*/checkpoints/step-00000001"))
+    assert "--new" in hint and f"--from {checkpoint}" in hint
+    runs = founder.home / "state" / "runs"
+    assert len(list(runs.iterdir())) == 1, "no second run was begun"
+
+    assert here.found("founder", "--new", "--rounds", 1).exit() == 0
+    assert here.found("founder", "--rounds", 2).exit() == 0, "this run is known now"
+    here.manifest.write_text(first)
+    assert here.found("founder", "--rounds", 2).exit() == 0, "and so is the first one"
+    other = first.replace("batch = 2", "batch = 4")
+    here.manifest.write_text(other)
+    assert here.found("founder", "--from", checkpoint, "--rounds", 1).exit() == 2
+    key = founder.complaint()[1].split(": ", 1)[1]  # The manifest must name the weights.
+    here.manifest.write_text(other.replace("[model]", f"[model]\n{key}"))
+    assert here.found("founder", "--from", checkpoint, "--rounds", 1).exit() == 0
+    assert len(list(runs.glob("*/checkpoints/step-00000001"))) == 3
+
+
+def test_daemon_says_that_it_trains_on_the_default_data_and_keeps_the_tokenizer_for_exports(machine, tmp_path):
+    here = machine()
+    (here.path / "mine.json").write_bytes(byte_tokenizer_file())
+    here.manifest.write_text(here.manifest.read_text().replace("[data]", '[data]\ntokenizer = "mine.json"'))
+    founder = here.daemon("founder").run("start", here.manifest, "--host", "127.0.0.1", "--log", "plain", "--rounds", 1)
+    assert founder.exit() == 0, founder.stderr
+    assert founder.stderr.count("the source of Python's standard library") == 1
+    assert here.found("founder", "--rounds", 2).exit() == 0
+    assert "standard library" not in founder.stderr, "this one has --data"
+    assert founder.command("export", str(tmp_path / "out"), "--format", "transformers").returncode == 0
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == byte_tokenizer_file()

@@ -74,6 +74,8 @@ def test_ranks_have_equal_models_after_every_step(run, outer):
     states = [re.findall(r"state (\w+)", output) for output in (first, second)]
     assert states[0] == states[1] and len(states[0]) == 1, "buffers are equal, too"
     assert "digest " in first and "invite: only the first rank" in second
+    numbers = [list(map(int, re.findall(r" at (\d+)", output))) for output in (first, second)]
+    assert numbers[0] == numbers[1] == sorted(numbers[0]) and numbers[0][-1] >= 2, "the step of the swarm is the same"
     rounds = dict(re.findall(r"step \d+ \w+ \((\d+), (\d+), 1\)", first))
     assert set(rounds.values()) <= {"4", "8", "12"}, "a report counts the weight of its rank"
 

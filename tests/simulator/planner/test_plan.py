@@ -279,6 +279,46 @@ def test_plan_command_accepts_noloco_manifest(capsys, tmp_path):
     assert "asking" in out and "agreeing" not in out
 
 
+@pytest.mark.parametrize(
+    ("method", "way", "row", "bits"),
+    [
+        ("sparseloco", "sparseloco, H = 30, topk(k=64,chunk=4096)|2bit|rice: 0.1485 bits", "sparse", 0.1485),
+        ("demo", "demo, H = 1, demo(k=32,chunk=4096)|2bit|rice: 0.0819 bits", "sparse", 0.0819),
+        ("powersgd", "powersgd, H = 20, powersgd(rank=4): 1 bits", "powersgd", 1.0),
+        ("streaming", "streaming, H = 30, int8(block=256): 8.062 bits", "streaming, overlapped", 8.0625),
+        ("eager", "eager, H = 30, int8(block=256)", "eager", 8.0625),
+        ("co2", "co2, H = 30, int8(block=256)", "eager", 8.0625),
+        ("muloco", "MuLoCo, H = 30, int8(block=256)", "DiLoCo", 8.0625),
+    ],
+)
+def test_plan_command_plans_the_method_of_the_manifest(capsys, tmp_path, method, way, row, bits):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[model]\nlayers = 8\nwidth = 256\nheads = 4\n[outer]\nmethod = "{method}"\n')
+    assert main.main(["plan", str(file), "--step", "1"]) == 0
+    said = capsys.readouterr().out
+    assert way in said and ("at the same time" in said) == (method in ("streaming", "eager", "co2"))
+    assert ("ring" in said) == (row not in ("sparse", "powersgd"))
+    assert main.main(["plan", str(file), "--step", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    own = next(one for one in answer["methods"] if one["method"] == row)
+    assert answer["bits"] == pytest.approx(bits, rel=1e-3)
+    assert answer["round"]["sent"] == pytest.approx(own["moved"])
+    assert answer["round"]["utilisation"] == pytest.approx(own["utilisation"])
+    assert answer["memory"]["rounds"] == pytest.approx(own["memory"] - answer["memory"]["model"])
+
+
+def test_plan_says_that_asynchronous_rounds_are_not_modelled():
+    notes = plan(question(b'[outer]\nmethod = "buffered-async"\n', "run.toml", step=1.0)).notes
+    assert any("asynchronous rounds" in note for note in notes)
+
+
+def test_plan_advises_no_ring_that_takes_as_long_as_owners():
+    """In fp32 on equal links the two differ by a percent; the note was "16.5 s … 16.5 s: ring suits"."""
+    notes = plan(asked(codec="fp32", links=["8x300/300"])).notes
+    (note,) = [note for note in notes if "ring" in note]
+    assert "as long as with owners" in note and "suits" not in note
+
+
 def test_plan_command_prints_json(capsys):
     code, out, err = run(capsys, "--parameters", "350M", "--layers", 24, "--step", 2, "--json")
     answer = msgspec.json.decode(out, type=Plan)

@@ -1,7 +1,7 @@
 """Report, plots and live view of a handwritten journal."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from thinwire.sims.results import report, run_directory
@@ -133,6 +133,20 @@ def test_plots_accept_many_peers_and_empty_journals(tmp_path):
     assert (tmp_path / "membership.png").read_bytes() != before
 
 
+def test_run_directory_with_files_is_refused_or_another_is_chosen(tmp_path):
+    there = tmp_path / "run"
+    for name in ("run", "run-2", "run-3"):
+        chosen = run_directory.unused(there)
+        assert chosen.name == name
+        run_directory.prepare(chosen)
+        (chosen / "summary.json").write_text("{}")
+    with pytest.raises(run_directory.OutputError, match="has files") as caught:
+        run_directory.prepare(there)
+    assert caught.value.exit_code == 3 and "--force" in caught.value.hint and (there / "summary.json").exists()
+    run_directory.prepare(there, force=True)
+    assert not (there / "summary.json").exists()
+
+
 def test_unwritable_run_directory_is_an_output_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(run_directory.OutputError, match="cannot write") as caught:
@@ -171,3 +185,27 @@ def test_first_signal_stops_at_next_sample_and_second_at_once():
     assert caught.value.number == 2 and view.journal.samples
     with pytest.raises(KeyboardInterrupt):
         view.stop(2)
+
+
+def test_computing_of_a_peer_that_never_contributed_is_no_utilisation():
+    busy = Journal(("a", "b"))
+    busy.sample(0.0, (PeerSample(0, 0, 0, None, "training"),) * 2)
+    for number in (1, 2):
+        for peer, tokens in ((0, 64), (1, 0)):  # b has the state of each round, but none has its work
+            busy.event(10.0 * number, peer, "round", {"round": number, "loss": 2.0, "tokens": tokens})
+    busy.sample(20.0, (PeerSample(1, 1, 2, 2.0, "training", 18.0), PeerSample(1, 1, 2, 2.0, "training", 18.0)))
+    summary = report.summarize(SCENARIO, busy, PlayResult("L0", 1.0))
+    assert summary["utilisation"] == pytest.approx(0.45) and summary["never_contributed"] == ["b"]
+    assert [row for _, row in report.busy_parts(busy)] == [[pytest.approx(0.9), 0.0]]
+    said = ending(summary, run_directory.Path("out"))
+    assert "45.0%" in said and "the computing of b does not count" in said
+
+
+def test_loss_by_formula_is_not_shown_as_nats(tmp_path):
+    told = {}
+    for compute in ("stub", "torch"):
+        scenario = replace(SCENARIO, compute=compute)
+        told[compute] = report.summarize(scenario, journal(), PlayResult("L0", 1.0))
+        assert told[compute]["loss_unit"] in ending(told[compute], tmp_path)
+    assert told["stub"]["loss_unit"] == "model of a loss, no real training"
+    assert told["torch"]["loss_unit"] == "nats per token"

@@ -191,9 +191,9 @@ def test_length_above_type_limit_is_refused(kind):
 def test_header_of_other_protocol_version_or_type_is_refused():
     with pytest.raises(FrameError, match="not a thinwire"):
         parse_header(b"GET / HTTP/1.1\r\n")
-    with pytest.raises(VersionError, match=f"version 9, we speak {VERSION}") as version:
-        parse_header(HEADER.pack(MAGIC, 9, 1, 0, 1, 0))
-    assert version.value.theirs == 9
+    with pytest.raises(VersionError, match=f"version {VERSION + 1}, we speak {VERSION}") as version:
+        parse_header(HEADER.pack(MAGIC, VERSION + 1, 1, 0, 1, 0))
+    assert version.value.theirs == VERSION + 1
     for flags, optional in ((0, False), (1, True)):
         with pytest.raises(UnknownType) as unknown:
             parse_header(HEADER.pack(MAGIC, VERSION, 250, flags, 1, 0))

@@ -478,3 +478,10 @@ def test_doctor_imports_no_torch_without_a_gpu(home):
     environment = {**os.environ, "THINWIRE_DEVICE": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
     assert done.stderr == "[]\n" and "port" in done.stdout and "SKIP gpu" in done.stdout
+
+
+def test_start_of_local_peers_says_that_they_train_on_the_default_data(capsys, home, run_toml, daemon, tmp_path):
+    code, _, err = outcome(capsys, "start", run_toml, "--local", 2, "--home", home)
+    assert code == 0 and len(err) == 1 and "Python's standard library" in err[0] and "--data" in err[0]
+    (tmp_path / "text.txt").write_text("text")
+    assert outcome(capsys, "start", run_toml, "--local", 2, "--home", home, "--data", tmp_path / "text.txt")[2] == []

@@ -1,4 +1,4 @@
-"""Ports of a real peer: the documented default, kept across restarts, and an error if it is taken."""
+"""Ports of a real peer, which are kept across restarts; and runs that a home has trained."""
 
 import asyncio
 import socket
@@ -6,11 +6,13 @@ import socket
 import pytest
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.node.membership.port_file import PortFile
-from thinwire.node.peer.bootstrap import arriving
+from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.runtime.config import PORT, load, member_ports
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.manifest.manifest import ManifestMismatch
+from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Refuse
 
 RUN = b"r" * 32
@@ -75,3 +77,42 @@ def test_links_use_the_ports_after_a_fixed_gate(tmp_path):
     assert member_ports(load({"home": tmp_path, "port": 65_535}, {})) is None
     assert member_ports(load({"home": tmp_path, "port": 65_530}, {})) == range(65_531, 65_536)
     assert member_ports(load({"home": tmp_path, "ports": "9000-9001"}, {})) == range(9000, 9002)
+
+
+def trained(home, toml, author, round=8):
+    """Write what a daemon leaves after some rounds of a run: its manifest and the name of a checkpoint."""
+    run = load({"home": home}, {}).directories.run(parse(toml).run_id(author.public_key))
+    name = f"step-{round:08d}"
+    (run.checkpoints / name).mkdir(parents=True)
+    (run.checkpoints / "LATEST").write_text(f"{name}\n")
+    run.manifest.write_text(toml)
+
+
+OLD = '[run]\nname = "mine"\n[inner]\nlr = 0.001\n'
+CHANGED = OLD.replace("0.001", "0.002")
+
+
+def test_founding_with_a_changed_manifest_is_refused_with_the_changes(tmp_path):
+    config = load({"home": tmp_path}, {})
+    founding(OLD.encode(), config, "run.toml")  # creates the key
+    trained(tmp_path, OLD, Identity.load(config.directories.key))
+    assert founding(OLD.encode(), config, "run.toml").run_id
+    with pytest.raises(ManifestMismatch, match=r"run\.toml has changed .* inner\.lr was 0\.001, is 0\.002$") as error:
+        founding(CHANGED.encode(), config, "run.toml")
+    assert error.value.exit_code == 5 and "--new" in error.value.hint and "step-00000008" in error.value.hint
+    assert founding(CHANGED.encode(), config, "run.toml", new=True).run_id
+    many = OLD + "batch = 3\naccumulate = 2\nclip = 2.0\nwarmup = 3\n[outer]\nsync_every = 7\nmethod = 'sparseloco'\n"
+    many += "[data]\nshards = 3\nholdout = 0.2\n[model]\nlayers = 1\nwidth = 32\n"
+    with pytest.raises(ManifestMismatch, match=r"outer\.method was|and \d+ more keys$"):
+        founding(many.encode(), config, "run.toml")
+
+
+@pytest.mark.parametrize("case", ["another name", "another author", "no round"])
+def test_founding_beside_other_runs_is_allowed(tmp_path, case):
+    config = load({"home": tmp_path}, {})
+    founding(OLD.encode(), config, "run.toml")
+    ours = Identity.load(config.directories.key)
+    author = Identity.generate(b"2" * 32) if case == "another author" else ours
+    old = OLD.replace("mine", "other") if case == "another name" else OLD
+    trained(tmp_path, old, author, round=0 if case == "no round" else 8)
+    assert founding(CHANGED.encode(), config, "run.toml").run_id

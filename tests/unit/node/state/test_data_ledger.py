@@ -262,7 +262,7 @@ def test_global_batch_share_is_trained_in_usual_batches(tmp_path: Path) -> None:
         return draw(size)
 
     training.trainer.batches.next_samples = noted  # type: ignore[method-assign]
-    training.assign(WorkShare(members, peer(1), 7, book.lease(members, peer(1), 7, 10)))
+    training.assign(WorkShare(members, peer(1), 7, book.lease(members, peer(1), 7, 10), step=21))
     assert training.trainer.step == 21  # the swarm's, for the learning rate
     report = training.trainer.run_steps(2)
     assert drawn == [4, 4, 2, 4, 4, 2] and report.tokens == 2 * 10 * 8

@@ -11,6 +11,7 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.snapshot import FragmentState, Snapshot
+from thinwire.node.training.tokenizer import byte_tokenizer_file
 from thinwire.node.training.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.identity import Identity
 
@@ -112,6 +113,23 @@ def test_transformers_export_computes_the_same(tmp_path, capsys, tied):
     with open(folder / "model.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     assert header["__metadata__"] == {"format": "pt"}
+
+
+def test_transformers_export_has_the_tokenizer(tmp_path, capsys):
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    trained(home)
+    assert outcome(capsys, folder, "--format", "transformers", "--home", home)[0] == 0
+    assert (folder / "tokenizer.json").read_bytes() == byte_tokenizer_file()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings == {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 16}
+
+    run = directories(home).run(RUN)
+    run.manifest.write_text(run.manifest.read_text() + '[data]\ntokenizer = "mine.json"\n')
+    code, said, err = outcome(capsys, tmp_path / "without", "--format", "transformers", "--home", home)
+    assert code == 0 and "no tokenizer is written" in err and "mine.json" in err and said
+    run.tokenizer.write_bytes(b"{}")
+    code, _, err = outcome(capsys, folder, "--format", "transformers", "--home", home)
+    assert code == 0 and err == "" and (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
 def test_export_falls_back_from_damaged_checkpoint(tmp_path, capsys):

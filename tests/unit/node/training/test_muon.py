@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from thinwire.compression.registry import dense
 from thinwire.node.training.batches import Batches, split
 from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.inner_optimizer import InnerConfig, load_optimizer, make_optimizer, save_optimizer
-from thinwire.node.training.muon import matrices
+from thinwire.node.training.muon import NoMuon, matrices
 from thinwire.node.training.trainer import Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
 from torch import nn
@@ -139,3 +142,18 @@ def test_muon_pseudo_gradient_survives_int4() -> None:
     codec.encode(delta, payload)
     codec.decode(payload, back)
     assert np.dot(delta, back) / np.linalg.norm(delta) / np.linalg.norm(back) > 0.98
+
+
+def test_muon_with_a_torch_that_lacks_it_names_the_version(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    config = InnerConfig(optimizer="muon")
+    with pytest.raises(NoMuon, match=rf"torch {re.escape(torch.__version__)} has no Muon") as error:
+        make_optimizer(nn.Linear(3, 2), config)
+    assert error.value.exit_code == 3 and "2.9" in error.value.hint
+    make_optimizer(nn.Linear(3, 2), InnerConfig())  # no other optimizer needs it
+
+
+def test_training_without_muon_loads_with_a_torch_that_lacks_it():
+    """A torch below 2.9, as pyproject.toml allows it: the modules must load, though Muon is missing."""
+    code = "import torch; del torch.optim.Muon; import thinwire.node.training.local_learner"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import blake3
 import numpy as np
 import pytest
-from thinwire.node.training.tokenizer import Bytes, DataError, load_tokenizer
+from thinwire.node.training.tokenizer import Bytes, DataError, byte_tokenizer_file, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,16 @@ def test_byte_tokenizer_round_trips_any_bytes() -> None:
     assert tokenizer.decode(tokenizer.encode(text.encode()).tolist()) == text
     assert tokenizer.encode(b"\xff\x00").tolist() == [255, 0]
     assert tokenizer.decode([0xE2, 0x98]) == "\ufffd"
+
+
+def test_byte_tokenizer_file_gives_other_programs_the_same_tokens() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    engine, ours = tokenizers.Tokenizer.from_str(byte_tokenizer_file().decode()), Bytes()
+    assert engine.get_vocab_size() == ours.vocab
+    for text in ("naïve ☃\n\t  x", "def f(x):\r\n\treturn 'ß' * 3\x00\x7f", "\u00ad\u0100 ÿ¡"):
+        ids = engine.encode(text).ids
+        assert ids == ours.encode(text.encode()).tolist() and engine.decode(ids) == text
+    assert engine.decode(list(range(256))) == ours.decode(list(range(256)))
 
 
 def test_json_tokenizer_round_trips(folder: Path) -> None:

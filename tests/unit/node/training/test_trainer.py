@@ -11,9 +11,12 @@ import pytest
 import torch
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import Corpus
-from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
+from thinwire.node.training.learner import WorkShare
+from thinwire.node.training.local_learner import inner_of, prepare
 from thinwire.node.training.trainer import Diverged, Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.swarm.manifest.parser import parse
 
 CONFIG = InnerConfig(lr=1e-2, warmup=2)
 
@@ -144,3 +147,22 @@ def test_trainer_works_on_gpu() -> None:
     arrays, numbers = subject.save()
     subject.load(arrays, numbers)
     subject.run_steps(1)
+
+
+def test_learning_rate_of_a_peer_that_returns_follows_the_run(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(250)))
+    manifest = parse(
+        "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n[run]\nrounds = 4\n"
+        "[inner]\nschedule = 'cosine'\nwarmup = 2\nbatch = 2\n[outer]\nsync_every = 10\n"
+    )
+    learner = prepare(
+        manifest, data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
+    )
+    kept = learner.private()  # a checkpoint from before the first round
+    assert learner.restore(kept)
+    me = bytes(32)
+    learner.assign(WorkShare([me], me, 3, step=manifest.steps_after(3)))
+    learner.trainer.run_steps(1)
+    rate = learning_rate(inner_of(manifest), 30)
+    assert rate < 0.3 * manifest.inner.lr
+    assert {group["lr"] for group in learner.trainer.optimizer.param_groups} == {rate}

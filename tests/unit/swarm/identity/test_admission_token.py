@@ -22,7 +22,7 @@ from thinwire.swarm.identity.admission_token import (
 )
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
-from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord
+from thinwire.swarm.identity.peer_record import MAX_NAME, MAX_TOKEN, PeerRecord
 
 RUN = b"r" * 32
 AUTHOR, ANN, BEN, CAROL = (Identity.generate(bytes([number]) * 32) for number in range(4))
@@ -157,7 +157,9 @@ def test_longest_token_fits_in_a_record_with_the_longest_addresses():
     token = joined(INVITED, ANN, joined(INVITED, AUTHOR, b"", ANN), BEN, expires=2**32 - 1)
     assert len(decode(token)) == MAX_GRANTS and len(token) <= MAX_TOKEN
     hosts = tuple(f"{number}{'a' * 49}.example:65535" for number in range(8))
-    made = PeerRecord.create(BEN, run_id=RUN, addresses=hosts, sequence=2**53 - 1, issued=2**32 - 1, token=token)
+    made = PeerRecord.create(
+        BEN, run_id=RUN, addresses=hosts, sequence=2**53 - 1, issued=2**32 - 1, token=token, name="n" * MAX_NAME
+    )
     assert PeerRecord.parse(made.wire, run_id=RUN, now=2**32 - 1).token == token
 
 

@@ -6,6 +6,7 @@ from thinwire.swarm.identity import peer_record
 from thinwire.swarm.identity.address import join_address, split_address
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.membership.self_record import OwnRecord
 
 RUN = b"r" * 32
 NOW = 1_700_000_000
@@ -212,3 +213,19 @@ def test_peer_record_signature_is_verified_once(monkeypatch):
 def test_peer_record_refuses_invalid_arguments(changes):
     with pytest.raises(ValueError):
         make(**changes)
+
+
+def test_name_is_signed_renewed_and_bounded():
+    record = make(name="the attic · 屋根裏")
+    assert PeerRecord.parse(record.wire, run_id=RUN, now=NOW) == record and record.name == "the attic · 屋根裏"
+    own = OwnRecord(ME, record, 1.0, lambda: NOW)
+    own.renew(0.0, ADDRESSES[:1])
+    assert own.record.name == record.name and own.record.addresses == ADDRESSES[:1]
+    for name in ("x" * 65, "屋" * 22):
+        with pytest.raises(RecordError, match="name|length"):
+            make(name=name)
+        with pytest.raises(RecordError, match="name|length"):
+            PeerRecord.parse(signed([*body(), name]), run_id=RUN, now=NOW)
+    with pytest.raises(RecordError, match="malformed"):
+        PeerRecord.parse(signed([*body(), ""]), run_id=RUN, now=NOW)  # one record has one encoding
+    assert make().wire[0] + 1 == record.wire[0], "a record without a name has no field for one"
