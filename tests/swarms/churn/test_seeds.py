@@ -17,7 +17,7 @@ from thinwire.sims.trials.driver import examine, fault_text
 from thinwire.sims.trials.families import FAMILIES
 
 SEEDS = 5
-TRIAL = 30
+TRIAL = 20
 """Seeds with `make trial`, which continuous integration runs, including the first ones."""
 
 TOGETHER = 5
@@ -110,7 +110,7 @@ for scenario in played:
 def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
     """Frames as bytes (few peers) and by reference (many), and lineages that part and meet, of every family."""
     found = set()
-    for hashing, threads in (("0", "1"), ("1", "4"), ("random", "2")):
+    for hashing, threads in (("0", "1"), ("random", "4")):
         env = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
         done = subprocess.run([sys.executable, "-c", _TRACES, threads], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -7,8 +7,16 @@ import pytest
 from kit.programs import late_kernels
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize("family", ["diloco", "noloco", "sieve", "demo", "powersgd", "sparse-chains"])
+OFTEN, SELDOM = ("noloco", "demo", "powersgd"), ("diloco", "sieve", "sparse-chains")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(pytest.param(name, marks=pytest.mark.trial) for name in OFTEN),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in SELDOM),
+    ],
+)
 def test_rounds_compile_no_kernel_after_compile_kernels(family):
     """In a separate process: the kernels that other tests have compiled would hide a gap."""
     done = subprocess.run([sys.executable, late_kernels.__file__, family], capture_output=True, text=True, check=True)
