@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ class RunView:
     def _clear(self) -> None:
         self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS)
         self._notes: deque[dict[str, Any]] = deque(maxlen=NOTES)
-        self._count = 0
         self._phase = ""
 
     def status(self) -> Status | None:
@@ -70,31 +68,32 @@ class RunView:
         return status is not None and alive(status) and time.time() - status.wall < STALE_SECONDS
 
     def state(self) -> dict[str, Any]:
-        """Return what `/api/v1/state` answers: the status, whether the daemon runs, and the history."""
+        """Return what `/api/v1/state` answers: `present`, and the history up to `offset` of the event log."""
         self._read()
-        status = self.status()
-        shown = None
+        history = {"rounds": list(self._rounds), "notes": list(self._notes), "offset": self._offset}
+        return {"version": 1, **self.present(), **history}
+
+    def present(self) -> dict[str, Any]:
+        """Return the status, whether the daemon runs, and the phase of the round."""
+        status, shown = self.status(), None
         if status is not None:
             left_out = SECRET | PRIVATE if self._public else SECRET
             shown = {name: value for name, value in msgspec.to_builtins(status).items() if name not in left_out}
             if self._public:
                 shown["peers"] = [{**peer, "address": ""} for peer in shown["peers"]]
-        return {
-            "version": 1,
-            "status": shown,
-            "running": status is not None and alive(status),
-            "saved_factor": 0.0 if status is None else status.saved_factor,
-            "phase": self._phase,
-            "rounds": list(self._rounds),
-            "notes": list(self._notes),
-            "events": self._count,
-        }
+        running, saved = status is not None and alive(status), 0.0 if status is None else status.saved_factor
+        return {"status": shown, "running": running, "saved_factor": saved, "phase": self._phase}
 
-    def news(self) -> list[dict[str, Any]]:
-        """Return the rounds and notes since the last call, each with its number as "event"."""
-        return self._read()
+    def news(self) -> dict[str, Any]:
+        """Return the rounds and notes since the last call, and the offsets before and after them.
 
-    def _read(self) -> list[dict[str, Any]]:
+        A reader of another offset than `before` has missed something, and needs `state` again.
+        """
+        before, rounds, notes = self._read()
+        return {"before": before, "offset": self._offset, "rounds": rounds, "notes": notes}
+
+    def _read(self) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+        """Read new events. Return the offset before them, the rounds, and the other events."""
         status = self.status()
         if status is not None and status.run:
             path = self._directories.run(bytes.fromhex(status.run)).events
@@ -103,25 +102,20 @@ class RunView:
                 self._path, self._offset = path, max(0, size - HISTORY_BYTES)
                 self._clear()
         if self._path is None:
-            return []
-        tail = read_events(self._path, self._offset)
-        if tail.offset < self._offset:
+            return 0, [], []
+        before, tail = self._offset, read_events(self._path, self._offset)
+        if tail.offset < before:
             self._clear()
         self._offset = tail.offset
-        return list(self._taken(tail.events))
-
-    def _taken(self, events: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-        for event in events:
-            kind = event["kind"]
-            if kind == "phase":
+        rounds, notes = [], []
+        for event in tail.events:
+            if event["kind"] == "phase":
                 self._phase = str(event.get("phase", ""))
-                continue
-            self._count += 1
-            if kind == "round":
-                made = {name: event[name] for name in SHOWN if name in event}
-                self._rounds.append(made)
+            elif event["kind"] == "round":
+                rounds.append({name: event[name] for name in SHOWN if name in event})
             else:
                 names = PRIVATE_NOTES if self._public else tuple(name for name in event if name != "at")
-                made = {name: event[name] for name in names if name in event}
-                self._notes.append(made)
-            yield {"event": self._count, "kind": kind, **made}
+                notes.append({name: event[name] for name in names if name in event})
+        self._rounds += rounds
+        self._notes += notes
+        return before, rounds, notes

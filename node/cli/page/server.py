@@ -56,18 +56,19 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
         return StreamingResponse(stream(request), media_type="text/event-stream", headers=HEADERS)
 
     async def stream(request: Request) -> AsyncIterator[bytes]:
-        """Yield an event for each new round or note, and one whenever the status has changed."""
+        """Yield the news of the event log, and the state without its history whenever the status has changed."""
         open_streams[0] += 1
         own, shown = RunView(directories, public=public), 0.0
         own.news()
         try:
             while not await request.is_disconnected():
-                for event in own.news():
-                    yield b"event: news\ndata: " + msgspec.json.encode(event) + b"\n\n"
+                news = own.news()
+                if news["offset"] != news["before"]:
+                    yield b"event: news\ndata: " + msgspec.json.encode(news) + b"\n\n"
                 status = own.status()
                 if status is not None and status.wall != shown:
                     shown = status.wall
-                    yield b"event: status\ndata: {}\n\n"
+                    yield b"event: status\ndata: " + msgspec.json.encode(own.present()) + b"\n\n"
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             open_streams[0] -= 1

@@ -57,7 +57,8 @@ def test_page_shows_the_api_and_survives_a_restart_of_the_daemon(machine):
     with urllib.request.urlopen(url + "api/v1/events", timeout=CAP) as stream:
         newest = state["status"]["round"]
         for line in stream:
-            if line.startswith(b"data: {") and json.loads(line[6:]).get("round", 0) > newest:
+            found = json.loads(line[6:]) if line.startswith(b"data: ") else {}
+            if any(one["round"] > newest for one in found.get("rounds", ())):
                 break
     daemon.kill()
     daemon.process.wait()

@@ -76,7 +76,7 @@ def test_no_answer_contains_the_invite_and_no_public_one_an_address(files):
         public = client(files, public=True).get(path).text
         assert ADDRESS not in public and "/somewhere" not in public and str(os.getpid()) not in public, path
     news = RunView(files, public=True).news()
-    assert len(news) == 3 and ADDRESS not in json.dumps(news)
+    assert len(news["rounds"]) == 2 and len(news["notes"]) == 1 and ADDRESS not in json.dumps(news)
 
 
 def test_private_page_refuses_names_of_other_hosts(files):
@@ -106,13 +106,16 @@ def test_page_is_small_and_asks_no_other_host(files):
 
 def test_view_follows_a_new_run_and_a_log_that_began_again(files):
     view = RunView(files)
-    assert view.state()["status"] is None and view.news() == []
+    assert view.state()["status"] is None and view.news()["rounds"] == []
     write_status(files.status, status_of())
     play(files)
-    assert [one["event"] for one in view.news()] == [1, 2, 3] and view.news() == []
+    first, second = view.news(), view.news()
+    assert [one["round"] for one in first["rounds"]] == [1, 2] and first["before"] == 0
+    assert second == {"before": first["offset"], "offset": first["offset"], "rounds": [], "notes": []}
+    assert RunView(files).state()["offset"] == first["offset"]
     files.run(bytes.fromhex(RUN)).events.write_bytes(b"")
     play(files, 7, 7)
-    assert [one.get("round") for one in view.news()] == [7, None]
+    assert [one["round"] for one in view.news()["rounds"]] == [7] and len(view.state()["rounds"]) == 1
     write_status(files.status, status_of(run="12" * 32))
     assert view.state()["rounds"] == []
 
