@@ -58,7 +58,8 @@ def test_outer_step_refuses_misshaped_arrays() -> None:
 
 
 def test_dense_warm_up_compiles_every_kernel() -> None:
-    warm_up()
+    specs = ("fp32", "fp16", "bf16", "int8", "int8(asymmetric=1)", "int4(stochastic=1)", "int3(block=16)")
+    warm_up(*specs)
     dispatchers = [
         value
         for module in (common, half, block_encode, block_decode)
@@ -69,7 +70,7 @@ def test_dense_warm_up_compiles_every_kernel() -> None:
     assert len(before) > 15
     frozen = draw(512, 0)
     frozen.flags.writeable = False
-    for spec in ("fp32", "fp16", "bf16", "int8", "int8(asymmetric=1)", "int4(stochastic=1)", "int3(block=16)"):
+    for spec in specs:
         codec = dense(spec)
         out = np.zeros(codec.nbytes(512), np.uint8)
         back = np.zeros(512, np.float32)
