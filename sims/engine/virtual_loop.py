@@ -68,6 +68,21 @@ class Overtime(SimFailure):
     """Failure: the main coroutine did not finish within its limit of virtual seconds."""
 
 
+class SimTask(asyncio.Task[Any]):
+    """Task with a number as its hash.
+
+    asyncio cancels the tasks of a TaskGroup in the order of a set. With addresses as hashes that order would depend on
+    the history of the process.
+    """
+
+    def __init__(self, number: int, *given: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*given, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 def _unasked(task: asyncio.Task[Any]) -> bool:
     """Return True if a task has failed and its exception was never retrieved."""
     return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
@@ -101,6 +116,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         # Strong references in order of creation: asyncio holds only a weak set, whose order depends on addresses.
         self._tasks: list[asyncio.Task[Any]] = []
         self._prune_at = 256
+        self._created = 0
 
     # --- what the simulation adds
 
@@ -265,7 +281,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         if len(self._tasks) > self._prune_at:
             self._tasks = [task for task in self._tasks if not task.done() or _unasked(task)]
             self._prune_at = 2 * len(self._tasks) + 256
-        task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
+        self._created += 1
+        task = SimTask(self._created, coro, loop=self, name=name, context=context, **options)
         self._tasks.append(task)
         return task
 

@@ -204,6 +204,38 @@ def test_virtual_loop_trace_is_equal_for_any_hash_seed() -> None:
     assert first != second
 
 
+def test_task_group_cancels_in_an_order_that_does_not_depend_on_addresses() -> None:
+    """Other tasks before it have left gaps in memory, which the new tasks fill in any order."""
+
+    async def work(number: int, ended: list[int]) -> None:
+        try:
+            await asyncio.sleep(100.0)
+        finally:
+            ended.append(number)
+
+    async def main() -> list[list[int]]:
+        found = []
+        for attempt in range(20):
+            kept = [asyncio.create_task(asyncio.sleep(0)) for _ in range(97)]
+            del kept[:: 2 + attempt % 5]
+            await asyncio.sleep(0)
+            ended: list[int] = []
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for number in range(12):
+                        group.create_task(work(number, ended))
+                    await asyncio.sleep(0)
+                    raise ValueError
+            except* ValueError:
+                found.append(ended)
+        return found
+
+    orders = virtual_loop.run(main(), seed=1, explore=False)
+    assert [sorted(order) for order in orders] == [list(range(12))] * 20
+    from_first = {tuple(order[order.index(0) :] + order[: order.index(0)]) for order in orders}
+    assert len(from_first) == 1, "the numbers of the tasks decide, up to a rotation"
+
+
 def test_frozen_host_runs_its_timers_late() -> None:
     async def main() -> None:
         loop = virtual_loop.current()
