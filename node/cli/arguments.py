@@ -47,6 +47,10 @@ Site = Annotated[
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
 ]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Train this model of yours: MODULE:FUNCTION or hf:FOLDER."),
+]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for computing.")]
 Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for outgoing data, such as 20Mbit/s.")]

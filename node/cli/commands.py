@@ -25,6 +25,7 @@ from thinwire.node.cli.arguments import (
     Lan,
     Log,
     Memory,
+    Model,
     Name,
     NoRelay,
     Place,
@@ -49,6 +50,7 @@ def _shared(
     context: typer.Context,
     rounds: Rounds = None,
     data: Data = None,
+    model: Model = None,
     device: Device = None,
     threads: Threads = None,
     host: Host = None,
@@ -69,8 +71,8 @@ def _shared(
 ) -> tuple[Any, Options]:
     """Return the machine's settings, and the options of this call that `start` and `join` share."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
-        relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
+        data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
+        up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
     return settings(context, debug, flags), options
@@ -123,7 +125,11 @@ def start(
         raise InputError(
             f"cannot read {run}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"
         ) from None
-    parse(toml, run.name)  # report mistakes at once, before torch is loaded
+    manifest = parse(toml, run.name)  # report mistakes at once, before torch is loaded
+    if not config.model:  # The author of a manifest trusts the model that it names.
+        from thinwire.node.runtime.config import model_setting
+
+        config = replace(config, model=model_setting(manifest.model.kind, manifest.model.name, run.parent))
     _check_machine(config)
     if local:
         from thinwire.node.local_swarm.launcher import start_local

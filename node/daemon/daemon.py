@@ -42,6 +42,7 @@ from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.user_model import config_file
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -195,7 +196,7 @@ class Daemon:
             staged = await self._stage(manifest)
             if staged is not None:
                 return staged
-        return await self._work(
+        made = await self._work(
             lambda: prepare(
                 manifest,
                 data=config.data,
@@ -207,8 +208,13 @@ class Daemon:
                 place=self._options.place,
                 work=self._work,
                 weights=options.weights,
+                model=config.model,
             )
         )
+        if manifest.model.kind == "hf":
+            copy = config.directories.run(self._entry.run_id).model_config
+            copy.write_bytes(config_file(config.model).read_bytes())
+        return made
 
     async def _stage(self, manifest: Manifest) -> Learner | None:
         """Return the learner of one stage, if several peers hold the model together; None if all of it fits."""

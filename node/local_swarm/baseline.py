@@ -24,7 +24,10 @@ SAMPLES, BATCH = 256, 32
 """Held-out samples of a measurement, and how many of them are a batch."""
 
 WORK = 4e12
-"""Most floating-point operations of a measurement: about 20 s of one core. A large model gets fewer samples."""
+"""Most floating-point operations of a measurement, about 20 s of one core.
+
+A large model gets fewer samples.
+"""
 
 Say = Callable[[str, dict[str, object]], object]
 """Function that writes an event."""
@@ -63,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--model", default="")
     parser.add_argument("--from", dest="weights", type=Path)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -85,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
             here=told.run.parent,
             clock=time.perf_counter,
             weights=told.weights,
+            model=told.model,
         )
         train(training, told.group, told.me, told.rounds, say)
     except HintedError as error:

@@ -41,6 +41,9 @@ SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
 _MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
+HF = "hf:"
+"""Beginning of what names a model or data of the Hugging Face libraries."""
+
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -71,6 +74,7 @@ class Config:
     advertise: tuple[str, ...]
     site: str
     data: Path | None
+    model: str
     device: str
     threads: int
     up: Rate | None
@@ -176,6 +180,13 @@ def _path(value: Any) -> Path | None:
     return Path(value).expanduser().absolute()
 
 
+def _model(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or (value and ":" not in value):
+        raise ValueError('"MODULE:FUNCTION", or "hf:" with a folder or a name, such as "hf:gpt2-small"')
+    name = Path(value.removeprefix(HF)).expanduser()
+    return f"{HF}{name.absolute()}" if value.startswith(HF) and name.exists() else value
+
+
 def _device(value: Any) -> str:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
         raise ValueError('"auto", "cpu", "cuda" or "cuda:N"')
@@ -214,6 +225,12 @@ SETTINGS = (
         "site", "", _site, 'name of the fast network that this machine shares with peers of the same site; "": none'
     ),
     Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
+    Setting(
+        "model",
+        "",
+        _model,
+        'model of the user that may be trained here: "MODULE:FUNCTION" or "hf:FOLDER"; "": built-in',
+    ),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
@@ -339,6 +356,17 @@ def as_json(config: Config) -> dict[str, dict[str, object]]:
             value = str(value)
         plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
     return plain
+
+
+def model_setting(kind: str, name: str, folder: Path) -> str:
+    """Return the setting `model` for the kind and name in a manifest's [model].
+
+    A path is relative to `folder`.
+    """
+    if kind != "hf":
+        return name
+    place = (folder / name).absolute()
+    return f"{HF}{place if place.exists() else name}"
 
 
 def member_ports(config: Config) -> range | None:

@@ -22,8 +22,10 @@ from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.trainer import Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.user_model import make_model, read_pretrained
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.messages.registry import PeerId
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,13 @@ def prepare(
     place: int | None = None,
     work: Work = at_once,
     weights: Path | None = None,
+    model: str = "",
 ) -> LocalLearner:
     """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
 
-    weights: file with the first parameters; None: random ones. Raises DataError, DeviceError, WeightsError, and
-    ManifestError for a run whose model can only be given through the Python interface.
+    weights: file with the first parameters; None: random ones. model: the user's model that may be trained here, see
+    make_model. Raises DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
+    be given through the Python interface.
     """
     if manifest.model.kind == "custom":
         raise ManifestError(
@@ -161,14 +165,15 @@ def prepare(
     if threads:
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
-    model, batches = build(manifest, tokenizer.vocab), batches_of(manifest, tokenizer, data, cache)
-    layout = layout_of(model)
+    made = build(manifest, tokenizer.vocab, model, here)
+    batches = batches_of(manifest, tokenizer, data, cache)
+    layout = layout_of(made)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
     if weights is not None:
-        theta = load_weights(weights, layout)
+        theta = _given(weights, manifest, made, layout)
         check_weights(theta, manifest.model.weights, weights)
-        layout.write(model, theta)
-    trainer = Trainer(model, inner_of(manifest), batches, device, autocast, clock=clock)
+        layout.write(made, theta)
+    trainer = Trainer(made, inner_of(manifest), batches, device, autocast, clock=clock)
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
 
 
@@ -197,8 +202,22 @@ def inner_of(manifest: Manifest) -> InnerConfig:
     )
 
 
-def build(manifest: Manifest, vocab: int) -> Transformer:
-    """Return the manifest's model with its initial parameters."""
+def _given(weights: Path, manifest: Manifest, model: nn.Module, layout: Layout) -> Floats:
+    """Return first parameters from a file, a checkpoint's directory, or a folder of transformers.
+
+    Raises WeightsError.
+    """
+    if manifest.model.kind != "hf" or not (weights / "config.json").exists():
+        return load_weights(weights, layout)
+    theta = np.empty(layout.total, np.float32)
+    layout.read(read_pretrained(weights, model), theta)
+    return theta
+
+
+def build(manifest: Manifest, vocab: int, named: str = "", here: Path = Path()) -> nn.Module:
+    """Return the manifest's model with its initial parameters; see make_model for `named` and `here`."""
     shape = manifest.model
+    if shape.kind != "transformer":
+        return make_model(manifest, named, vocab, here)
     config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
     return Transformer(config, manifest.run.seed)

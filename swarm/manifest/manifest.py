@@ -21,6 +21,9 @@ AUDITED = 0.1
 AUDIT_SHARE = 0.02
 """Most bytes of these audits, as a part of the bytes of a round."""
 
+LATER = (("model", "name"), ("model", "config_hash"))
+"""Keys that were added after the first runs."""
+
 S = TypeVar("S", bound=MethodSpec)
 
 
@@ -134,8 +137,16 @@ class Manifest(Table, frozen=True):
         return self.outer.steps_after(round)
 
     def canonical(self) -> bytes:
-        """Return all values in the order of their definition as msgpack: equal for files of equal meaning."""
-        return msgspec.msgpack.encode(msgspec.to_builtins(self))
+        """Return all values in the order of their definition as msgpack: equal for files of equal meaning.
+
+        A key of LATER is absent if it has its default, so that older runs have the same id.
+        """
+        values = msgspec.to_builtins(self)
+        for section, key in LATER:
+            usual = getattr(type(getattr(self, section))(), key)
+            if values[section][key] == usual:
+                del values[section][key]
+        return msgspec.msgpack.encode(values)
 
     def warnings(self) -> tuple[str, ...]:
         """Return warnings about values that are allowed but unwise."""

@@ -35,6 +35,7 @@ AUTO_TIMEOUT = 10.0
 
 _NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
 _HASH = "a blake3 hash of 64 hexadecimal digits"
+_MODEL = "a path, or MODULE:FUNCTION, of at most 256 letters, digits, dots, dashes, underscores, slashes and colons"
 _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
 _NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
 
@@ -55,8 +56,9 @@ class Run(Table, frozen=True):
 class Model(Table, frozen=True):
     """[model]: the trained model.
 
-    kind: "transformer", the built-in decoder; "custom", a module of the user's own, given through the Python API; the other
-        keys then have no effect.
+    kind: "transformer", the built-in decoder; "module", the result of a Python function; "hf", a causal language model of the
+        transformers library; "custom", a module of the user's own, given through the Python API. Sizes and context only apply
+        to the built-in decoder, context to "module" and "hf", too.
     layers, width, heads: size of the transformer; width is a multiple of 2 × heads (rotary positions need pairs).
     context: tokens of a training sequence; memory and time of attention grow with its square.
     mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs as much as the usual 4
@@ -64,6 +66,9 @@ class Model(Table, frozen=True):
     tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
     weights: blake3 of the first parameters, 64 hexadecimal digits; the founder gives their file with `thinwire start --from`,
         which names the hash. Without it they are random, from run.seed.
+    name: of a "module", MODULE:FUNCTION; of an "hf", the folder or file of its configuration, or its name on the Hugging Face
+        Hub. The author's peer takes the model from there; another peer takes the model that its `--model` names.
+    config_hash: only with "hf", which needs it: blake3 of config.json, 64 hexadecimal digits.
     """
 
     kind: ModelKind = "transformer"
@@ -74,6 +79,8 @@ class Model(Table, frozen=True):
     mlp: Annotated[float, Meta(gt=0, le=64)] = 8 / 3
     tied: bool = True
     weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/:-]{0,256}\Z", description=_MODEL)] = ""
+    config_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
 class Data(Table, frozen=True):
