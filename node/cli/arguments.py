@@ -45,7 +45,8 @@ Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
 ]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
+    str | None,
+    typer.Option("--data", metavar="PATH", help="File, directory or hf:DATASET to train on [Python's own library]."),
 ]
 Model = Annotated[
     str | None,

@@ -201,12 +201,14 @@ def _log(style: str) -> str:
 def _check_machine(config: Config) -> None:
     """Check the data and device before anything starts."""
     if config.data is not None:
-        source = config.sources["data"]
-        if not config.data.exists():
-            raise InputError(f"{source}: {config.data} does not exist", "give a file or directory with text")
-        files = config.data.rglob("*") if config.data.is_dir() else [config.data]
-        if not any(file.is_file() and file.stat().st_size for file in files):
-            raise InputError(f"{source}: {config.data} contains no data", "give a file or directory with text")
+        from thinwire.node.training.corpus import source_of
+
+        source, path = config.sources["data"], source_of(config.data).path
+        files = [] if path is None else path.rglob("*") if path.is_dir() else [path]
+        if path is not None and not path.exists():
+            raise InputError(f"{source}: {path} does not exist", "give a file or directory with text")
+        if path is not None and not any(file.is_file() and file.stat().st_size for file in files):
+            raise InputError(f"{source}: {path} contains no data", "give a file or directory with text")
     if config.device.startswith("cuda"):
         from thinwire.node.runtime.device import choose_device
 
@@ -251,7 +253,7 @@ def show_id(context: typer.Context, json: Json = False, home: Home = None, debug
 
 def config_show(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Print every setting of this machine and the source of its value."""
-    from thinwire.node.runtime.config import as_json, rows
+    from thinwire.node.cli.config_table import as_json, rows
 
     config = settings(context, debug, {"home": home})
     if json:

@@ -39,6 +39,7 @@ from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
+from thinwire.node.training.corpus import Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
@@ -209,6 +210,7 @@ class Daemon:
                 work=self._work,
                 weights=options.weights,
                 model=config.model,
+                say=LOGGER.info,
             )
         )
         if manifest.model.kind == "hf":
@@ -232,7 +234,8 @@ class Daemon:
             return None
 
         def batches() -> Batches:
-            return batches_of(manifest, tokenizer, config.data, config.directories.cache)
+            progress = Progress(time.perf_counter, LOGGER.info)
+            return batches_of(manifest, tokenizer, config.data, config.directories.cache, progress)
 
         if config.threads:
             torch.set_num_threads(config.threads)

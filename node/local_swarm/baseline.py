@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data")
     parser.add_argument("--model", default="")
     parser.add_argument("--from", dest="weights", type=Path)
     parser.add_argument("--device", required=True)

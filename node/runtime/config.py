@@ -73,7 +73,7 @@ class Config:
     ports: tuple[int, int] | None
     advertise: tuple[str, ...]
     site: str
-    data: Path | None
+    data: str | None
     model: str
     device: str
     threads: int
@@ -180,6 +180,14 @@ def _path(value: Any) -> Path | None:
     return Path(value).expanduser().absolute()
 
 
+def _data(value: Any) -> str | None:
+    """Make a path absolute, also with #FIELD behind it."""
+    if isinstance(value, str) and value.startswith(HF):
+        return value
+    path = _path(value)
+    return None if path is None else str(path)
+
+
 def _model(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or (value and ":" not in value):
         raise ValueError('"MODULE:FUNCTION", or "hf:" with a folder or a name, such as "hf:gpt2-small"')
@@ -224,7 +232,12 @@ SETTINGS = (
     Setting(
         "site", "", _site, 'name of the fast network that this machine shares with peers of the same site; "": none'
     ),
-    Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
+    Setting(
+        "data",
+        None,
+        _data,
+        'file, directory or "hf:DATASET" to train on, also with #FIELD; "": Python\'s standard library',
+    ),
     Setting(
         "model",
         "",
@@ -312,7 +325,7 @@ def _from_file(file: Path) -> Iterator[tuple[str, object, str]]:
     for name, value in table.items():
         if name not in _BY_NAME:
             raise ConfigError(f"{file}: unknown key {name!r}", nearest(name, list(_BY_NAME)))
-        if _BY_NAME[name].read is _path and isinstance(value, str) and value:
+        if _BY_NAME[name].read in (_path, _data) and isinstance(value, str) and value and not value.startswith(HF):
             value = str(file.parent / Path(value).expanduser())  # relative to the file, not to the current directory
         yield name, value, f"file {file}"
 
@@ -321,41 +334,6 @@ def nearest(word: str, known: list[str]) -> str:
     """Return a hint for an unknown name."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(known)}"
-
-
-def rows(config: Config) -> list[tuple[str, str, str]]:
-    """Return (setting, value, source) for display, then the resulting files with the source "follows"."""
-    table = [(s.name, _text(getattr(config, s.name)), config.sources[s.name]) for s in SETTINGS]
-    where = config.directories
-    files = {"node.toml": where.node_file, "key": where.key, "runs": where.runs, "cache": where.cache, "log": where.log}
-    return table + [(name, str(path), "follows") for name, path in files.items()]
-
-
-def _text(value: object) -> str:
-    match value:
-        case None | () | "":
-            return "-"
-        case bool():
-            return str(value).lower()
-        case (int() as low, int() as high):
-            return f"{low}-{high}"
-        case tuple():
-            return ", ".join(str(part) for part in value)
-        case _:
-            return str(value)
-
-
-def as_json(config: Config) -> dict[str, dict[str, object]]:
-    """Return setting -> {"value", "source"} in JSON types; null if not set."""
-    plain: dict[str, dict[str, object]] = {}
-    for setting in SETTINGS:
-        value = getattr(config, setting.name)
-        if setting.name == "ports" and value:
-            value = _text(value)
-        if isinstance(value, Path | Rate):
-            value = str(value)
-        plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
-    return plain
 
 
 def model_setting(kind: str, name: str, folder: Path) -> str:

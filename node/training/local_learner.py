@@ -15,7 +15,7 @@ from thinwire.node.runtime.asyncio_extra import Work, at_once
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches, Split, cursor_after, lesson_of, shards_of, split, trial_batches
-from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.corpus import Progress, open_corpus
 from thinwire.node.training.initial_weights import check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
@@ -140,7 +140,7 @@ PLACES = 64
 def prepare(
     manifest: Manifest,
     *,
-    data: Path | None,
+    data: str | Path | None,
     device: str,
     threads: int,
     cache: Path,
@@ -150,8 +150,11 @@ def prepare(
     work: Work = at_once,
     weights: Path | None = None,
     model: str = "",
+    say: Callable[[str], object] = str,
 ) -> LocalLearner:
     """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
+
+    data: see source_of. say: shows a line of progress to the owner.
 
     weights: file with the first parameters; None: random ones. model: the user's model that may be trained here, see
     make_model. Raises DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
@@ -166,7 +169,7 @@ def prepare(
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
     made = build(manifest, tokenizer.vocab, model, here)
-    batches = batches_of(manifest, tokenizer, data, cache)
+    batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
     if weights is not None:
@@ -177,9 +180,11 @@ def prepare(
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
 
 
-def batches_of(manifest: Manifest, tokenizer: Tokenizer, data: Path | None, cache: Path) -> Batches:
+def batches_of(
+    manifest: Manifest, tokenizer: Tokenizer, data: str | Path | None, cache: Path, progress: Progress | None = None
+) -> Batches:
     """Return the manifest's training batches, of all shards. Raises DataError."""
-    corpus, said = open_corpus(data, tokenizer, cache), manifest.data
+    corpus, said = open_corpus(data, tokenizer, cache, progress), manifest.data
     cut = split(corpus, manifest.model.context, manifest.run.seed, said.shards, said.holdout)
     return Batches(cut, manifest.inner.batch, range(said.shards))
 

@@ -67,8 +67,10 @@ def _of_function(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.M
         sys.path.append(str(here.absolute()))  # at the end: no file there can replace an installed module
     try:
         made = getattr(importlib.import_module(module), function)(vocab=vocab, context=manifest.model.context)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ModelError(f"{named}: {error}", f"{hint}; it is called with vocab=… and context=…") from error
+    except Exception as error:  # the user's code may raise any kind
+        raise ModelError(
+            f"{named}: {_first_line(error)}", f"{hint}; it is called with vocab=… and context=…"
+        ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{named} returned {type(made).__name__}", "it must return a torch.nn.Module")
     return made

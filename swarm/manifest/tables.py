@@ -86,8 +86,8 @@ class Model(Table, frozen=True):
 class Data(Table, frozen=True):
     """[data]: how text becomes tokens, and which peer trains on which part.
 
-    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, relative and without "..": every peer looks for
-        the file on its own disk.
+    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, or of a folder with tokenizer.json, relative and
+        without "..": every peer looks for the file on its own disk.
     tokenizer_hash: blake3 of that file, 64 hexadecimal digits. Without it peers may use different tokens unnoticed.
     shards: parts of the text; at least a few for every peer that may join.
     holdout: fraction of the text that is reserved for evaluation.

@@ -81,7 +81,9 @@ def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(
     here = machine(rounds=3, steps=10, method="sparseloco")
     rewrite(here, 'kind = "module"\nname = "mymodel:make"')
     (here.path / "mymodel.py").write_text(CODE)
-    founder = here.found("founder", "--wait-for", 2)
+    records = here.path / "records.jsonl"
+    records.write_text("".join(json.dumps({"body": line}) + "\n" for line in [here.text.read_text()] * 2))
+    founder = here.found("founder", "--wait-for", 2, "--data", f"{records}#body")
     invite = founder.invite()
     stranger = here.join("stranger", invite)
     assert stranger.exit() == 2
@@ -91,7 +93,7 @@ def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(
     other = here.daemon("other")
     other.program = (sys.executable, "-c", f"import os; os.chdir({str(here.path)!r}); "
                      "from thinwire.node.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))")  # fmt: skip
-    here.join("other", invite, "--model", "mymodel:make")
+    here.join("other", invite, "--model", "mymodel:make", "--data", f"{records}#body")
     trained(founder, other)
     assert here.check() >= 3
 
