@@ -18,6 +18,7 @@ from thinwire.node.cli.arguments import (
     Data,
     Debug,
     Device,
+    EvaluateEvery,
     Home,
     Host,
     InputError,
@@ -52,6 +53,7 @@ def _shared(
     data: Data = None,
     model: Model = None,
     device: Device = None,
+    evaluate_every: EvaluateEvery = None,
     threads: Threads = None,
     host: Host = None,
     port: Port = None,
@@ -73,6 +75,7 @@ def _shared(
     flags: Flags = dict(
         data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
         up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
+        evaluate_every=evaluate_every,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
     return settings(context, debug, flags), options

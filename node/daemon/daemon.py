@@ -41,7 +41,7 @@ from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.corpus import Progress
 from thinwire.node.training.learner import Learner
-from thinwire.node.training.local_learner import batches_of, prepare
+from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
 from thinwire.node.training.user_model import config_file
 from thinwire.swarm.identity.invite import Invite
@@ -83,6 +83,11 @@ def _hand_out(invite: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if note := Invite.parse(invite).note:
         LOGGER.info(note)
+
+
+def _held_out(learner: Learner) -> float:
+    """Return the held-out loss; NaN for a peer that does not hold the whole model."""
+    return learner.held_out_loss() if isinstance(learner, LocalLearner) else math.nan
 
 
 class Daemon:
@@ -167,6 +172,8 @@ class Daemon:
             wait_for=options.wait_for,
             rounds=options.rounds,
             moves=moves,
+            evaluate=_held_out,
+            every=self._entry.config.evaluate_every,
             invited=_hand_out,
         )
 

@@ -255,6 +255,7 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--model", self.config.model] if self.config.model else []
+        told += ["--evaluate-every", str(self.config.evaluate_every)]
         told += ["--up", str(self.config.up)] if self.config.up else []
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []

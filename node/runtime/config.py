@@ -76,6 +76,7 @@ class Config:
     data: str | None
     model: str
     device: str
+    evaluate_every: int
     threads: int
     up: Rate | None
     relay: bool
@@ -245,6 +246,12 @@ SETTINGS = (
         'model of the user that may be trained here: "MODULE:FUNCTION" or "hf:FOLDER"; "": built-in',
     ),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
+    Setting(
+        "evaluate_every",
+        10,
+        lambda v: _integer(v, 0, 1_000_000),
+        "rounds between two evaluations on held-out text, each of which takes a tenth of a round at most; 0: never",
+    ),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
     Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
@@ -300,7 +307,7 @@ def _checked(name: str, raw: object, source: str) -> object:
 def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:
     for name, value in flags.items():
         if value is not None:
-            yield name, value, f"flag --{name}"
+            yield name, value, f"flag --{name.replace('_', '-')}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:

@@ -79,6 +79,17 @@ class LocalLearner:
             self.write(kept)
         return before[0] - after[0], before[1] - after[1]
 
+    def held_out_loss(self) -> float:
+        """Return the loss of the present model on held-out samples.
+
+        It is in nats per token; NaN if nothing is held out. It takes about a tenth of the time of a round's steps, because a forward pass is a third of a sample's work.
+        All evaluations of a run use the same samples, at most HELD_OUT.
+        """
+        inner, steps = self.manifest.inner, max(1, self.manifest.pace)
+        samples = max(1, min(HELD_OUT, round(0.3 * steps * inner.batch * inner.accumulate)))
+        size = min(inner.batch, samples)
+        return self.trainer.evaluate(self.split.evaluation(size, samples // size))
+
     def skip_to(self, round: int, peers: int) -> None:
         """Set the state of a peer that has trained for `round` rounds in a group of `peers`."""
         manifest = self.manifest
@@ -132,6 +143,9 @@ def own_shards(manifest: Manifest, share: WorkShare, place: int | None = None) -
         return tuple(range(place % data.shards, data.shards, PLACES))
     return shards_of(manifest.run.seed, data.shards, share.group, share.me)
 
+
+HELD_OUT = 256
+"""Most samples of an evaluation during a run."""
 
 PLACES = 64
 """Number of places that can be assigned by hand; each has every 64th shard."""

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from kit.daemons import COMMAND
 from safetensors.numpy import load_file
+from thinwire.node.peer.status import read_status
+from thinwire.node.peer.status_table import summary
 from thinwire.node.runtime.directories import directories
 
 CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
@@ -59,10 +61,17 @@ def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path
     (folder / "config.json").write_bytes(content)
     digest = blake3.blake3(content).hexdigest()
     rewrite(here, f'kind = "hf"\nname = "tiny"\nconfig_hash = "{digest}"')
-    founder = here.found("founder", "--wait-for", 2)
-    other = here.join("other", founder.invite(), "--model", f"hf:{folder}")
+    founder = here.found("founder", "--wait-for", 2, "--evaluate-every", 1)
+    other = here.join("other", founder.invite(), "--model", f"hf:{folder}", "--evaluate-every", 2)
     trained(founder, other)
     assert here.check() >= 3
+    losses = {event["round"]: event["loss"] for event in founder.of("held_out")}
+    assert list(losses) == [1, 2, 3] and losses[3] < losses[1]
+    # The same model on the same samples.
+    assert [(event["round"], event["loss"]) for event in other.of("held_out")] == [(2, losses[2])]
+    said = read_status(directories(founder.home).status)
+    assert (said.held_out_round, round(said.held_out, 6)) == (3, losses[3])
+    assert f"held out   {losses[3]:.3f} after round 3" in summary(said, said.wall).plain
     out = tmp_path / "out"
     done = other.command("export", str(out), "--format", "transformers")
     assert done.returncode == 0, done.stderr
