@@ -181,10 +181,17 @@ def _path(value: Any) -> Path | None:
     return Path(value).expanduser().absolute()
 
 
+def _of_library(value: str) -> str:
+    """Make "hf:FOLDER" absolute, also with #FIELD behind it; other names stay."""
+    name, mark, field = value.removeprefix(HF).partition("#")
+    path = Path(name).expanduser()
+    return f"{HF}{path.absolute() if name and path.exists() else name}{mark}{field}"
+
+
 def _data(value: Any) -> str | None:
     """Make a path absolute, also with #FIELD behind it."""
     if isinstance(value, str) and value.startswith(HF):
-        return value
+        return _of_library(value)
     path = _path(value)
     return None if path is None else str(path)
 
@@ -192,8 +199,7 @@ def _data(value: Any) -> str | None:
 def _model(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or (value and ":" not in value):
         raise ValueError('"MODULE:FUNCTION", or "hf:" with a folder or a name, such as "hf:gpt2-small"')
-    name = Path(value.removeprefix(HF)).expanduser()
-    return f"{HF}{name.absolute()}" if value.startswith(HF) and name.exists() else value
+    return _of_library(value) if value.startswith(HF) else value
 
 
 def _device(value: Any) -> str:

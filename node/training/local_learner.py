@@ -82,8 +82,8 @@ class LocalLearner:
     def held_out_loss(self) -> float:
         """Return the loss of the present model on held-out samples.
 
-        It is in nats per token; NaN if nothing is held out. It takes about a tenth of the time of a round's steps, because a forward pass is a third of a sample's work.
-        All evaluations of a run use the same samples, at most HELD_OUT.
+        It is in nats per token; NaN if nothing is held out. It takes about a tenth of the time of a round's steps, because a
+        forward pass is a third of a sample's work. All evaluations of a run use the same samples, at most HELD_OUT.
         """
         inner, steps = self.manifest.inner, max(1, self.manifest.pace)
         samples = max(1, min(HELD_OUT, round(0.3 * steps * inner.batch * inner.accumulate)))

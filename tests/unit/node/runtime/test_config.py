@@ -274,6 +274,7 @@ def test_data_and_model_are_absolute_paths_or_names_of_libraries(tmp_path, monke
     assert settings.data == f"{tmp_path}/text.jsonl#body" and settings.model == "mymodel:make"
     settings = load({"home": tmp_path, "data": "hf:some/set:en#body", "model": "hf:tiny"}, {})
     assert settings.data == "hf:some/set:en#body" and settings.model == f"hf:{tmp_path}/tiny"
+    assert load({"home": tmp_path, "data": "hf:tiny#body"}, {}).data == f"hf:{tmp_path}/tiny#body"
     assert load({"home": tmp_path, "model": "hf:on-the-hub"}, {}).model == "hf:on-the-hub"
     with pytest.raises(ConfigError) as caught:
         load({"model": "mymodel"}, {})
