@@ -43,7 +43,7 @@ from thinwire.node.training.corpus import Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
 from thinwire.node.training.tokenizer import load_tokenizer
-from thinwire.node.training.user_model import config_file
+from thinwire.node.training.user_model import check_named, config_file
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -195,6 +195,7 @@ class Daemon:
 
     async def _begin(self, peer: Peer) -> bool:
         joins = await self._entry.begin(peer)
+        check_named(peer.manifest, self._entry.config.model)
         await compile_kernels(peer.manifest, self._work)
         return joins
 

@@ -37,12 +37,11 @@ class ModelError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
-def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
-    """Return the model that the setting `model` names, with first parameters drawn from run.seed.
-
-    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError.
-    """
+def check_named(manifest: Manifest, named: str) -> None:
+    """Check that the setting `model` names a model of the kind of the run. Raises ModelError."""
     kind, run = manifest.model.kind, manifest.run.name
+    if kind not in ("module", "hf"):
+        return
     asked = f"{HF}FOLDER" if kind == "hf" else manifest.model.name
     if not named:
         raise ModelError(
@@ -51,9 +50,19 @@ def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Mod
         )
     if named.startswith(HF) is not (kind == "hf"):
         raise ModelError(f"the setting model is {named!r}, but run {run} needs {asked}", f"give --model {asked}")
+
+
+def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
+    """Return the model that the setting `model` names, with first parameters drawn from run.seed.
+
+    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError.
+    """
+    check_named(manifest, named)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(manifest.run.seed)
-        model = _of_transformers(manifest, named) if kind == "hf" else _of_function(manifest, named, vocab, here)
+        model = (
+            _of_transformers(manifest, named) if named.startswith(HF) else _of_function(manifest, named, vocab, here)
+        )
     _check(model, named, vocab, manifest.model.context)
     return model
 
