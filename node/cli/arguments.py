@@ -45,9 +45,20 @@ Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
 ]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="PATH", help="File or directory to train on [Python's own library].")
+    str | None,
+    typer.Option("--data", metavar="PATH", help="File, directory or hf:DATASET to train on [Python's own library]."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Train this model of yours: MODULE:FUNCTION or hf:FOLDER."),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
+EvaluateEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluate-every", metavar="N", help="Rounds between two evaluations on held-out text; 0: never [10]."
+    ),
+]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads for computing.")]
 Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for outgoing data, such as 20Mbit/s.")]
 NoRelay = Annotated[

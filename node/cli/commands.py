@@ -18,6 +18,7 @@ from thinwire.node.cli.arguments import (
     Data,
     Debug,
     Device,
+    EvaluateEvery,
     Home,
     Host,
     InputError,
@@ -25,6 +26,7 @@ from thinwire.node.cli.arguments import (
     Lan,
     Log,
     Memory,
+    Model,
     Name,
     NoRelay,
     Place,
@@ -49,7 +51,9 @@ def _shared(
     context: typer.Context,
     rounds: Rounds = None,
     data: Data = None,
+    model: Model = None,
     device: Device = None,
+    evaluate_every: EvaluateEvery = None,
     threads: Threads = None,
     host: Host = None,
     port: Port = None,
@@ -69,8 +73,9 @@ def _shared(
 ) -> tuple[Any, Options]:
     """Return the machine's settings, and the options of this call that `start` and `join` share."""
     flags: Flags = dict(
-        data=data, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise, up=up,
-        relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
+        data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
+        up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
+        evaluate_every=evaluate_every,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
     return settings(context, debug, flags), options
@@ -133,7 +138,11 @@ def start(
         raise InputError(
             f"cannot read {run}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"
         ) from None
-    parse(toml, run.name)  # report mistakes at once, before torch is loaded
+    manifest = parse(toml, run.name)  # report mistakes at once, before torch is loaded
+    if not config.model:  # The author of a manifest trusts the model that it names.
+        from thinwire.node.runtime.config import model_setting
+
+        config = replace(config, model=model_setting(manifest.model.kind, manifest.model.name, run.parent))
     _check_machine(config)
     if local:
         if config.data is None:
@@ -210,12 +219,14 @@ def _log(style: str) -> str:
 def _check_machine(config: Config) -> None:
     """Check the data and device before anything starts."""
     if config.data is not None:
-        source = config.sources["data"]
-        if not config.data.exists():
-            raise InputError(f"{source}: {config.data} does not exist", "give a file or directory with text")
-        files = config.data.rglob("*") if config.data.is_dir() else [config.data]
-        if not any(file.is_file() and file.stat().st_size for file in files):
-            raise InputError(f"{source}: {config.data} contains no data", "give a file or directory with text")
+        from thinwire.node.training.corpus import source_of
+
+        source, path = config.sources["data"], source_of(config.data).path
+        files = [] if path is None else path.rglob("*") if path.is_dir() else [path]
+        if path is not None and not path.exists():
+            raise InputError(f"{source}: {path} does not exist", "give a file or directory with text")
+        if path is not None and not any(file.is_file() and file.stat().st_size for file in files):
+            raise InputError(f"{source}: {path} contains no data", "give a file or directory with text")
     if config.device.startswith("cuda"):
         from thinwire.node.runtime.device import choose_device
 
@@ -260,7 +271,7 @@ def show_id(context: typer.Context, json: Json = False, home: Home = None, debug
 
 def config_show(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Print every setting of this machine and the source of its value."""
-    from thinwire.node.runtime.config import as_json, rows
+    from thinwire.node.cli.config_table import as_json, rows
 
     config = settings(context, debug, {"home": home})
     if json:

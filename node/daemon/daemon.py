@@ -39,10 +39,11 @@ from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
-from thinwire.node.training.corpus import DEFAULT_DATA
+from thinwire.node.training.corpus import DEFAULT_DATA, Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
-from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.tokenizer import load_tokenizer, tokenizer_file
+from thinwire.node.training.user_model import check_named, config_file
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -83,6 +84,11 @@ def _hand_out(invite: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if note := Invite.parse(invite).note:
         LOGGER.info(note)
+
+
+def _held_out(learner: Learner) -> float:
+    """Return the held-out loss; NaN for a peer that does not hold the whole model."""
+    return learner.held_out_loss() if isinstance(learner, LocalLearner) else math.nan
 
 
 class Daemon:
@@ -167,6 +173,8 @@ class Daemon:
             wait_for=options.wait_for,
             rounds=options.rounds,
             moves=moves,
+            evaluate=_held_out,
+            every=self._entry.config.evaluate_every,
             invited=_hand_out,
         )
 
@@ -188,6 +196,7 @@ class Daemon:
 
     async def _begin(self, peer: Peer) -> bool:
         joins = await self._entry.begin(peer)
+        check_named(peer.manifest, self._entry.config.model)
         await compile_kernels(peer.manifest, self._work)
         return joins
 
@@ -198,7 +207,7 @@ class Daemon:
         if manifest.data.tokenizer != "bytes":
             run = self._entry.config.directories.run(self._entry.run_id)
             try:
-                run.tokenizer.write_bytes((self._here / manifest.data.tokenizer).read_bytes())
+                run.tokenizer.write_bytes(tokenizer_file(manifest.data.tokenizer, self._here).read_bytes())
             except OSError as error:
                 LOGGER.warning("cannot copy the tokenizer for `thinwire export`: %s", error.strerror)
         return made
@@ -209,7 +218,7 @@ class Daemon:
             staged = await self._stage(manifest)
             if staged is not None:
                 return staged
-        return await self._work(
+        made = await self._work(
             lambda: prepare(
                 manifest,
                 data=config.data,
@@ -221,8 +230,14 @@ class Daemon:
                 place=self._options.place,
                 work=self._work,
                 weights=options.weights,
+                model=config.model,
+                say=LOGGER.info,
             )
         )
+        if manifest.model.kind == "hf":
+            copy = config.directories.run(self._entry.run_id).model_config
+            copy.write_bytes(config_file(config.model).read_bytes())
+        return made
 
     async def _stage(self, manifest: Manifest) -> Learner | None:
         """Return the learner of one stage, if several peers hold the model together; None if all of it fits."""
@@ -240,7 +255,8 @@ class Daemon:
             return None
 
         def batches() -> Batches:
-            return batches_of(manifest, tokenizer, config.data, config.directories.cache)
+            progress = Progress(time.perf_counter, LOGGER.info)
+            return batches_of(manifest, tokenizer, config.data, config.directories.cache, progress)
 
         if config.threads:
             torch.set_num_threads(config.threads)

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data")
+    parser.add_argument("--model", default="")
     parser.add_argument("--from", dest="weights", type=Path)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
             here=told.run.parent,
             clock=time.perf_counter,
             weights=told.weights,
+            model=told.model,
         )
         train(training, told.group, told.me, told.rounds, say)
     except HintedError as error:

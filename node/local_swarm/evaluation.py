@@ -41,9 +41,9 @@ from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore
+from thinwire.node.training.causal_model import generate
 from thinwire.node.training.export import all_weights
 from thinwire.node.training.local_learner import LocalLearner, prepare
-from thinwire.node.training.transformer import generate
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -168,6 +168,7 @@ def _load(swarm: FinishedSwarm, child: Child, found: Proof) -> SavedModel:
         cache=config.directories.cache,
         here=swarm.file.parent,
         clock=time.perf_counter,
+        model=config.model,
     )
     weights = all_weights(loaded.snapshot.fragments)
     training.write(np.concatenate([weights[piece.name].reshape(-1) for piece in training.layout.pieces]))
@@ -186,7 +187,8 @@ def write_on(training: LocalLearner, seed: int) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(seed)
     model, most = training.trainer.model, math.isqrt(int(WORK // (2 * training.layout.total)))
     length = min(SAMPLE_TOKENS, max(1, most))
-    tokens = generate(model, start.to(training.trainer.device), length, TEMPERATURE, TOP_K, generator)  # type: ignore[arg-type]
+    start_there, context = start.to(training.trainer.device), training.manifest.model.context
+    tokens = generate(model, start_there, length, context, TEMPERATURE, TOP_K, generator)
     ids = tokens[0].tolist()
     decode = training.tokenizer.decode
     return decode(ids[: start.shape[1]]), decode(ids[start.shape[1] :])

@@ -254,6 +254,8 @@ class LocalSwarm:
         told = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
         told += ["--device", self.config.device, "--threads", str(self.threads)]
         told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--model", self.config.model] if self.config.model else []
+        told += ["--evaluate-every", str(self.config.evaluate_every)]
         told += ["--up", str(self.config.up)] if self.config.up else []
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
@@ -272,6 +274,7 @@ class LocalSwarm:
         told = [str(self.file), "--events", str(events), "--cache", str(self.config.directories.cache)]
         told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         told += ["--data", str(self.config.data)] if self.config.data else []
+        told += ["--model", self.config.model] if self.config.model else []
         told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
         self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
 

@@ -36,7 +36,8 @@ class PeerLifecycle:
     minute. rounds: leave after this round; None: as in the manifest. invited: called with an invite by the peer with
     which the run starts, also when it starts again. beside: like `work`, for computations that need not wait for inner
     steps; without it `work` runs them, too. moves: returns True if this lifecycle ends after a round, because the peer
-    is to train something else in another one.
+    is to train something else in another one. evaluate: returns the held-out loss of the model; called in `work` after every
+    `every` rounds (0: never).
     """
 
     def __init__(
@@ -52,10 +53,13 @@ class PeerLifecycle:
         invited: Callable[[str], None] = lambda code: None,
         beside: Work | None = None,
         moves: Callable[[Learner], bool] = lambda learner: False,
+        evaluate: Callable[[Learner], float] | None = None,
+        every: int = 0,
     ) -> None:
         self.peer, self.report = peer, report
         self._begin, self._learn, self._work, self._invited = begin, learn, work, invited
         self._beside = beside or work
+        self._evaluate, self._every = evaluate, every
         self._wait_for, self._last, self._moves = wait_for, rounds, moves
         self._services = PeerServices(peer, report, meanwhile=self._train_on, work=work)
         self._learner: Learner | None = None
@@ -132,8 +136,15 @@ class PeerLifecycle:
         while not self.stopping and not (last and peer.workload.over(last)):
             if await self._round(learner):
                 await self._services.checkpoint(learner.private)
+                await self._look_at_held_out(learner)
             if self._moves(learner):
                 self.stop()
+
+    async def _look_at_held_out(self, learner: Learner) -> None:
+        """Evaluate the model, if it is time."""
+        evaluate, number = self._evaluate, self.peer.replica.round
+        if evaluate is not None and self._every and number % self._every == 0 and not self.stopping:
+            self.report.evaluated(number, await self._work(lambda: evaluate(learner)))
 
     async def _take_up(self, learner: Learner, joins: bool) -> None:
         peer, report = self.peer, self.report

@@ -50,6 +50,8 @@ class Reporter:
         self.phase: Phase = "starting"
         self.device = device
         self.loss: float | None = None
+        self.held_out: float | None = None
+        self.held_out_round = 0
         self.speed = 0.0
         self.sync_seconds = 0.0
         self.fp32_bytes = 0.0
@@ -127,6 +129,12 @@ class Reporter:
             f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
         )
 
+    def evaluated(self, number: int, loss: float) -> None:
+        """Report the loss on held-out text after a round; NaN: nothing is held out."""
+        if math.isfinite(loss):
+            self.held_out, self.held_out_round = loss, number
+            self.emit("held_out", {"round": number, "loss": round(loss, 6)})
+
     def _end_alarms(self, peer: Peer) -> None:
         """End the alarms of lineages whose peers have met again."""
         replicas = [one for _, one, _ in peer.replica.each(peer.layout)]
@@ -201,6 +209,8 @@ class Reporter:
             digest=digest.hex(),
             alike=replica.alike,
             loss=self.loss,
+            held_out=self.held_out,
+            held_out_round=self.held_out_round,
             tokens_per_second=self.speed,
             bytes_up=up,
             bytes_down=down,

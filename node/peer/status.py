@@ -65,7 +65,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
-    that this process has seen begin, as text for people.
+    that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
+    None: not evaluated yet.
     """
 
     process: int
@@ -85,6 +86,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     alike: bool = True
     loss: float | None = None
+    held_out: float | None = None
+    held_out_round: int = 0
     tokens_per_second: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0

@@ -33,6 +33,11 @@ def summary(status: Status, wall: float) -> Text:
         ("phase", status.phase),
         ("round", rounds),
         ("loss", "-" if status.loss is None else f"{status.loss:.3f}"),
+        *(
+            (("held out", f"{status.held_out:.3f} after round {status.held_out_round}"),)
+            if status.held_out is not None
+            else ()
+        ),
         ("speed", f"{count_text(status.tokens_per_second)} tokens/s on {status.device or '?'}"),
         ("up", up),
         ("down", bytes_text(status.bytes_down)),

@@ -42,6 +42,9 @@ SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
 _MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
+HF = "hf:"
+"""Beginning of what names a model or data of the Hugging Face libraries."""
+
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
@@ -71,8 +74,10 @@ class Config:
     ports: tuple[int, int] | None
     advertise: tuple[str, ...]
     site: str
-    data: Path | None
+    data: str | None
+    model: str
     device: str
+    evaluate_every: int
     threads: int
     up: Rate | None
     relay: bool
@@ -177,6 +182,27 @@ def _path(value: Any) -> Path | None:
     return Path(value).expanduser().absolute()
 
 
+def _of_library(value: str) -> str:
+    """Make "hf:FOLDER" absolute, also with #FIELD behind it; other names stay."""
+    name, mark, field = value.removeprefix(HF).partition("#")
+    path = Path(name).expanduser()
+    return f"{HF}{path.absolute() if name and path.exists() else name}{mark}{field}"
+
+
+def _data(value: Any) -> str | None:
+    """Make a path absolute, also with #FIELD behind it."""
+    if isinstance(value, str) and value.startswith(HF):
+        return _of_library(value)
+    path = _path(value)
+    return None if path is None else str(path)
+
+
+def _model(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or (value and ":" not in value):
+        raise ValueError('"MODULE:FUNCTION", or "hf:" with a folder or a name, such as "hf:gpt2-small"')
+    return _of_library(value) if value.startswith(HF) else value
+
+
 def _device(value: Any) -> str:
     if not isinstance(value, str) or not DEVICE.fullmatch(value):
         raise ValueError('"auto", "cpu", "cuda" or "cuda:N"')
@@ -219,8 +245,25 @@ SETTINGS = (
     Setting(
         "site", "", _site, 'name of the fast network that this machine shares with peers of the same site; "": none'
     ),
-    Setting("data", None, _path, 'file or directory to train on; "": the standard library of Python'),
+    Setting(
+        "data",
+        None,
+        _data,
+        'file, directory or "hf:DATASET" to train on, also with #FIELD; "": Python\'s standard library',
+    ),
+    Setting(
+        "model",
+        "",
+        _model,
+        'model of the user that may be trained here: "MODULE:FUNCTION" or "hf:FOLDER"; "": built-in',
+    ),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
+    Setting(
+        "evaluate_every",
+        10,
+        lambda v: _integer(v, 0, 1_000_000),
+        "rounds between two evaluations on held-out text, each of which takes a tenth of a round at most; 0: never",
+    ),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
     Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
@@ -276,7 +319,7 @@ def _checked(name: str, raw: object, source: str) -> object:
 def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:
     for name, value in flags.items():
         if value is not None:
-            yield name, value, f"flag --{name}"
+            yield name, value, f"flag --{name.replace('_', '-')}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
@@ -301,7 +344,7 @@ def _from_file(file: Path) -> Iterator[tuple[str, object, str]]:
     for name, value in table.items():
         if name not in _BY_NAME:
             raise ConfigError(f"{file}: unknown key {name!r}", nearest(name, list(_BY_NAME)))
-        if _BY_NAME[name].read is _path and isinstance(value, str) and value:
+        if _BY_NAME[name].read in (_path, _data) and isinstance(value, str) and value and not value.startswith(HF):
             value = str(file.parent / Path(value).expanduser())  # relative to the file, not to the current directory
         yield name, value, f"file {file}"
 
@@ -312,39 +355,15 @@ def nearest(word: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(known)}"
 
 
-def rows(config: Config) -> list[tuple[str, str, str]]:
-    """Return (setting, value, source) for display, then the resulting files with the source "follows"."""
-    table = [(s.name, _text(getattr(config, s.name)), config.sources[s.name]) for s in SETTINGS]
-    where = config.directories
-    files = {"node.toml": where.node_file, "key": where.key, "runs": where.runs, "cache": where.cache, "log": where.log}
-    return table + [(name, str(path), "follows") for name, path in files.items()]
+def model_setting(kind: str, name: str, folder: Path) -> str:
+    """Return the setting `model` for the kind and name in a manifest's [model].
 
-
-def _text(value: object) -> str:
-    match value:
-        case None | () | "":
-            return "-"
-        case bool():
-            return str(value).lower()
-        case (int() as low, int() as high):
-            return f"{low}-{high}"
-        case tuple():
-            return ", ".join(str(part) for part in value)
-        case _:
-            return str(value)
-
-
-def as_json(config: Config) -> dict[str, dict[str, object]]:
-    """Return setting -> {"value", "source"} in JSON types; null if not set."""
-    plain: dict[str, dict[str, object]] = {}
-    for setting in SETTINGS:
-        value = getattr(config, setting.name)
-        if setting.name == "ports" and value:
-            value = _text(value)
-        if isinstance(value, Path | Rate):
-            value = str(value)
-        plain[setting.name] = {"value": value, "source": config.sources[setting.name]}
-    return plain
+    A path is relative to `folder`.
+    """
+    if kind != "hf":
+        return name
+    place = (folder / name).absolute()
+    return f"{HF}{place if place.exists() else name}"
 
 
 def member_ports(config: Config) -> range | None:

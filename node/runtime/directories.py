@@ -77,6 +77,11 @@ class RunDirectory:
         return self.path / "tokenizer.json"
 
     @property
+    def model_config(self) -> Path:
+        """Copy of config.json of a model of transformers, for `thinwire export`; absent for other models."""
+        return self.path / "config.json"
+
+    @property
     def recover_request(self) -> Path:
         """Request of `thinwire recover` to the running daemon, see node/peer/recover_command_file.py."""
         return self.path / "recover.json"

@@ -1,4 +1,4 @@
-"""Export of weights: a safetensors file, or for the built-in model a folder for transformers.
+"""Export of weights: a safetensors file, or a folder for transformers, except for models of functions.
 
 The built-in model is a Llama with other parameter names, so the folder's model_type is "llama".
 """
@@ -64,10 +64,10 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
             )
     try:
         if format == "transformers":
-            weights, description = llama(weights, manifest)
+            weights, description = for_transformers(weights, manifest, directory)
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "model.safetensors", weights)
-            (out / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+            (out / "config.json").write_bytes(description)
             _write_tokenizer(out, manifest, directory)
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +167,20 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
         raise
     finally:
         file.close()
+
+
+def for_transformers(
+    weights: Mapping[str, Array], manifest: Manifest, directory: RunDirectory
+) -> tuple[dict[str, Array], bytes]:
+    """Return weights under the names of transformers, and the content of config.json. Raises ExportError."""
+    if manifest.model.kind != "hf":
+        renamed, description = llama(weights, manifest)
+        return renamed, json.dumps(description, indent=2).encode() + b"\n"
+    try:
+        return dict(weights), directory.model_config.read_bytes()
+    except OSError as error:
+        hint = "start the daemon once more, which stores the file, or use --format safetensors"
+        raise ExportError(f"cannot read {directory.model_config}: {error.strerror}", hint) from None
 
 
 def llama(weights: Mapping[str, Array], manifest: Manifest) -> tuple[dict[str, Array], dict[str, object]]:

@@ -112,14 +112,23 @@ def byte_tokenizer_file() -> bytes:
     return json.dumps(file, indent=1).encode() + b"\n"
 
 
+def tokenizer_file(name: str, directory: Path) -> Path:
+    """Return the path of a tokenizer's JSON file.
+
+    In a folder, as transformers writes it, that is tokenizer.json.
+    """
+    path = directory / name
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokenizer:
-    """Return the tokenizer of a manifest: "bytes", or a JSON file in `directory`.
+    """Return the tokenizer of a manifest: "bytes", or that of a JSON file or a folder in `directory`.
 
     `content_hash`, if not empty, is the file's blake3 in hexadecimal. Raises DataError.
     """
     if name == "bytes":
         return Bytes()
-    path = directory / name
+    path = tokenizer_file(name, directory)
     try:
         content = path.read_bytes()
     except OSError as error:

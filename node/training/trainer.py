@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 from thinwire.node.training.batches import Batch, Batches, Cursor
+from thinwire.node.training.causal_model import loss_of
 from thinwire.node.training.inner_optimizer import (
     InnerConfig,
     learning_rate,
@@ -29,7 +30,7 @@ class Diverged(HintedError):
 
 
 class Trainer:
-    """Trains `model` (called as model(tokens, targets) -> (logits, loss)) on `batches`.
+    """Trains `model` (of a form that causal_model.py describes) on `batches`.
 
     `step` counts inner steps since the run began and determines the learning rate; a joiner sets it to the swarm's.
     `autocast`: element type of matrix products (bfloat16 on a GPU), None = that of the parameters. `clock` returns
@@ -54,6 +55,7 @@ class Trainer:
         self.step = 0
         self.portions: tuple[int, ...] = (batches.batch,) * config.accumulate
         """Samples of each forward pass of one step."""
+        self._loss_of = loss_of(self.model)
         self._autocast = autocast
         self._clock = clock
 
@@ -100,8 +102,7 @@ class Trainer:
     def _loss(self, batch: Batch) -> torch.Tensor:
         inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            loss: torch.Tensor = self.model(inputs, targets)[1]
-        return loss
+            return self._loss_of(inputs, targets)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch], n: int | None = None) -> float:

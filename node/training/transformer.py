@@ -205,33 +205,3 @@ def initialize(model: Transformer, seed: int, held: Callable[[str], bool] = ever
         # Four uniform integers below 2¹⁶ have mean 2·(2¹⁶ − 1) and variance 4·(2³² − 1)/12.
         spread = math.sqrt(((1 << 32) - 1) / 3)
         parameter.copy_((total - 2 * 0xFFFF).float() * (deviation / spread))
-
-
-@torch.no_grad()
-def generate(
-    model: Transformer,
-    tokens: Tensor,
-    n: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Continue token ids [B, T] (T ≥ 1) by n tokens: [B, T + n].
-
-    temperature 0 takes the most likely token; top_k > 0 draws among that many. The model sees only the last `context`
-    tokens. Draws on the CPU, from `generator` (a CPU generator, or None for torch's global one).
-    """
-    training = model.training
-    model.eval()
-    for _ in range(n):
-        logits = model(tokens[:, -model.config.context :])[:, -1].float().cpu()
-        if temperature <= 0:
-            drawn = logits.argmax(dim=-1, keepdim=True)
-        else:
-            if 0 < top_k < logits.shape[-1]:
-                least = logits.topk(top_k).values[:, -1:]
-                logits = logits.masked_fill(logits < least, -math.inf)
-            drawn = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
-        tokens = torch.cat((tokens, drawn.to(tokens.device, tokens.dtype)), dim=1)
-    model.train(training)
-    return tokens

@@ -207,9 +207,9 @@ def _sizes(
     manifest: Manifest | None, parameters: str, layers: int | None, width: int | None
 ) -> tuple[int, int | None, int | None]:
     """Return parameters, layers and width, as far as they are known."""
-    if manifest is None or manifest.model.kind == "custom":
+    if manifest is None or manifest.model.kind != "transformer":
         if not parameters:
-            what = "of a custom model " if manifest else ""
+            what = f"of a model of kind {manifest.model.kind!r} " if manifest else ""
             raise PlanError(
                 f"the size {what}is not known", GIVE_SIZE if manifest else f"{GIVE_SIZE}, or name a RUN.toml"
             )

@@ -139,9 +139,9 @@ class _Scenario(Reader):
             match = re.match(r"manifest: (?:unknown table \[)?(\w+)(?:\.(\w+))?", str(error))
             where = (*place, *(part for part in match.groups() if part)) if match else place
             raise self.error(where, str(error), error.hint) from None
-        if top.compute == "torch" and found.model.kind == "custom":
+        if top.compute == "torch" and found.model.kind != "transformer":
             where = (*place, "model", "kind")
-            raise self.error(where, "a custom model cannot be trained here", 'write compute = "stub"')
+            raise self.error(where, f"a {found.model.kind} model cannot be trained here", 'write compute = "stub"')
         return text
 
     def _peers(self, group: PeerGroup, place: Place, first: int, known: set[str]) -> list[PeerSpec]:

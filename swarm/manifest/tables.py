@@ -36,6 +36,7 @@ AUTO_TIMEOUT = 10.0
 
 _NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
 _HASH = "a blake3 hash of 64 hexadecimal digits"
+_MODEL = "a path, or MODULE:FUNCTION, of at most 256 letters, digits, dots, dashes, underscores, slashes and colons"
 _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
 _NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
 
@@ -56,8 +57,9 @@ class Run(Table, frozen=True):
 class Model(Table, frozen=True):
     """[model]: the trained model.
 
-    kind: "transformer", the built-in decoder; "custom", a module of the user's own, given through the Python API; of the
-        other keys only `buffers` then has an effect.
+    kind: "transformer", the built-in decoder; "module", the result of a Python function; "hf", a causal language model of the
+        transformers library; "custom", a module of the user's own, given through the Python API. Sizes and context only apply
+        to the built-in decoder, context to "module" and "hf", too; `buffers` to all but the built-in decoder.
     layers, width, heads: size of the transformer; width is a multiple of 2 × heads (rotary positions need pairs).
     context: tokens of a training sequence; memory and time of attention grow with its square.
     mlp: hidden size of the feed-forward part as a multiple of width; 8/3 with its three matrices costs as much as the usual 4
@@ -65,9 +67,13 @@ class Model(Table, frozen=True):
     tied: whether the head shares the embedding's weights; saves vocabulary × width parameters, good for small models.
     weights: blake3 of the first parameters, 64 hexadecimal digits; the founder gives their file with `thinwire start --from`,
         which names the hash. Without it they are random, from run.seed.
-    buffers: only with "custom": persistent buffers of the module, such as the statistics of BatchNorm. They are state of the
-        swarm, and each round sets them: "average", floats to the mean by weight, integers to those of the contribution with
+    buffers: persistent buffers of the module, such as the statistics of BatchNorm; not with "transformer". They are state of
+        the swarm, and each round sets them: "average", floats to the mean by weight, integers to those of the contribution with
         the largest weight; "heaviest", all to those of that contribution; "local", not state, every peer retains its own.
+        Daemons share none, so "module" and "hf" need "local" if there are any.
+    name: of a "module", MODULE:FUNCTION; of an "hf", the folder or file of its configuration, or its name on the Hugging Face
+        Hub. The author's peer takes the model from there; another peer takes the model that its `--model` names.
+    config_hash: only with "hf", which needs it: blake3 of config.json, 64 hexadecimal digits.
     """
 
     kind: ModelKind = "transformer"
@@ -79,13 +85,15 @@ class Model(Table, frozen=True):
     tied: bool = True
     weights: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
     buffers: BufferRule = "average"
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/:-]{0,256}\Z", description=_MODEL)] = ""
+    config_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
 class Data(Table, frozen=True):
     """[data]: how text becomes tokens, and which peer trains on which part.
 
-    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, relative and without "..": every peer looks for
-        the file on its own disk.
+    tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, or of a folder with tokenizer.json, relative and
+        without "..": every peer looks for the file on its own disk.
     tokenizer_hash: blake3 of that file, 64 hexadecimal digits. Without it peers may use different tokens unnoticed.
     shards: parts of the text; at least a few for every peer that may join.
     holdout: fraction of the text that is reserved for evaluation.

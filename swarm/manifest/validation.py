@@ -23,6 +23,9 @@ BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah", "subspace")
 SCORED = ("diloco", "muloco")
 """Methods whose contributions members can score: dense vectors of the whole model."""
 
+MODULE_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
+"""Form of the name of a function that makes a model."""
+
 Contradictions = Iterator[tuple[str, str]]
 """Pairs of an error message and a hint."""
 
@@ -58,16 +61,31 @@ def _model_and_data(manifest: Manifest) -> Contradictions:
             f"model.width = {model.width} is not a multiple of 2 × model.heads = {2 * model.heads}",
             "change one of the two",
         )
-    if model.kind != "custom" and model.buffers != Model().buffers:
+    if model.kind == "transformer" and model.buffers != Model().buffers:
         yield (
-            "model.buffers only applies to a model of kind 'custom'",
-            "remove the key: the built-in model has no buffers",
+            "model.buffers does not apply to the built-in model",
+            "remove the key: that model has no buffers",
         )
+    yield from _user_model(manifest.model)
     path = PurePath(data.tokenizer)
     if path.is_absolute() or ".." in path.parts or set("\\:") & set(data.tokenizer):
         yield f"data.tokenizer = {data.tokenizer!r} is outside the directory of tokenizers", "give a relative path"
     if data.tokenizer == "bytes" and data.tokenizer_hash:
         yield "data.tokenizer_hash is set, but the tokenizer is not a file", "remove the hash or name the file"
+
+
+def _user_model(model: Model) -> Contradictions:
+    """Contradictions in the keys that name a model of the user."""
+    named = model.kind in ("module", "hf")
+    if named and not model.name:
+        example = "mymodel:make" if model.kind == "module" else "gpt2-small, a folder with config.json"
+        yield f"model.kind = {model.kind!r} needs model.name", f"give it, such as {example}"
+    if not named and model.name:
+        yield "model.name only applies to the kinds 'module' and 'hf'", "set model.kind, or remove the key"
+    if model.kind == "module" and model.name and not MODULE_FUNCTION.fullmatch(model.name):
+        yield f"model.name = {model.name!r} is not MODULE:FUNCTION", "write mymodel:make, for example"
+    if model.kind != "hf" and model.config_hash:
+        yield "model.config_hash only applies to the kind 'hf'", "remove the key"
 
 
 def _required(manifest: Manifest) -> Contradictions:
@@ -192,7 +210,7 @@ def _pipeline(manifest: Manifest) -> Contradictions:
             "remove outer.fragments",
         )
     if model.kind != "transformer":
-        yield "a model of kind 'custom' cannot be cut into stages", "remove [pipeline]"
+        yield f"a model of kind {model.kind!r} cannot be cut into stages", "remove [pipeline]"
     elif model.layers < pipeline.stages:
         yield (
             f"a model of {model.layers} layers cannot be cut into {pipeline.stages} stages",
@@ -247,7 +265,7 @@ def _exactly_once(manifest: Manifest) -> Contradictions:
         yield "data.exactly_once needs one text for all peers, data.private one for each", "remove one of the two"
     if manifest.model.weights and (manifest.model.kind == "custom" or manifest.pipeline.stages):
         yield (
-            "model.weights needs the built-in model, held as a whole by every peer",
+            "model.weights needs a model that daemons train, held as a whole by every peer",
             "remove the key; a custom module's weights are those of the peer that founds the run",
         )
     if data.exactly_once and manifest.model.kind == "custom":

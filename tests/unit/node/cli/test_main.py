@@ -264,7 +264,7 @@ def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, f
     assert options == Options(rounds=9, place=3, log="json", debug=True, **given)
     assert (config.port, config.host, config.ports) == (7400, "127.0.0.1", (7401, 7499))
     assert (config.advertise, config.name, config.threads) == (("192.0.2.9",), "me", 2)
-    assert (config.data, config.device, config.home) == (tmp_path / "text", "cpu", home)
+    assert (config.data, config.device, config.home) == (str(tmp_path / "text"), "cpu", home)
 
 
 def test_join_passes_all_options_to_daemon(capsys, home, daemon):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from thinwire.node.cli import config_table
 from thinwire.node.runtime import config
 from thinwire.node.runtime.config import SETTINGS, ConfigError, load
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
@@ -54,8 +55,8 @@ def test_uplink_limit_is_parsed_with_unit(home, text, rate, shown):
     node_toml(home, f'up = "{text}"\n')
     settings = load({"home": home}, {})
     assert settings.up == rate and type(settings.port) is int
-    assert ("up", shown, f"file {home / 'node.toml'}") in config.rows(settings)
-    assert config.as_json(settings)["up"]["value"] == shown
+    assert ("up", shown, f"file {home / 'node.toml'}") in config_table.rows(settings)
+    assert config_table.as_json(settings)["up"]["value"] == shown
     assert load({"home": home, "up": shown}, {}).up == rate, "what is shown can be given"
     assert load({"home": home, "up": ""}, {}).up is None
 
@@ -81,7 +82,7 @@ def test_home_from_environment_finds_its_file(home):
 def test_home_in_file_moves_the_directories(home, tmp_path, monkeypatch):
     node_toml(home, 'home = "elsewhere"\ndata = "text"\n')
     settings = load({}, {"THINWIRE_HOME": str(home)})
-    assert settings.home == home and settings.data == home / "text"  # the environment beats the file
+    assert settings.home == home and settings.data == str(home / "text")  # the environment beats the file
     monkeypatch.setattr(config, "directories", lambda path: directories(path or home))
     assert load({}, {}).directories.state == home / "elsewhere" / "state"
 
@@ -180,16 +181,16 @@ def test_bootstrap_addresses_are_checked(home):
 
 def test_config_show_has_every_setting_with_its_source(home):
     settings = load({"home": home, "advertise": "10.0.0.1"}, {"THINWIRE_PORTS": "7401-7499"})
-    rows = {name: (value, source) for name, value, source in config.rows(settings)}
+    rows = {name: (value, source) for name, value, source in config_table.rows(settings)}
     assert rows["ports"] == ("7401-7499", "environment THINWIRE_PORTS") and rows["data"] == ("-", "default")
     assert rows["key"] == (str(home / "identity.key"), "follows")
-    plain = config.as_json(settings)
+    plain = config_table.as_json(settings)
     assert plain["ports"] == {"value": "7401-7499", "source": "environment THINWIRE_PORTS"}
     assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
     # The printed settings can be read again.
     again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
     again |= {name: ",".join(again[name]) for name in ("advertise", "bootstrap")}
-    assert {k: v["value"] for k, v in config.as_json(load(again, {})).items()} == {
+    assert {k: v["value"] for k, v in config_table.as_json(load(again, {})).items()} == {
         k: v["value"] for k, v in plain.items()
     }
 
@@ -253,8 +254,8 @@ def test_lock_whose_holder_is_unreadable_names_no_process(tmp_path):
 def test_relaying_is_switched_by_the_settings(home, text, value):
     node_toml(home, f"relay = {text}\n")
     settings = load({"home": home}, {})
-    assert settings.relay is value and config.as_json(settings)["relay"]["value"] is value
-    assert ("relay", str(value).lower(), f"file {home / 'node.toml'}") in config.rows(settings)
+    assert settings.relay is value and config_table.as_json(settings)["relay"]["value"] is value
+    assert ("relay", str(value).lower(), f"file {home / 'node.toml'}") in config_table.rows(settings)
     assert load({"home": home, "relay": "false"}, {}).relay is False, "the flag --no-relay"
 
 
@@ -263,3 +264,23 @@ def test_relaying_is_true_or_false(home, text):
     node_toml(home, f"relay = {text}\n")
     with pytest.raises(ConfigError, match="relay"):
         load({"home": home}, {})
+
+
+def test_data_and_model_are_absolute_paths_or_names_of_libraries(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "node.toml").write_text('data = "text.jsonl#body"\nmodel = "mymodel:make"\n')
+    settings = load({"home": tmp_path}, {})
+    assert settings.data == f"{tmp_path}/text.jsonl#body" and settings.model == "mymodel:make"
+    settings = load({"home": tmp_path, "data": "hf:some/set:en#body", "model": "hf:tiny"}, {})
+    assert settings.data == "hf:some/set:en#body" and settings.model == f"hf:{tmp_path}/tiny"
+    assert load({"home": tmp_path, "data": "hf:tiny#body"}, {}).data == f"hf:{tmp_path}/tiny#body"
+    assert load({"home": tmp_path, "model": "hf:on-the-hub"}, {}).model == "hf:on-the-hub"
+    with pytest.raises(ConfigError) as caught:
+        load({"model": "mymodel"}, {})
+    assert "MODULE:FUNCTION" in caught.value.hint
+    assert config.model_setting("hf", "tiny", tmp_path) == f"hf:{tmp_path}/tiny"
+    assert config.model_setting("hf", "gpt2", tmp_path) == "hf:gpt2"
+    assert (
+        config.model_setting("module", "a:b", tmp_path) == "a:b" and config.model_setting("custom", "", tmp_path) == ""
+    )

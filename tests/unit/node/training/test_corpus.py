@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from thinwire.node.training import corpus as corpus_module
-from thinwire.node.training.corpus import STANDARD_LIBRARY_LIMIT, Corpus, open_corpus
+from thinwire.node.training.corpus import STANDARD_LIBRARY_LIMIT, Corpus, Progress, Source, open_corpus, source_of
 from thinwire.node.training.tokenizer import Bytes, DataError
 
 
@@ -156,3 +156,80 @@ def test_default_corpus_is_the_standard_library(tmp_path: Path) -> None:
     assert 1 << 20 < corpus.tokens < STANDARD_LIBRARY_LIMIT + (1 << 20)
     text = text_of(corpus)
     assert b"class OrderedDict" in text and b"def dedent" in text
+
+
+def test_named_key_of_jsonl_is_the_text_and_separates_the_caches(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": "one", "body": "two"}\n')
+    first, second = (open_corpus(f"{file}{end}", Bytes(), tmp_path / "cache") for end in ("", "#body"))
+    assert text_of(first) == b"one\n\n" and text_of(second) == b"two\n\n" and first.identity != second.identity
+    with pytest.raises(DataError, match='a string "head"') as unknown:
+        open_corpus(f"{file}#head", Bytes(), tmp_path / "cache")
+    assert "x.jsonl#KEY" in unknown.value.hint
+
+
+def test_source_of_a_name_with_a_number_sign_is_that_file_if_it_exists(tmp_path: Path) -> None:
+    (tmp_path / "c#.txt").write_text("sharp")
+    assert text_of(open_corpus(f"{tmp_path}/c#.txt", Bytes(), tmp_path / "cache")) == b"sharp\n\n"
+    assert source_of("hf:org/set:en#body") == Source(None, "org/set:en", "body")
+    assert source_of("a.bin#uint32") == Source(Path("a.bin"), "", "uint32") and source_of(None) == Source()
+
+
+def test_token_files_of_four_bytes_are_read_as_stated_or_by_their_header(tmp_path: Path) -> None:
+    ids = np.array([1, 70_000, 3, 4] * 100, "<u4")
+    ids.tofile(tmp_path / "wide.bin")
+    header = np.zeros(256, "<i4")
+    header[0] = 20_240_801
+    (tmp_path / "shard.bin").write_bytes(header.tobytes() + ids.tobytes())
+    (tmp_path / "hollow.bin").write_bytes(header.tobytes())
+
+    def opened_as(name: str) -> Corpus:
+        return open_corpus(f"{tmp_path}/{name}", Many(), tmp_path / "cache")
+
+    for name in ("wide.bin#uint32", "shard.bin"):
+        assert opened_as(name).parts[0].tolist() == ids.tolist()
+    assert opened_as("wide.bin").parts[0].tolist() != ids.tolist()
+    for name, said in [("wide.bin#float32", "'float32' is no type"), ("hollow.bin", "are empty")]:
+        with pytest.raises(DataError, match=said):
+            opened_as(name)
+
+
+class Many(Bytes):
+    """Byte tokenizer with a large vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__(100_000, "many")
+
+
+def test_data_set_is_read_record_by_record_and_cached_until_it_changes(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"text": "one", "body": "a"}\n{"text": "two", "body": "b"}\n')
+
+    def read(end: str = "") -> bytes:
+        return text_of(open_corpus(f"hf:{folder}{end}", Bytes(), tmp_path / "cache"))
+
+    assert read() == b"one\n\ntwo\n\n" and read("#body") == b"a\n\nb\n\n"
+    cached = set((tmp_path / "cache").iterdir())
+    assert read() == b"one\n\ntwo\n\n" and set((tmp_path / "cache").iterdir()) == cached
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"text": "three", "body": "c"}\n')
+    assert read() == b"one\n\ntwo\n\nthree\n\n"
+    with pytest.raises(DataError, match="record 1: no text 'head'") as unknown:
+        read("#head")
+    assert "text, body" in unknown.value.hint
+    with pytest.raises(DataError, match="nowhere") as absent:
+        open_corpus(f"hf:{tmp_path}/nowhere", Bytes(), tmp_path / "cache")
+    assert absent.value.hint
+
+
+def test_progress_is_shown_of_text_that_takes_more_than_a_second(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"0123456789\n" * 1_000_000)
+    for seconds, said in ((0.01, 0), (0.6, 2)):
+        lines: list[str] = []
+        times = iter(number * seconds for number in range(100))
+        opened_with = Progress(lambda times=times: next(times), lines.append)  # type: ignore[misc]
+        open_corpus(tmp_path / "x.txt", Bytes(), tmp_path / f"cache-{seconds}", opened_with)
+        assert len(lines) == said
+    assert lines[0].startswith("tokenizing the data: 2.1 of 11.0 MB (19 %), 2097") and lines[0].endswith("in 1 s")

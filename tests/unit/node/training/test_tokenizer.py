@@ -73,3 +73,13 @@ def test_invalid_tokenizer_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=name) as error:
             load_tokenizer(name, tmp_path)
         assert error.value.hint and error.value.exit_code == 2
+
+
+def test_folder_of_transformers_has_the_tokenizer_in_its_json_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(DataError, match="tokenizer.json"):
+        load_tokenizer("model", tmp_path)
+    content = (folder / "tiny.json").read_bytes()
+    (tmp_path / "model" / "tokenizer.json").write_bytes(content)
+    right = blake3.blake3(content).hexdigest()
+    assert load_tokenizer("model", tmp_path, right).identity == f"json-{right}"

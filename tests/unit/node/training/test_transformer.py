@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from thinwire.node.training.transformer import ModelConfig, Transformer, generate, rotary_table, rotate
+from thinwire.node.training.causal_model import generate
+from thinwire.node.training.transformer import ModelConfig, Transformer, rotary_table, rotate
 
 SMALL = ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16)
 
@@ -107,18 +108,18 @@ def test_transformer_overfits_a_tiny_batch(tied: bool) -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
-    continued = generate(model, x[:, :8], 9, temperature=0)
+    continued = generate(model, x[:, :8], 9, 16, temperature=0)
     assert torch.equal(continued[:, :16], x[:, :16])
 
 
 def test_generate_is_deterministic_and_slides_the_window() -> None:
     model = Transformer(SMALL)
     start = tokens(2, 3)
-    draws = [generate(model, start, 20, 1.0, 5, torch.Generator().manual_seed(3)) for _ in range(2)]
+    draws = [generate(model, start, 20, 16, 1.0, 5, torch.Generator().manual_seed(3)) for _ in range(2)]
     assert draws[0].shape == (2, 23)
     assert torch.equal(draws[0], draws[1]) and torch.equal(draws[0][:, :3], start)
     assert model.training
-    assert torch.equal(generate(model, start, 5, 1.0, 1), generate(model, start, 5, 0.0))
+    assert torch.equal(generate(model, start, 5, 16, 1.0, 1), generate(model, start, 5, 16, 0.0))
 
 
 def test_invalid_model_sizes_are_refused() -> None:

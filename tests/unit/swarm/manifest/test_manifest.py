@@ -68,6 +68,8 @@ mode = "closed"
 
 
 YOUNGER = {
+    "model.name",
+    "model.config_hash",
     "admission.trial_rounds",
     "admission.trial_per_network",
     "exchange.slow_peers",
@@ -118,6 +120,12 @@ def test_every_key_can_be_set_and_keeps_its_type():
     assert parse(FULL.encode()) == manifest
 
 
+def test_younger_keys_with_their_defaults_change_no_run_id():
+    named = "[model]\nkind = 'module'\nname = 'a:"
+    assert b"config_hash" not in Manifest().canonical() and b"config_hash" not in parse(f"{named}b'").canonical()
+    assert parse(f"{named}b'").run_id(b"") != parse(f"{named}c'").run_id(b"")
+
+
 def test_empty_manifest_gives_the_defaults():
     assert parse("") == Manifest() == parse("[model]\n[inner]")
 
@@ -147,6 +155,11 @@ def test_derived_properties_follow_from_values():
     [
         ("[model]\nlayer = 3", "model.layer: unknown key", "did you mean 'layers'?"),
         ("[model]\nzzz = 3", "model.zzz: unknown key", "keys of [model]: kind, layers"),
+        ("[model]\nkind = 'hf'", "model.kind = 'hf' needs model.name", "a folder with config.json"),
+        ("[model]\nkind = 'module'\nname = 'a'", "'a' is not MODULE:FUNCTION", "mymodel:make"),
+        ("[model]\nkind = 'module'\nname = 'a:b c'", "model.name: 'a:b c' is not a path", "''"),
+        ("[model]\nname = 'a:b'", "model.name only applies to", "set model.kind"),
+        ("[model]\nkind = 'custom'\nconfig_hash = '" + "ab" * 32 + "'", "model.config_hash only applies", "remove"),
         ("[modle]", "unknown table [modle]", "did you mean 'model'?"),
         ("lr = 3", "unknown table [lr]", "tables: run"),
         ("model = 3", "model is not a table", "[model]"),

@@ -1,0 +1,68 @@
+"""Calls of causal language models of several forms: logits, loss, generated text.
+
+A model maps token ids [B, T] to logits [B, T, vocab], or to an object that has them as `logits`, like models of the
+transformers library. If its `forward` has a parameter `targets`, then model(tokens, targets) returns logits and loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from thinwire.node.training.transformer import cross_entropy
+from torch import Tensor, nn
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Mean cross-entropy in nats per token, of token ids and targets (the next tokens), [B, T] each."""
+
+
+def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits of token ids [B, T].
+
+    Some models return only those of the last position, [B, 1, vocab]. Raises AttributeError for a result without logits.
+    """
+    found = model(tokens)
+    logits: Tensor = found if isinstance(found, Tensor) else found[0] if isinstance(found, tuple) else found.logits
+    return logits
+
+
+def loss_of(model: nn.Module) -> Loss:
+    """Return the loss of a model: its own if it takes targets, else the cross-entropy of its logits."""
+    if "targets" in inspect.signature(model.forward).parameters:
+        return lambda tokens, targets: model(tokens, targets)[1]
+    return lambda tokens, targets: cross_entropy(logits_of(model, tokens), targets)
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    tokens: Tensor,
+    n: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue token ids [B, T] (T ≥ 1) by n tokens: [B, T + n].
+
+    temperature 0 takes the most likely token; top_k > 0 draws among that many. The model sees only the last `context`
+    tokens. Draws on the CPU, from `generator` (a CPU generator, or None for torch's global one).
+    """
+    training = model.training
+    model.eval()
+    for _ in range(n):
+        logits = logits_of(model, tokens[:, -context:])[:, -1].float().cpu()
+        if temperature <= 0:
+            drawn = logits.argmax(dim=-1, keepdim=True)
+        else:
+            if 0 < top_k < logits.shape[-1]:
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -math.inf)
+            drawn = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
+        tokens = torch.cat((tokens, drawn.to(tokens.device, tokens.dtype)), dim=1)
+    model.train(training)
+    return tokens
