@@ -824,5 +824,5 @@ def test_run_ids_do_not_change_with_the_default_of_a_later_key():
     text = '[model]\nkind = "custom"\n'
     same = {parse(text + more).run_id(bytes(32)).hex() for more in ("", 'buffers = "average"\n')}
     assert len(same) == 1 and parse(text + 'buffers = "local"\n').run_id(bytes(32)).hex() not in same
-    with pytest.raises(ManifestError, match="only applies to a model of kind 'custom'"):
+    with pytest.raises(ManifestError, match="does not apply to the built-in model"):
         parse('[model]\nbuffers = "local"\n')
