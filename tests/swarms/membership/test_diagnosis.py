@@ -136,7 +136,8 @@ def healthy(seed, manifest=MANIFEST):
     "seed",
     [
         5,
-        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(20) if seed != 5),
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(10) if seed != 5),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(10, 20)),
         *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 200)),
     ],
 )
