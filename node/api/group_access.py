@@ -39,8 +39,8 @@ class GroupAccess(ModelAccess):
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         part = self.values[start : start + theta.size]
-        part *= np.float32(keep)
-        part += np.float32(1 - keep) * theta
+        # 0 · NaN is NaN: a model that has diverged must get the swarm's parameters whole.
+        part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
         self._written = True
 
     @property

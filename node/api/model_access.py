@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from typing import cast
 
 import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
+from thinwire.node.api.ranks import GroupError
 from thinwire.node.state.layout import Layout
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module without the wrappers of torch.compile and DistributedDataParallel."""
+    """Return the module without the wrappers of torch.compile and DistributedDataParallel.
+
+    Raises GroupError for FullyShardedDataParallel: its flat shards differ on the ranks, and look like whole parameters.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported here: that takes a second
+    if fsdp is not None and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules()):
+        raise GroupError(
+            "the model is sharded by FullyShardedDataParallel, which has no parameters that can be averaged",
+            "shard the model with torch.distributed.fsdp.fully_shard instead",
+        )
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module

@@ -213,6 +213,7 @@ class Swarm:
 
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
+        GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
         ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
         """
         if self._optimizer is not None:
