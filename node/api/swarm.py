@@ -158,7 +158,10 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """True if the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
+        """True if the run has had all its rounds (`run.rounds`; 0 means endless).
+
+        Raises as `check` does; with several ranks, the next step raises background failures, on all of them.
+        """
         return self._background_peer.done
 
     @property
@@ -187,7 +190,10 @@ class Swarm:
         return self.status.peers
 
     def check(self) -> None:
-        """Raise a background failure, if any: SwarmError or another HintedError; SwarmError after `leave`."""
+        """Raise a background failure, if any: SwarmError or another HintedError; SwarmError after `leave`.
+
+        With several ranks, only the first one knows of failures here.
+        """
         self._background_peer.check()
 
     # --- training
