@@ -214,8 +214,8 @@ class Swarm:
         a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
         optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
         `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
-        called with the report of every exchange, in the thread that steps, at the end; its exceptions are raised by
-        `step`, and the next step continues.
+        called with the report of every exchange, in the thread that steps, at the end of the step; its exceptions are
+        raised by `step`, and the next step continues.
 
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
