@@ -73,8 +73,14 @@ def buffers_of(module: nn.Module, rule: BufferRule) -> ModelBuffers:
     """
     if rule == "local":
         return ModelBuffers()
-    stored = module.state_dict(keep_vars=True)
-    found = sorted((name, tensor) for name, tensor in module.named_buffers() if name in stored)
+    # Not by the names of state_dict(), which hooks change, as those of checkpoint_wrapper do. Torch tells in no other way
+    # which buffers are persistent.
+    transient = {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    found = sorted((name, tensor) for name, tensor in module.named_buffers() if name not in transient)
     for name, tensor in found:
         advice = f"register it with persistent=False if it is no state, or set model.buffers = 'local' ({name})"
         if nn.parameter.is_lazy(tensor) or tensor.is_meta:
