@@ -111,7 +111,9 @@ def _values(tensor: Tensor, words: int) -> Floats:
 
 def _tensor(values: Floats, piece: BufferPiece) -> Tensor:
     if not piece.words:
-        return torch.from_numpy(values.copy()).reshape(piece.shape).to(piece.dtype)
+        # A peer may send 1e30 for a float16 buffer: infinity would end the training of all.
+        largest = min(torch.finfo(piece.dtype).max, torch.finfo(torch.float32).max)
+        return torch.from_numpy(values.copy()).clamp(-largest, largest).reshape(piece.shape).to(piece.dtype)
     limit = 1 << _BITS
     parts = np.clip(np.rint(values), -limit, limit - 1).astype(np.int64).reshape(piece.words, -1)
     numbers = sum(part << (_BITS * word) for word, part in enumerate(parts))

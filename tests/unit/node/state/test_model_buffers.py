@@ -72,6 +72,17 @@ def test_buffers_are_found_whatever_the_names_of_the_state_dict():
     assert torch.equal(module.get_buffer("0.norm.running_mean"), torch.ones(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_finite_values_are_finite_in_narrow_types(dtype):
+    module = nn.Module()
+    module.register_buffer("one", torch.zeros(4, dtype=dtype))
+    values = np.array([1e30, -1e30, np.finfo(np.float32).max, 0.5], np.float32)
+    buffers = buffers_of(module, "average")
+    buffers.write(module, values)
+    assert torch.isfinite(module.one).all() and module.one[3] == 0.5 and module.one[0] == -module.one[1] > 6e4
+    assert np.isfinite(buffers.read(module)).all(), "the peer can contribute again"
+
+
 def test_any_finite_words_are_valid_integers():
     buffers = buffers_of(Odd(), "average")
     wild = np.resize(np.array([3e38, -3e38, 0.4, 1e9], np.float32), buffers.size)
