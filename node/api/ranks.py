@@ -25,7 +25,7 @@ JOIN_SECONDS = 60.0
 WAIT_SECONDS = 86_400.0
 """Longest wait of a rank for another one, which may wait for a round.
 
-The end of a process is noticed at once.
+The end of a process is noticed at once, for its connections close; that of a machine without power is not.
 """
 
 HEAD = 1024
