@@ -26,7 +26,7 @@ class GroupAccess(ModelAccess):
 
     def __init__(self, layout: Layout, module: nn.Module, ranks: Ranks) -> None:
         super().__init__(layout, module)
-        self._ranks, self._written = ranks, False
+        self._ranks, self._written, self._buffers = ranks, False, np.empty(0, np.float32)
         self.devices = [HOST]
         self.values = np.empty(layout.total + layout.buffers.size if ranks.first else 0, np.float32)
 
@@ -52,6 +52,8 @@ class GroupAccess(ModelAccess):
     def collect(self) -> None:
         """Copy the module's parameters and buffers to the first rank.
 
+        Buffers are the mean of the ranks' where the swarm averages them, otherwise those of the first rank.
+
         Raises GroupError if the ranks have trained apart, so that the parameters of one rank are not those of all.
         """
         if len(set(self._gather())) > 1:
@@ -68,6 +70,10 @@ class GroupAccess(ModelAccess):
             parameter = self.module.get_parameter(piece.name).detach()
             if isinstance(parameter, DTensor):
                 self._keep(piece, parameter.full_tensor())
+        if self._buffers.size:
+            self._ranks.average_floats(self._buffers[: self.layout.buffers.block.averaged])
+            if self._ranks.first:
+                self.values[self.layout.total :] = self._buffers
         return digests
 
     def _read_replicated(self) -> bytes:
@@ -77,9 +83,9 @@ class GroupAccess(ModelAccess):
             if tuple(parameter.shape) != piece.shape:
                 raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")
             if not isinstance(parameter, DTensor):
-                digest.update(self._keep(piece, parameter).view(np.uint8))
-        if self._ranks.first and self.layout.buffers.size:
-            self.values[self.layout.total :] = self.layout.buffers.read(self.module)
+                digest.update(self._keep(piece, parameter).view(np.uint8).data)
+        if self.layout.buffers.size:
+            self._buffers = self.layout.buffers.read(self.module)
         return digest.digest()
 
     def _keep(self, piece: Piece, whole: Tensor) -> Floats:

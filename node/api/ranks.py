@@ -184,6 +184,12 @@ class Ranks:
         """Set an array to that of the first rank."""
         self.broadcast(torch.from_numpy(values if values.flags.writeable else np.array(values)))
 
+    def average_floats(self, values: Floats) -> None:
+        """Set an array to the mean of those of all ranks."""
+        values /= np.float32(self.size)
+        if values.size:
+            self._collective(lambda: dist.all_reduce(torch.from_numpy(values), group=self._control))
+
     @staticmethod
     def _collective(run: Callable[[], Any]) -> None:
         try:

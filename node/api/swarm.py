@@ -55,7 +55,8 @@ def join(
     peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`.
 
     `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
-    peer. All of them call `join`, `wrap`, each step and `leave` alike. The first rank is connected to the swarm; only its
+    peer. All of them call `join`, `wrap`, each step and `leave` alike. Buffers that the swarm averages (the statistics of
+    BatchNorm) are the mean of the ranks', others those of the first rank. The first rank is connected to the swarm; only its
     arguments count, and only there `invite`, `digest`, `status`, `peers`, `outer` and averages work.
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and

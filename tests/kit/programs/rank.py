@@ -36,21 +36,29 @@ def train(swarm: thinwire.Swarm, model: nn.Module, rank: int, mode: str) -> None
 
 
 def fail(manifest: str, home: str, rank: int) -> None:
-    """Join with ranks that do not go together, in several ways; each must end on both ranks."""
-    for case in ("models", "apart", "changed"):
+    """Join with ranks of different statistics; then with ranks that do not go together, each of which must end on both."""
+    for case in ("statistics", "models", "apart", "changed"):
         torch.manual_seed(0)
         model: nn.Module = nn.Linear(6, 4, bias=False)
+        if case == "statistics":
+            model = nn.Sequential(model, nn.BatchNorm1d(4))
         if case == "models" and rank:
             model = nn.Linear(4, 6, bias=False)
         try:
             with thinwire.join(manifest, home=f"{home}-{case}", group=dist.group.WORLD) as swarm:
-                optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+                optimizer = swarm.wrap(
+                    model, torch.optim.SGD(model.parameters(), lr=0.0 if case == "statistics" else 0.1)
+                )
                 if case == "changed" and rank:
                     model.weight = nn.Parameter(torch.zeros(5, 6))
                 while not swarm.done:
                     optimizer.zero_grad()
                     (model(torch.ones(2, 6)).sum() * (rank + 1 if case == "apart" else 1)).backward()
+                    for buffer in model.buffers():
+                        buffer.fill_(rank + 1)
                     optimizer.step()
+                if case == "statistics":
+                    print("statistics:", *(buffer.flatten()[0].item() for buffer in model.buffers()), flush=True)
         except (thinwire.GroupError, ValueError) as error:
             print(f"{case}: {type(error).__name__}: {error}; {getattr(error, 'hint', '')}", flush=True)
 

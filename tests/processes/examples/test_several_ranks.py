@@ -108,10 +108,11 @@ def test_error_of_the_first_rank_reaches_the_others(run):
     assert other == 2 and second.startswith(f"GroupError: the first rank of the group: {reason}"), second
 
 
-def test_ranks_that_do_not_go_together_end_with_an_error_on_both(run):
+def test_statistics_of_ranks_are_averaged_and_ranks_that_do_not_go_together_end(run):
     (first, code), (second, other) = run("fail")
     assert (code, other) == (0, 0), first + second
     for output in (first, second):
+        assert "statistics: 1.5 1.5 1\n" in output, output
         assert "models: GroupError: the ranks of the group have different models; give " in output, output
         assert "apart: GroupError: the ranks of the group have different parameters" in output, output
         assert "wrap the model in DistributedDataParallel" in output
