@@ -190,7 +190,10 @@ class GroupPeer:
 
     @property
     def done(self) -> bool:
-        """True if the run has had all its rounds, the same on all ranks: the next step raises background failures."""
+        """True if the run has had all its rounds, the same on all ranks.
+
+        The next step raises background failures.
+        """
         self._check_open()
         return self._state.done
 

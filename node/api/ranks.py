@@ -29,7 +29,10 @@ The end of a process is noticed at once, for its connections close; that of a ma
 """
 
 HEAD = 1024
-"""Bytes of the first part of a shared message: length and content. The rest follows, in messages of the first rank."""
+"""Bytes of the first part of a shared message: length and content.
+
+The rest follows, if it is a message of the first rank.
+"""
 
 T = TypeVar("T")
 
