@@ -84,17 +84,24 @@ class GroupPeer:
         self._leader.open()
         return self._leader.peer.admission.known.signed.toml.decode()
 
-    def take_up(self, access: GroupAccess) -> None:
+    def take_up(self, make: Callable[[], GroupAccess]) -> None:
         """Become a member with a model, which then has the swarm's parameters on all ranks.
 
-        Raises GroupError if the ranks have models of different layouts.
+        Raises GroupError if the ranks have models of different layouts, or `make` raises an exception on another rank.
         """
-        if len(set(self.ranks.each(lambda: access.layout.digest))) > 1:
+        made: list[GroupAccess] = []
+
+        def digest() -> bytes:
+            made.append(make())
+            return made[0].layout.digest
+
+        if len(set(self.ranks.each(digest))) > 1:
             raise GroupError(
                 "the ranks of the group have different models",
                 "give `Swarm.wrap` a model of the same names, shapes and types on every rank",
             )
-        self._access, first = access, access.first()
+        self._access = access = made[0]
+        first = access.first()
 
         def become() -> _State:
             self.leader.take_up(

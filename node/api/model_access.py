@@ -9,7 +9,8 @@ import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
 from thinwire.node.api.ranks import GroupError
-from thinwire.node.state.layout import Layout
+from thinwire.node.state.layout import Layout, layout_of
+from thinwire.swarm.choices import BufferRule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,6 +33,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
+
+
+def checked(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: BufferRule) -> tuple[Layout, nn.Module]:
+    """Return the layout of a model, and the model without wrappers. Raises ValueError and GroupError, see `Swarm.wrap`."""
+    module = unwrapped(model)
+    layout = layout_of(module, buffers=buffers)
+    if not layout.total:
+        raise ValueError("the model has no trainable parameters: there is nothing to average")
+    known = {id(parameter) for parameter in module.parameters()}
+    if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
+        raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
+    return layout, module
 
 
 class ModelAccess:

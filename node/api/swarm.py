@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
-from thinwire.node.api.model_access import ModelAccess, unwrapped
+from thinwire.node.api.model_access import ModelAccess, checked
 from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
@@ -22,7 +22,6 @@ from thinwire.node.peer.peer_services import GATHER_SECONDS
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
-from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
@@ -232,24 +231,19 @@ class Swarm:
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
                 "the manifest decides: the founder of the run sets `method` under [outer]",
             )
-        module = unwrapped(model)
-        layout = layout_of(module, buffers=self.manifest.model.buffers)
-        if not layout.total:
-            raise ValueError("the model has no trainable parameters: there is nothing to average")
-        known = {id(parameter) for parameter in module.parameters()}
-        if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
-            raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        self._module, self._inner = module, optimizer
+        rule = self.manifest.model.buffers
         if isinstance(self._background_peer, GroupPeer):
             from thinwire.node.api.group_access import GroupAccess
 
-            self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
+            ranks = self._background_peer.ranks
+            self._background_peer.take_up(lambda: GroupAccess(*checked(model, optimizer, rule), ranks))
         else:
             if self._alone:
                 check_alone()
-            access = ModelAccess(layout, module)
+            access = ModelAccess(*checked(model, optimizer, rule))
+            self._module, self._inner = access.module, optimizer
             self._background_peer.take_up(
-                layout,
+                access.layout,
                 access.first(),
                 read=access.read,
                 write=access.write,

@@ -37,11 +37,12 @@ def train(swarm: thinwire.Swarm, model: nn.Module, rank: int, mode: str) -> None
 
 def fail(manifest: str, home: str, rank: int) -> None:
     """Join with ranks of different statistics; then with ranks that do not go together, each of which must end on both."""
-    for case in ("statistics", "models", "apart", "changed"):
+    for case in ("statistics", "models", "frozen", "apart", "changed"):
         torch.manual_seed(0)
         model: nn.Module = nn.Linear(6, 4, bias=False)
         if case == "statistics":
             model = nn.Sequential(model, nn.BatchNorm1d(4))
+        model.requires_grad_(case != "frozen" or rank == 0)
         if case == "models" and rank:
             model = nn.Linear(4, 6, bias=False)
         try:
