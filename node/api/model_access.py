@@ -36,7 +36,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def checked(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: BufferRule) -> tuple[Layout, nn.Module]:
-    """Return the layout of a model, and the model without wrappers. Raises ValueError and GroupError, see `Swarm.wrap`."""
+    """Return the layout of a model, and the model without wrappers.
+
+    Raises ValueError and GroupError, see `Swarm.wrap`.
+    """
     module = unwrapped(model)
     layout = layout_of(module, buffers=buffers)
     if not layout.total:
