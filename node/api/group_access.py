@@ -5,12 +5,13 @@ Import it only where there are several: torch.distributed.tensor takes a second 
 
 from __future__ import annotations
 
+import blake3
 import numpy as np
 import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST, Vector
 from thinwire.node.api.model_access import ModelAccess
-from thinwire.node.api.ranks import Ranks
+from thinwire.node.api.ranks import GroupError, Ranks
 from thinwire.node.state.layout import Layout, Piece
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -25,12 +26,12 @@ class GroupAccess(ModelAccess):
 
     def __init__(self, layout: Layout, module: nn.Module, ranks: Ranks) -> None:
         super().__init__(layout, module)
-        self._ranks, self._written = ranks, False
+        self._ranks, self._written, self._buffers = ranks, False, np.empty(0, np.float32)
         self.devices = [HOST]
         self.values = np.empty(layout.total + layout.buffers.size if ranks.first else 0, np.float32)
 
     def first(self) -> Floats:
-        self.collect()
+        self._gather()
         return self.values.copy()
 
     def read(self, start: int, stop: int, out: Vector) -> None:
@@ -39,8 +40,8 @@ class GroupAccess(ModelAccess):
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         part = self.values[start : start + theta.size]
-        part *= np.float32(keep)
-        part += np.float32(1 - keep) * theta
+        # 0 · NaN is NaN: a model that has diverged must get the swarm's parameters whole.
+        part[:] = np.float32(keep) * part + np.float32(1 - keep) * theta if keep else theta
         self._written = True
 
     @property
@@ -48,16 +49,51 @@ class GroupAccess(ModelAccess):
         """True if the peer has set parameters since the last `spread`."""
         return self._written
 
-    @torch.no_grad()
     def collect(self) -> None:
-        """Copy the module's parameters and buffers to the first rank."""
+        """Copy the module's parameters and buffers to the first rank.
+
+        Buffers are the mean of the ranks' where the swarm averages them, otherwise those of the first rank.
+
+        Raises GroupError if the ranks have trained apart, so that the parameters of one rank are not those of all.
+        """
+        if len(set(self._gather())) > 1:
+            raise GroupError(
+                "the ranks of the group have different parameters: they train apart",
+                "wrap the model in DistributedDataParallel, or shard it with fully_shard, before training",
+            )
+
+    @torch.no_grad()
+    def _gather(self) -> list[bytes]:
+        """Copy the module to the first rank; return the digests of the replicated parameters of all ranks."""
+        digests = self._ranks.each(self._read_replicated)
         for piece in self.layout.pieces:
             parameter = self.module.get_parameter(piece.name).detach()
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if isinstance(parameter, DTensor):
+                self._keep(piece, parameter.full_tensor())
+        if self._buffers.size:
+            self._ranks.average_floats(self._buffers[: self.layout.buffers.block.averaged])
             if self._ranks.first:
-                self.values[piece.start : piece.stop] = whole.float().cpu().numpy().reshape(-1)
-        if self._ranks.first and self.layout.buffers.size:
-            self.values[self.layout.total :] = self.layout.buffers.read(self.module)
+                self.values[self.layout.total :] = self._buffers
+        return digests
+
+    def _read_replicated(self) -> bytes:
+        digest = blake3.blake3()
+        for piece in self.layout.pieces:
+            parameter = self.module.get_parameter(piece.name).detach()
+            if tuple(parameter.shape) != piece.shape:
+                raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")
+            if not isinstance(parameter, DTensor):
+                digest.update(self._keep(piece, parameter).view(np.uint8).data)
+        if self.layout.buffers.size:
+            self._buffers = self.layout.buffers.read(self.module)
+        return digest.digest()
+
+    def _keep(self, piece: Piece, whole: Tensor) -> Floats:
+        """Copy a parameter to `values` on the first rank; return it."""
+        values: Floats = np.ascontiguousarray(whole.float().cpu().numpy()).reshape(-1)
+        if self._ranks.first:
+            self.values[piece.start : piece.stop] = values
+        return values
 
     @torch.no_grad()
     def spread(self) -> None:

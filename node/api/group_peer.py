@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.ranks import GroupError, Ranks
-from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import SwarmError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
 if TYPE_CHECKING:
     from thinwire.node.api.group_access import GroupAccess
-
-_UNPACK = msgspec.convert
 
 
 class _State(msgspec.Struct):
@@ -74,11 +71,6 @@ class GroupPeer:
         """True on the first rank, once it has a peer."""
         return self._leader is not None
 
-    @property
-    def peer(self) -> Peer:
-        """Peer of the swarm, on the first rank."""
-        return self.leader.peer
-
     def open(self) -> None:
         """Open the transport and find the run, on the first rank.
 
@@ -92,9 +84,24 @@ class GroupPeer:
         self._leader.open()
         return self._leader.peer.admission.known.signed.toml.decode()
 
-    def take_up(self, access: GroupAccess) -> None:
-        """Become a member with a model, which then has the swarm's parameters on all ranks."""
-        self._access, first = access, access.first()
+    def take_up(self, make: Callable[[], GroupAccess]) -> None:
+        """Become a member with a model, which then has the swarm's parameters on all ranks.
+
+        Raises GroupError if the ranks have models of different layouts, or `make` raises an exception on another rank.
+        """
+        made: list[GroupAccess] = []
+
+        def digest() -> bytes:
+            made.append(make())
+            return made[0].layout.digest
+
+        if len(set(self.ranks.each(digest))) > 1:
+            raise GroupError(
+                "the ranks of the group have different models",
+                "give `Swarm.wrap` a model of the same names, shapes and types on every rank",
+            )
+        self._access = access = made[0]
+        first = access.first()
 
         def become() -> _State:
             self.leader.take_up(
@@ -108,7 +115,7 @@ class GroupPeer:
             )
             return self._look()
 
-        self._state = _UNPACK(self.ranks.lead(lambda: msgspec.to_builtins(become())), _State)
+        self._state = msgspec.convert(self.ranks.lead(lambda: msgspec.to_builtins(become())), _State)
         access.spread()
 
     def _look(self) -> _State:
@@ -117,9 +124,14 @@ class GroupPeer:
         return _State(one.round, one.done, one.gathers, *turn, one.steps_before)
 
     def refresh(self) -> None:
-        """Take over the first rank's state, at the beginning of a step. Raises its failures."""
-        self.check()
-        self._state = _UNPACK(self.ranks.lead(lambda: msgspec.to_builtins(self._look())), _State)
+        """Take over the first rank's state, at the beginning of a step. Raises its failures, on all ranks."""
+        self._check_open()
+
+        def look() -> _State:
+            self.leader.check()
+            return self._look()
+
+        self._state = msgspec.convert(self.ranks.lead(lambda: msgspec.to_builtins(look())), _State)
 
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """Run one round with the parameters of all ranks, and the sum of their weights."""
@@ -167,7 +179,7 @@ class GroupPeer:
             report = run(self.leader, self._sent[1], mean)
             return _Ended(report, access.written, self._look())
 
-        outcome = _UNPACK(self.ranks.lead(lambda: msgspec.to_builtins(ended())), _Ended)
+        outcome = msgspec.convert(self.ranks.lead(lambda: msgspec.to_builtins(ended())), _Ended)
         if outcome.written:
             access.spread()
         self._state, report = outcome.state, outcome.report
@@ -185,8 +197,11 @@ class GroupPeer:
 
     @property
     def done(self) -> bool:
-        """True if the run has had all its rounds."""
-        self.check()
+        """True if the run has had all its rounds, the same on all ranks.
+
+        The next step raises background failures.
+        """
+        self._check_open()
         return self._state.done
 
     @property
@@ -219,6 +234,9 @@ class GroupPeer:
         """Raise a background failure, on the first rank; SwarmError on all after `close`."""
         if self._leader is not None:
             self._leader.check()
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise SwarmError("this peer has left the swarm", "call thinwire.join again to continue")
 

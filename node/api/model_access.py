@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from typing import cast
 
 import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
-from thinwire.node.state.layout import Layout
+from thinwire.node.api.ranks import GroupError
+from thinwire.node.state.layout import Layout, layout_of
+from thinwire.swarm.choices import BufferRule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module without the wrappers of torch.compile and DistributedDataParallel."""
+    """Return the module without the wrappers of torch.compile and DistributedDataParallel.
+
+    Raises GroupError for FullyShardedDataParallel: its flat shards differ on the ranks, and look like whole parameters.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported here: that takes a second
+    if fsdp is not None and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules()):
+        raise GroupError(
+            "the model is sharded by FullyShardedDataParallel, which has no parameters that can be averaged",
+            "shard the model with torch.distributed.fsdp.fully_shard instead",
+        )
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -21,6 +33,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
+
+
+def checked(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: BufferRule) -> tuple[Layout, nn.Module]:
+    """Return the layout of a model, and the model without wrappers.
+
+    Raises ValueError and GroupError, see `Swarm.wrap`.
+    """
+    module = unwrapped(model)
+    layout = layout_of(module, buffers=buffers)
+    if not layout.total:
+        raise ValueError("the model has no trainable parameters: there is nothing to average")
+    known = {id(parameter) for parameter in module.parameters()}
+    if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
+        raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
+    return layout, module
 
 
 class ModelAccess:

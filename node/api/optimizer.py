@@ -6,6 +6,7 @@ Wraps the inner optimizer and runs a round with the swarm every H steps.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         # Do not call the base class: attributes that it sets belong to the inner optimizer, see __getattr__.
         self._inner, self._background_peer, self._batch, self._on_round = inner, background_peer, batch, on_round
         self._steps = self._weight = self._sent = 0
+        self._untold: deque[RoundReport] = deque(maxlen=1024)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not set yet: the object is being copied
@@ -58,6 +60,13 @@ class SwarmOptimizer(torch.optim.Optimizer):
         peers; by default the value of the closure. Returns the result of the inner optimizer's step. Once the run is
         over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
         """
+        result = self._step(closure, weight, loss)
+        # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.
+        while self._untold and self._on_round is not None:
+            self._on_round(self._untold.popleft())
+        return result
+
+    def _step(self, closure: Callable[[], Any] | None, weight: int | None, loss: float | Tensor | None) -> Any:
         peer = self._background_peer
         peer.refresh()
         weight = self._batch if weight is None else weight
@@ -67,7 +76,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
             return None if closure is None else closure()
         while peer.gathers and not peer.done:
             # before any training, repeated until it succeeds; parameters that are equal everywhere do not change
-            self._tell(peer.gather())
+            self._untold.append(peer.gather())
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
@@ -95,11 +104,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
             self._weight -= self._sent - report.kept
         elif report.adopted:
             self._steps = self._weight = 0
-        self._tell(report)
-
-    def _tell(self, report: RoundReport) -> None:
-        if self._on_round is not None:
-            self._on_round(report)
+        self._untold.append(report)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients, see torch.optim.Optimizer."""

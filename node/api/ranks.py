@@ -25,11 +25,14 @@ JOIN_SECONDS = 60.0
 WAIT_SECONDS = 86_400.0
 """Longest wait of a rank for another one, which may wait for a round.
 
-The end of a process is noticed at once.
+The end of a process is noticed at once, for its connections close; that of a machine without power is not.
 """
 
 HEAD = 1024
-"""Bytes of the first part of a shared message: length and content. The rest follows."""
+"""Bytes of the first part of a shared message: length and content.
+
+The rest follows, if it is a message of the first rank.
+"""
 
 T = TypeVar("T")
 
@@ -41,11 +44,36 @@ class GroupError(HintedError):
 
 
 class _Told(msgspec.Struct):
-    """Message of the first rank: a value, or an error."""
+    """Message of a rank: a value, or an error."""
 
     value: Any = None
     error: str = ""
     hint: str = ""
+
+    @staticmethod
+    def failure(error: BaseException) -> _Told:
+        """Return a message about an error, which fits into HEAD bytes."""
+        texts = f"{error}" or type(error).__name__, getattr(error, "hint", "")
+        return _Told(None, *(text.encode(errors="replace")[:480].decode(errors="ignore") for text in texts))
+
+    def result(self, rank: str) -> Any:
+        """Return the value. Raises GroupError if the message is about an error of that rank."""
+        if self.error:
+            raise GroupError(f"{rank} of the group: {self.error}", self.hint)
+        return self.value
+
+
+def _framed(data: bytes) -> Tensor:
+    """Return the first part of a message: HEAD bytes that begin with its length."""
+    raw = torch.zeros(HEAD, dtype=torch.uint8)
+    body = (len(data).to_bytes(4, "big") + data)[:HEAD]
+    raw[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    return raw
+
+
+def _read(head: Tensor, rest: bytes = b"") -> _Told:
+    body = head.numpy().tobytes() + rest
+    return msgspec.msgpack.decode(body[4 : 4 + int.from_bytes(body[:4], "big")], type=_Told)
 
 
 def check_alone() -> None:
@@ -105,31 +133,44 @@ class Ranks:
             try:
                 value = work()
             except BaseException as error:
-                self._share(_Told(None, f"{error}" or type(error).__name__, getattr(error, "hint", "")))
+                self._share(_Told.failure(error))
                 raise
             self._share(_Told(value))
             return value
-        told = self._share(None)
-        if told.error:
-            raise GroupError(f"the first rank of the group: {told.error}", told.hint)
-        result: T = told.value
+        result: T = self._share(None).result("the first rank")
         return result
+
+    def each(self, work: Callable[[], bytes]) -> list[bytes]:
+        """Run `work` on every rank, and return the results of all, in order of their ranks, on all.
+
+        A result has at most 960 bytes. An exception is raised on its rank as it is, on the others as GroupError.
+        """
+        try:
+            told = _Told(work())
+        except BaseException as error:
+            self._exchange(_Told.failure(error))
+            raise
+        return [one.result(f"rank {rank}") for rank, one in enumerate(self._exchange(told))]
+
+    def _exchange(self, told: _Told) -> list[_Told]:
+        """Send a message of every rank to all others; return those of all."""
+        heads = [torch.zeros(HEAD, dtype=torch.uint8) for _ in range(self.size)]
+        own = _framed(msgspec.msgpack.encode(told))
+        self._collective(lambda: dist.all_gather(heads, own, group=self._control))
+        return [_read(head) for head in heads]
 
     def _share(self, told: _Told | None) -> _Told:
         """Send a message of the first rank to the others; return it."""
         data = b"" if told is None else msgspec.msgpack.encode(told)
-        raw = torch.zeros(HEAD, dtype=torch.uint8)
-        body = len(data).to_bytes(4, "big") + data
-        raw[: len(body[:HEAD])] = torch.frombuffer(bytearray(body[:HEAD]), dtype=torch.uint8)
-        self.broadcast(raw)
-        head = raw.numpy().tobytes()
-        length = int.from_bytes(head[:4], "big")
+        head = _framed(data)
+        self.broadcast(head)
+        length = int.from_bytes(head[:4].numpy().tobytes(), "big")
         rest = torch.zeros(max(0, length + 4 - HEAD), dtype=torch.uint8)
         if rest.numel():
             if self.first:
-                rest.copy_(torch.frombuffer(bytearray(body[HEAD:]), dtype=torch.uint8))
+                rest.copy_(torch.frombuffer(bytearray(data[HEAD - 4 :]), dtype=torch.uint8))
             self.broadcast(rest)
-        return msgspec.msgpack.decode((head[4:] + rest.numpy().tobytes())[:length], type=_Told)
+        return _read(head, rest.numpy().tobytes())
 
     def total(self, weight: int, loss: float | None) -> tuple[int, float | None]:
         """Return the sum of the ranks' weights, and the mean of the losses that they know."""
@@ -145,6 +186,12 @@ class Ranks:
     def broadcast_floats(self, values: Floats) -> None:
         """Set an array to that of the first rank."""
         self.broadcast(torch.from_numpy(values if values.flags.writeable else np.array(values)))
+
+    def average_floats(self, values: Floats) -> None:
+        """Set an array to the mean of those of all ranks."""
+        values /= np.float32(self.size)
+        if values.size:
+            self._collective(lambda: dist.all_reduce(torch.from_numpy(values), group=self._control))
 
     @staticmethod
     def _collective(run: Callable[[], Any]) -> None:

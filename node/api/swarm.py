@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
-from thinwire.node.api.model_access import ModelAccess, unwrapped
+from thinwire.node.api.model_access import ModelAccess, checked
 from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.api.ranks import Ranks, check_alone
 from thinwire.node.peer.bootstrap import arriving, founding
@@ -22,7 +22,6 @@ from thinwire.node.peer.peer_services import GATHER_SECONDS
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.console import LOGGER
-from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
@@ -55,7 +54,8 @@ def join(
     peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`.
 
     `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
-    peer. All of them call `join`, `wrap`, each step and `leave` alike. The first rank is connected to the swarm; only its
+    peer. All of them call `join`, `wrap`, each step and `leave` alike. Buffers that the swarm averages (the statistics of
+    BatchNorm) are the mean of the ranks', others those of the first rank. The first rank is connected to the swarm; only its
     arguments count, and only there `invite`, `digest`, `status`, `peers`, `outer` and averages work.
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
@@ -158,7 +158,10 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """True if the run has had all its rounds (`run.rounds`; 0 means endless). Raises as `check` does."""
+        """True if the run has had all its rounds (`run.rounds`; 0 means endless).
+
+        Raises as `check` does; with several ranks, the next step raises background failures, on all of them.
+        """
         return self._background_peer.done
 
     @property
@@ -187,7 +190,10 @@ class Swarm:
         return self.status.peers
 
     def check(self) -> None:
-        """Raise a background failure, if any: SwarmError or another HintedError; SwarmError after `leave`."""
+        """Raise a background failure, if any: SwarmError or another HintedError; SwarmError after `leave`.
+
+        With several ranks, only the first one knows of failures here.
+        """
         self._background_peer.check()
 
     # --- training
@@ -208,11 +214,12 @@ class Swarm:
         a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
         optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
         `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
-        called with the report of every exchange, in the thread that steps, at the end; its exceptions are raised by
-        `step`, and the next step continues.
+        called with the report of every exchange, in the thread that steps, at the end of the step; its exceptions are
+        raised by `step`, and the next step continues.
 
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
+        GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
         ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
         """
         if self._optimizer is not None:
@@ -224,24 +231,19 @@ class Swarm:
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
                 "the manifest decides: the founder of the run sets `method` under [outer]",
             )
-        module = unwrapped(model)
-        layout = layout_of(module, buffers=self.manifest.model.buffers)
-        if not layout.total:
-            raise ValueError("the model has no trainable parameters: there is nothing to average")
-        known = {id(parameter) for parameter in module.parameters()}
-        if any(id(tensor) not in known for group in optimizer.param_groups for tensor in group["params"]):
-            raise ValueError("the optimizer holds tensors that are not parameters of this model: they would stay local")
-        self._module, self._inner = module, optimizer
+        rule = self.manifest.model.buffers
         if isinstance(self._background_peer, GroupPeer):
             from thinwire.node.api.group_access import GroupAccess
 
-            self._background_peer.take_up(GroupAccess(layout, module, self._background_peer.ranks))
+            ranks = self._background_peer.ranks
+            self._background_peer.take_up(lambda: GroupAccess(*checked(model, optimizer, rule), ranks))
         else:
             if self._alone:
                 check_alone()
-            access = ModelAccess(layout, module)
+            access = ModelAccess(*checked(model, optimizer, rule))
+            self._module, self._inner = access.module, optimizer
             self._background_peer.take_up(
-                layout,
+                access.layout,
                 access.first(),
                 read=access.read,
                 write=access.write,

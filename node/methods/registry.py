@@ -184,7 +184,11 @@ def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
         cut = method.cut(manifest, layout, codec)
         largest = codec.nbytes(cut.size(0)) if isinstance(codec, BufferedCodec) else 0
         if largest > CHUNK_BYTES + CHUNK_BYTES // 16:
-            raise ValueError(f"its buffers of {layout.buffers.size} values are too large for so few parameters")
+            raise ManifestError(
+                f"the buffers of {layout.buffers.size} values are too large for a model of {layout.total} parameters",
+                "register buffers that can be computed again with persistent=False; "
+                "or the founder sets model.buffers = 'local'",
+            )
         return codec, cut
     except ValueError as error:
         message = (

@@ -73,8 +73,14 @@ def buffers_of(module: nn.Module, rule: BufferRule) -> ModelBuffers:
     """
     if rule == "local":
         return ModelBuffers()
-    stored = module.state_dict(keep_vars=True)
-    found = sorted((name, tensor) for name, tensor in module.named_buffers() if name in stored)
+    # Not by the names of state_dict(), which hooks change, as those of checkpoint_wrapper do. Torch tells in no other way
+    # which buffers are persistent.
+    transient = {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    found = sorted((name, tensor) for name, tensor in module.named_buffers() if name not in transient)
     for name, tensor in found:
         advice = f"register it with persistent=False if it is no state, or set model.buffers = 'local' ({name})"
         if nn.parameter.is_lazy(tensor) or tensor.is_meta:
@@ -105,7 +111,9 @@ def _values(tensor: Tensor, words: int) -> Floats:
 
 def _tensor(values: Floats, piece: BufferPiece) -> Tensor:
     if not piece.words:
-        return torch.from_numpy(values.copy()).reshape(piece.shape).to(piece.dtype)
+        # A peer may send 1e30 for a float16 buffer: infinity would end the training of all.
+        largest = min(torch.finfo(piece.dtype).max, torch.finfo(torch.float32).max)
+        return torch.from_numpy(values.copy()).clamp(-largest, largest).reshape(piece.shape).to(piece.dtype)
     limit = 1 << _BITS
     parts = np.clip(np.rint(values), -limit, limit - 1).astype(np.int64).reshape(piece.words, -1)
     numbers = sum(part << (_BITS * word) for word, part in enumerate(parts))

@@ -26,13 +26,42 @@ def train(swarm: thinwire.Swarm, model: nn.Module, rank: int, mode: str) -> None
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(trained(x), x[:, :3].argmax(1))
         loss.backward()
+        if mode == "killed" and swarm.round == 2 and swarm.step % 2 and rank == 1:  # the other one exchanges now
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step(loss=loss)
         state = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
         last = swarm.last
         counted = (last.round, last.weight, last.contributors) if last is not None else None
         print(f"step {swarm.round} {hashlib.sha256(state).hexdigest()[:12]} {counted} at {swarm.step}", flush=True)
-        if mode == "killed" and swarm.round == 2 and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(manifest: str, home: str, rank: int) -> None:
+    """Join with ranks of different statistics; then with ranks that do not go together, each of which must end on both."""
+    for case in ("statistics", "models", "frozen", "apart", "changed"):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Linear(6, 4, bias=False)
+        if case == "statistics":
+            model = nn.Sequential(model, nn.BatchNorm1d(4))
+        model.requires_grad_(case != "frozen" or rank == 0)
+        if case == "models" and rank:
+            model = nn.Linear(4, 6, bias=False)
+        try:
+            with thinwire.join(manifest, home=f"{home}-{case}", group=dist.group.WORLD) as swarm:
+                optimizer = swarm.wrap(
+                    model, torch.optim.SGD(model.parameters(), lr=0.0 if case == "statistics" else 0.1)
+                )
+                if case == "changed" and rank:
+                    model.weight = nn.Parameter(torch.zeros(5, 6))
+                while not swarm.done:
+                    optimizer.zero_grad()
+                    (model(torch.ones(2, 6)).sum() * (rank + 1 if case == "apart" else 1)).backward()
+                    for buffer in model.buffers():
+                        buffer.fill_(rank + 1)
+                    optimizer.step()
+                if case == "statistics":
+                    print("statistics:", *(buffer.flatten()[0].item() for buffer in model.buffers()), flush=True)
+        except (thinwire.GroupError, ValueError) as error:
+            print(f"{case}: {type(error).__name__}: {error}; {getattr(error, 'hint', '')}", flush=True)
 
 
 def main(mode: str, rank: int, store: str, manifest: str, home: str) -> None:
@@ -42,6 +71,9 @@ def main(mode: str, rank: int, store: str, manifest: str, home: str) -> None:
     ranks.JOIN_SECONDS = 5.0 if mode == "missing" else 60.0
     if mode == "missing" and rank == 1:
         time.sleep(60)
+        return
+    if mode == "fail":
+        fail(manifest, home, rank)
         return
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))

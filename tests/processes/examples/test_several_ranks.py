@@ -77,7 +77,7 @@ def test_ranks_have_equal_models_after_every_step(run, outer):
     numbers = [list(map(int, re.findall(r" at (\d+)", output))) for output in (first, second)]
     assert numbers[0] == numbers[1] == sorted(numbers[0]) and numbers[0][-1] >= 2, "the step of the swarm is the same"
     rounds = dict(re.findall(r"step \d+ \w+ \((\d+), (\d+), 1\)", first))
-    assert set(rounds.values()) <= {"4", "8", "12"}, "a report counts the weight of its rank"
+    assert rounds and set(rounds.values()) <= {"4", "8", "12"}, "a report counts the weight of its rank"
 
 
 def test_ranks_with_groups_of_their_own_are_separate_peers(run):
@@ -108,6 +108,23 @@ def test_error_of_the_first_rank_reaches_the_others(run):
     assert other == 2 and second.startswith(f"GroupError: the first rank of the group: {reason}"), second
 
 
+def test_statistics_of_ranks_are_averaged_and_ranks_that_do_not_go_together_end(run):
+    (first, code), (second, other) = run("fail")
+    assert (code, other) == (0, 0), first + second
+    for output in (first, second):
+        assert "statistics: 1.5 1.5 1\n" in output, output
+        assert "models: GroupError: the ranks of the group have different models; give " in output, output
+        assert "apart: GroupError: the ranks of the group have different parameters" in output, output
+        assert "wrap the model in DistributedDataParallel" in output
+    assert "frozen: ValueError: the model has no trainable parameters" in second, second
+    assert "frozen: GroupError: rank 1 of the group: the model has no trainable parameters" in first, first
+    assert "changed: ValueError: weight is (5, 6) now" in second, second
+    assert "changed: GroupError: rank 1 of the group: weight is (5, 6) now" in first, first
+
+
 def test_death_of_a_rank_ends_the_others(run):
+    began = time.monotonic()
     (first, code), (_, other) = run("killed")
-    assert other == -9 and code != 0, first
+    assert (other, code) == (-9, 2), first
+    assert "GroupError: another rank of the group has ended" in first and "hint: see the output of" in first, first
+    assert time.monotonic() - began < 60

@@ -196,6 +196,26 @@ def test_gradient_scaler_unscales_and_skips_steps():
     assert len(swarm.calls) == 1, "a skipped step is not a step"
 
 
+def test_optimizer_calls_on_round_after_all_exchanges_of_a_step():
+    model, swarm, inner, _ = make(steps=1)
+    swarm.overlap, calls = 1, []
+    report = RoundReport(1, True, True, 1, 0.0)
+    swarm.begin = lambda **given: calls.append("begin")
+    swarm.finish = lambda: (calls.append("finish"), setattr(swarm, "under_way", False), report)[2]
+
+    def tell(told):
+        calls.append("told")
+        raise OSError("the logger is down")
+
+    optimizer = SwarmOptimizer(swarm, inner, 1, tell)
+    optimizer.step()
+    swarm.under_way = True
+    backward(model)
+    with pytest.raises(OSError, match="the logger is down"):
+        optimizer.step()
+    assert calls == ["begin", "finish", "begin", "told"], "otherwise other ranks of the group would wait"
+
+
 def test_optimizer_refuses_negative_weight():
     _, _, _, optimizer = make()
     with pytest.raises(ValueError, match="must be a number of samples"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from thinwire.node.methods.registry import fitted
-from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.layout import Layout, Piece, layout_of
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
+from torch import nn
 
 
 def layout(*shapes):
@@ -50,6 +52,14 @@ def test_too_large_model_is_refused_with_hint(method, codec, shapes, reason, hin
     with pytest.raises(ManifestError, match=reason) as error:
         fitted(manifest(method, codec), layout(*shapes))
     assert hint in error.value.hint and codec in str(error.value)
+
+
+def test_large_buffers_are_refused_with_hint_about_buffers():
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", torch.zeros(2_000_000, dtype=torch.bool))
+    with pytest.raises(ManifestError, match="buffers of 2000000 values are too large") as error:
+        fitted(manifest("diloco", "fp32"), layout_of(module, buffers="average"))
+    assert "persistent=False" in error.value.hint and "model.buffers = 'local'" in error.value.hint
 
 
 @pytest.mark.parametrize("factor", [(1 << 21, 600), (600, 1 << 21)])

@@ -8,6 +8,7 @@ import torch
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 
 class Odd(nn.Module):
@@ -61,6 +62,25 @@ def test_buffers_without_real_finite_values_are_refused():
     assert buffers_of(module, "local").size == 0
     with pytest.raises(ValueError, match="no values yet"):
         buffers_of(nn.LazyBatchNorm1d(), "average")
+
+
+def test_buffers_are_found_whatever_the_names_of_the_state_dict():
+    module = nn.Sequential(checkpoint_wrapper(Odd()))
+    plain, wrapped = buffers_of(Odd(), "average"), buffers_of(module, "average")
+    assert wrapped.size == plain.size and wrapped.block == plain.block
+    wrapped.write(module, np.ones(wrapped.size, np.float32))
+    assert torch.equal(module.get_buffer("0.norm.running_mean"), torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_finite_values_are_finite_in_narrow_types(dtype):
+    module = nn.Module()
+    module.register_buffer("one", torch.zeros(4, dtype=dtype))
+    values = np.array([1e30, -1e30, np.finfo(np.float32).max, 0.5], np.float32)
+    buffers = buffers_of(module, "average")
+    buffers.write(module, values)
+    assert torch.isfinite(module.one).all() and module.one[3] == 0.5 and module.one[0] == -module.one[1] > 6e4
+    assert np.isfinite(buffers.read(module)).all(), "the peer can contribute again"
 
 
 def test_any_finite_words_are_valid_integers():
