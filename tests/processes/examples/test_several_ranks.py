@@ -46,7 +46,13 @@ def run(tmp_path):
     return both
 
 
-@pytest.mark.parametrize("how", [[], ["--shard"]], ids=["DistributedDataParallel", "fully_shard"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param([], id="DistributedDataParallel", marks=pytest.mark.soak),
+        pytest.param(["--shard"], id="fully_shard"),
+    ],
+)
 def test_example_of_several_ranks_and_another_peer_end_with_one_model(how):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -60,10 +66,11 @@ def test_example_of_several_ranks_and_another_peer_end_with_one_model(how):
 @pytest.mark.parametrize(
     "outer",
     [
-        "sync_every = 2",
-        'method = "eager"\nsync_every = 2',
         'method = "delayed-nesterov"\nsync_every = 2',
-        'method = "diloco"\nsync_every = 1',
+        *(
+            pytest.param(outer, marks=pytest.mark.soak)
+            for outer in ("sync_every = 2", 'method = "eager"\nsync_every = 2', 'method = "diloco"\nsync_every = 1')
+        ),
     ],
 )
 def test_ranks_have_equal_models_after_every_step(run, outer):
@@ -80,6 +87,7 @@ def test_ranks_have_equal_models_after_every_step(run, outer):
     assert rounds and set(rounds.values()) <= {"4", "8", "12"}, "a report counts the weight of its rank"
 
 
+@pytest.mark.soak
 def test_ranks_with_groups_of_their_own_are_separate_peers(run):
     (first, code), (second, other) = run("each")
     assert (code, other) == (0, 0), first + second
@@ -101,6 +109,7 @@ def test_rank_that_does_not_join_ends_the_others_in_bounded_time(run):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.soak
 def test_error_of_the_first_rank_reaches_the_others(run):
     (first, code), (second, other) = run("refused")
     assert code != 0 and first.startswith("InviteError: "), first
