@@ -127,7 +127,7 @@ def test_founder_behind_a_router_that_maps_nothing_starts_with_one_alarm(world, 
     monkeypatch.setenv("THINWIRE_MAP_PORT", "true")
     spaces, start = world("mapping", "public")
     spaces.serve(0, "garbage", INSIDE)
-    first = start(0)
+    first = start(0, None, "--rounds", 10**6)  # The alarm comes after some seconds.
     assert "the router maps no ports" in first.wait("alarm")["detail"]
     first.wait("round", least=3)
     assert checks(spaces, 0, None)["mapping"]["result"] == "FAIL"

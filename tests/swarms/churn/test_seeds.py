@@ -17,7 +17,7 @@ from thinwire.sims.trials.driver import examine, fault_text
 from thinwire.sims.trials.families import FAMILIES
 
 SEEDS = 5
-TRIAL = 20
+TRIAL = 15
 """Seeds with `make trial`, which continuous integration runs, including the first ones."""
 
 TOGETHER = 5

@@ -58,7 +58,7 @@ def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_
 
 def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):
     with (
-        thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", name="the attic") as one,
+        thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", name="the attic", wait_for=2) as one,
         thinwire.join(one.invite, home=tmp_path / "two", host="127.0.0.1") as two,
     ):
         # Both first rounds: a joiner knows the founder from its admission, before any round.
