@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ PAGE = Path(__file__).with_name("page.html")
 def application(directories: Directories, *, public: bool = False) -> Starlette:
     """Return the ASGI application for the daemon of these directories. public: see RunView."""
     view, page = RunView(directories, public=public), PAGE.read_text(encoding="utf-8")
-    open_streams = [0]
+    open_streams = 0
 
     def answer(value: object, code: int = 200) -> Response:
         return Response(msgspec.json.encode(value), code, {**HEADERS, "Content-Type": "application/json"})
@@ -51,13 +52,14 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
         return answer(view.state())
 
     async def events(request: Request) -> Response:
-        if open_streams[0] >= STREAMS:
+        if open_streams >= STREAMS:
             return PlainTextResponse("too many streams are open\n", 503, HEADERS)
         return StreamingResponse(stream(request), media_type="text/event-stream", headers=HEADERS)
 
     async def stream(request: Request) -> AsyncIterator[bytes]:
         """Yield the news of the event log, and the state without its history whenever the status has changed."""
-        open_streams[0] += 1
+        nonlocal open_streams
+        open_streams += 1
         own, shown = RunView(directories, public=public), 0.0
         own.news()
         try:
@@ -71,7 +73,7 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
                     yield b"event: status\ndata: " + msgspec.json.encode(own.present()) + b"\n\n"
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            open_streams[0] -= 1
+            open_streams -= 1
 
     async def metrics(request: Request) -> Response:
         status = view.status()
@@ -94,8 +96,6 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
 
 def serve(directories: Directories, host: str, port: int, *, public: bool) -> None:
     """Serve until a signal. Raises OSError if the port is taken."""
-    import socket
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
