@@ -9,6 +9,7 @@ import hashlib
 import os
 import secrets
 import stat
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -171,10 +172,15 @@ def _name(public_key: bytes, signature: bytes, statement: bytes) -> bytes:
     return hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
 
 
+_good_lock = threading.Lock()
+"""Protects `_good`: certificates are checked in threads beside the event loop."""
+
+
 def _remember(name: bytes) -> None:
-    if len(_good) >= REMEMBERED:
-        del _good[next(iter(_good))]
-    _good[name] = None
+    with _good_lock:
+        if len(_good) >= REMEMBERED:
+            del _good[next(iter(_good))]
+        _good[name] = None
 
 
 @lru_cache(maxsize=4096)

@@ -281,6 +281,6 @@ def test_open_run_makes_a_stranger_a_member_after_its_trial(machine):
     # Of two members the senior one is a quorum, so the other one may have scored fewer.
     assert len(author.of("trial", peer=name)) >= 3
     bob.wait("round", contributors=3)
-    first = min(event["round"] for event in author.of("round") if event["contributors"] == 3)
+    first = author.wait("round", contributors=3)["round"]
     before = [event for event in author.of("round") if event["round"] < first and event["peers"] == 3]
     assert len(before) >= 3 and here.check() > 0

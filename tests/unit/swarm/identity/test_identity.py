@@ -1,6 +1,8 @@
 import os
 import stat
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -182,3 +184,21 @@ def test_signature_cache_is_bounded(monkeypatch):
     for index in range(5):
         assert verify(ME.public_key, "vote", ME.sign("vote", bytes([index])), bytes([index]))
     assert len(identity._good) == 3
+
+
+class SlowDict(dict):
+    """Dictionary that lets other threads run after it has named its oldest key."""
+
+    def __iter__(self):
+        keys = list(super().__iter__())
+        time.sleep(0.001)
+        return iter(keys)
+
+
+def test_full_signature_cache_is_shared_by_threads(monkeypatch):
+    """Certificates are checked in threads, so two threads may drop the oldest signature at the same time."""
+    monkeypatch.setattr(identity, "REMEMBERED", 1)
+    monkeypatch.setattr(identity, "_good", SlowDict())
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(identity._remember, (bytes([number]) for number in range(40))))
+    assert len(identity._good) == 1
