@@ -12,7 +12,7 @@ FOLDERS := swarm compression collectives node sims
 DEMO_plain = --local 4 --chaos examples/demo.toml
 DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
 
-.PHONY: demo test trial check lint lowest soak mutants bench clean
+.PHONY: demo test trial check lint lowest soak mutants bench docs clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
 # folder of links, which mypy reads too, stands in front of it.
@@ -50,6 +50,11 @@ lint: $(VENV)/ready
 # A run with the lowest versions that pyproject.toml allows, except that of torch.
 lowest: $(VENV)/ready
 	$(BIN)/python tests/tools/lowest.py build/lowest
+
+# The pages of docs/ as a site in build/site; a broken link is an error.
+docs: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 soak: $(VENV)/ready mutants
 	$(PYTEST) -m soak --timeout 3600

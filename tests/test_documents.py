@@ -1,9 +1,23 @@
-"""Documents: the tests, files and other documents that they name exist."""
+"""Documents: what they name exists, their code runs, and the reference pages are those of the code."""
 
+import ast
+import importlib.util
+import os
 import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
+from thinwire.node.cli.main import command_line
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.membership.member import EventKind
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -13,6 +27,11 @@ NAMED = [
     for document in DOCUMENTS
     for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text())
 ]
+
+_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "reference" / "generate.py")
+_generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_generate)
+PAGES = _generate.PAGES
 
 
 def paths_in(document: Path) -> set[str]:
@@ -51,3 +70,85 @@ def test_document_link_to_a_file_resolves(document):
 
 def test_documents_name_code():
     assert sum(len(paths_in(document)) for document in DOCUMENTS) > 200
+
+
+# --- code of the documents
+
+SKIPPED = "…"
+"""Values that a reader fills in; a block of TOML with one is not read."""
+
+
+def blocks(language):
+    """Return (document, title, code) of each fenced block of this language."""
+    found = []
+    for document in DOCUMENTS:
+        for _, title, code in re.findall(
+            rf'^( *)```{language}(?: title="([^"\n]*)")?\n(.*?)^\1```$', document.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            name = str(document.relative_to(ROOT))
+            found.append(pytest.param(title, textwrap.dedent(code), id=f"{name}-{len(found)}"))
+    return found
+
+
+def command_lines():
+    """Return the lines of the documents that call this command line or make, without comments."""
+    lines = {line.partition(" #")[0].strip() for block in blocks("sh") for line in block.values[1].splitlines()}
+    return sorted(line for line in lines if line.startswith(("thinwire ", "make ")))
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_command_of_a_document_has_valid_arguments(line):
+    program, *arguments = shlex.split(line)
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {argument for argument in arguments if "=" not in argument} <= set(targets)
+        return
+    command = command_line(arguments[0]).commands[arguments[0]]
+    command.make_context(arguments[0], arguments[1:])
+
+
+@pytest.mark.parametrize(("title", "code"), blocks("toml"))
+def test_toml_of_a_document_is_a_manifest_or_a_scenario(title, code):
+    if SKIPPED in code:
+        pytest.skip("the reader fills in a value")
+    tables = tomllib.loads(code)
+    if tables.keys() <= {field.name for field in msgspec.structs.fields(Manifest)}:
+        parse(code.encode())
+
+
+def test_python_of_the_own_loop_page_runs(tmp_path):
+    """Blocks with a title are parts of other files."""
+    page = (ROOT / "docs" / "guides" / "own-loop.md").read_text()
+    run = re.search(r'^```toml title="run.toml"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    parts = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(parts) >= 3
+    (tmp_path / "run.toml").write_text(run[1])
+    (tmp_path / "page.py").write_text("\n".join(parts))
+    home = {**os.environ, "THINWIRE_HOME": str(tmp_path / "home"), "THINWIRE_HOST": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    first, loss, contributors, missing, total = done.stdout.splitlines()
+    assert first.split()[0] == "3" and first.split()[2].startswith("tw1-")
+    assert loss == "2.5" and len(contributors) > 64 and missing == "{}"
+    assert abs(float(total.removeprefix("tensor(").removesuffix(")")) - 1000) < 10, "int8 rounds"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_reference_page_is_that_of_the_code(name):
+    """`python docs/reference/generate.py` writes the pages."""
+    assert (ROOT / "docs" / "reference" / name).read_text() == PAGES[name]()
+
+
+def test_every_event_of_the_package_is_in_its_reference():
+    page = (ROOT / "docs" / "reference" / "events.md").read_text()
+    told = set(re.findall(r"`([a-z_ -]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    said = set(typing.get_args(EventKind))
+    for path in (file for folder in ("node", "collectives", "swarm") for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and len(node.args) >= 2 and isinstance(node.args[0], ast.Constant):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name in ("emit", "_emit", "_write", "_report") and isinstance(node.args[0].value, str):
+                    said.add(node.args[0].value)
+    assert len(said) > 40 and sorted(said - told) == []

@@ -528,7 +528,7 @@ STILL_ACCESS = {
     "tests/unit/node/pipeline/groups/test_stage_assignment.py": 1,
     "tests/unit/node/pipeline/model/test_frozen_embedding.py": 5,
     "tests/unit/node/training/test_corpus.py": 1,
-    "tests/unit/swarm/identity/test_identity.py": 2,
+    "tests/unit/swarm/identity/test_identity.py": 1,
 }
 """File -> number of accesses to private attributes of the product. It may only fall."""
 

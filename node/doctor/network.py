@@ -105,7 +105,7 @@ def judged(sightings: Sequence[Sighting], port: int, wall: float) -> Iterable[Ch
         yield failed(
             "reached",
             f"others do not reach this machine at {reach.address}",
-            f"forward TCP {port} and the ports for links at the router, let the firewall pass them, see docs/operations.md",
+            f"forward TCP {port} and the ports for links at the router, let the firewall pass them (docs/guides/operations.md)",
         )
     if reach.nat == "unknown":
         yield skipped("nat", "it takes answers of peers in two networks")

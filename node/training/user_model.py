@@ -205,7 +205,7 @@ def _check(model: nn.Module, named: str, vocab: int, context: int) -> None:
         model.train()
         shape = tuple(logits.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        hint = "it must map token ids [B, T] to logits [B, T, vocab]; docs/models-and-data.md has an example"
+        hint = "it must map token ids [B, T] to logits [B, T, vocab]; docs/guides/models-and-data.md has an example"
         raise ModelError(f"{named}: {_first_line(error)}", hint) from error
     if len(shape) != 3 or shape[0] != 1 or shape[2] < vocab:
         raise ModelError(

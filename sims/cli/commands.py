@@ -158,7 +158,7 @@ def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -
     import msgspec
     from thinwire.node.pipeline.planner import gantt_text, plan_summary, problem, search
 
-    asked = problem.load(_read(file, "docs/pipelines.md describes it; examples/pipelines has some"))
+    asked = problem.load(_read(file, "docs/guides/pipelines.md describes it; examples/pipelines has some"))
     if picture is not None:
         from thinwire.node.runtime.plotting import check
 

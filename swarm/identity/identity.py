@@ -9,7 +9,6 @@ import hashlib
 import os
 import secrets
 import stat
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from thinwire.swarm.messages.registry import PeerId
 
 SIGNATURE_BYTES = 64
 REMEMBERED = 8192
-"""Number of valid signatures to cache, at about 100 bytes each."""
+"""Largest number of valid signatures to cache, at about 100 bytes each."""
 
 _FILE_MARK = "thinwire-identity-1"
 _FILE_LIMIT = 4096
@@ -164,23 +163,22 @@ def _statement(domain: str, parts: tuple[bytes, ...]) -> bytes:
     return b"".join(pieces)
 
 
-_good: dict[bytes, None] = {}
-"""Hashes of valid signatures, oldest first: those that were checked, and those that this process made."""
+_good: list[set[bytes]] = [set(), set()]
+"""Hashes of valid signatures, checked or made by this process: the newest, and those before them.
+
+Threads share it, because certificates are checked beside the event loop; so hashes are added, and never deleted one by one.
+"""
 
 
 def _name(public_key: bytes, signature: bytes, statement: bytes) -> bytes:
     return hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
 
 
-_good_lock = threading.Lock()
-"""Protects `_good`: certificates are checked in threads beside the event loop."""
-
-
 def _remember(name: bytes) -> None:
-    with _good_lock:
-        if len(_good) >= REMEMBERED:
-            del _good[next(iter(_good))]
-        _good[name] = None
+    newest = _good[0]
+    newest.add(name)
+    if len(newest) >= REMEMBERED // 2:
+        _good[:] = [set(), newest]
 
 
 @lru_cache(maxsize=4096)
@@ -204,7 +202,7 @@ def verify(public_key: bytes, domain: str, signature: bytes, *parts: bytes) -> b
         return False  # also because other divisions of the same bytes would have the same hash
     statement = _statement(domain, parts)
     name = _name(public_key, signature, statement)
-    if name in _good:
+    if any(name in names for names in _good):
         return True
     try:
         _verifier(public_key).verify(signature, statement)

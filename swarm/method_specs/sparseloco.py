@@ -34,7 +34,7 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
     on_exclusion: treatment of a contribution that the round's record does not name: "drop" treats it as sent, "restore"
         carries it over to the next round. Directions become stale: in our experiments "drop" was better.
     step_balancing, max_step_ratio: see DiLoCo.
-    lr_change_round: round from which on lr_after replaces lr; 0 = never.
+    lr_change_round, lr_after: round from which on lr_after replaces lr; 0 = never.
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("topk",)

@@ -158,7 +158,9 @@ def load(data: bytes) -> Problem | UnarrangedProblem:
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProblemError(f"no instance of a pipeline: {error}", "docs/pipelines.md describes the file") from None
+        raise ProblemError(
+            f"no instance of a pipeline: {error}", "docs/guides/pipelines.md describes the file"
+        ) from None
     count = len(file.delays)
     _need(all(len(row) == count for row in file.delays), "delays are not square", "one row and one column per peer")
     work = file.wm if isinstance(file.wm, list) else [file.wm] * count
