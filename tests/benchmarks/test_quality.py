@@ -37,7 +37,7 @@ def test_overlapped_methods_cost_little_loss(quality, tmp_path):
     assert eager <= naive - 0.1 and diloco <= eager
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_delayed_nesterov_and_co2_beat_their_naive_versions(quality, tmp_path):
     """Seventy steps; the whole thresholds are below."""

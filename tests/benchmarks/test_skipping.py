@@ -25,7 +25,7 @@ def test_skip_plans_have_the_given_length_and_change(bench):
     assert {stage for paths in steps for path in paths for stage in path} == set(range(bench.STAGES))
 
 
-@pytest.mark.trial
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_half_model_is_good_when_trained_with_skipping(bench, tmp_path):
     text = tmp_path / "text.txt"

@@ -84,19 +84,20 @@ def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypa
         assert opinions[-1]["score"] < 0.0
 
 
-def test_a_thousand_identities_and_forty_liars_on_trial_change_no_result(played, monkeypatch):
+@pytest.mark.parametrize(("identities", "liars"), [(500, 8), pytest.param(1000, 40, marks=pytest.mark.soak)])
+def test_many_identities_and_liars_on_trial_change_no_result(played, monkeypatch, identities, liars):
     monkeypatch.setattr(SimWorld, "tasks", [], raising=False)
     clean = played(6, 0, seconds=24.0)
     original, answers = SimWorld.play, list[str]()
 
     async def play(self: SimWorld) -> None:
-        self.net.at(9.0, knocks(1000, answers, times=1), self)
+        self.net.at(9.0, knocks(identities, answers, times=1), self)
         await original(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(SimWorld, "play", play)
-        run = played(6, 40, seconds=24.0, liar="flip")
-    assert answers.count("full") > 5_000
+        run = played(6, liars, seconds=24.0, liar="flip")
+    assert answers.count("full") > 2 * identities
     for peer in range(6):
         expected, found = rounds_of(clean, peer), rounds_of(run, peer)
         assert abs(len(expected) - len(found)) <= 1 and len(found) > 8
