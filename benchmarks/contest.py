@@ -116,13 +116,19 @@ class Contestant:
                 process.wait()
 
 
-def gloo(peers: int, mb: float, port: int) -> Contestant:
-    """torch's gloo, fp32."""
-    return Contestant(
-        "gloo fp32",
-        [_command("gloo_peer.py", rank=r, peers=peers, mb=mb, port=port) for r in range(peers)],
-        peers=peers,
-    )
+def gloo(
+    peers: int,
+    mb: float,
+    port: int,
+    *,
+    store: str = "127.0.0.1",
+    interface: str = "",
+    prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+) -> Contestant:
+    """torch's gloo, fp32. `store`: address of rank 0; `interface`: network device, by default the loopback's."""
+    own: dict[str, Any] = dict(peers=peers, mb=mb, port=port, store=store, interface=interface)
+    commands = [[*prefix(rank), *_command("gloo_peer.py", rank=rank, **own)] for rank in range(peers)]
+    return Contestant("gloo fp32", commands, peers=peers)
 
 
 def thinwire(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import struct
 
-CONGESTION = "bbr"
-"""Congestion control.
+CONGESTION, NEARBY = "bbr", "cubic"
+"""Congestion control of far or lossy links, and of near ones.
 
-With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (Cardwell et al., 2016).
+With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (Cardwell et al., 2016). Without latency
+BBR's probes leave a tenth more of a link empty than cubic (benchmarks/reallinks.py).
 """
+
+NEAR_SECONDS, FEW_LOSSES = 0.005, 0.01
+"""Links with a shorter round trip, and a smaller share of packets sent again, are near."""
 
 MAX_PACING_RATE = 47
 """Linux' SO_MAX_PACING_RATE, which Python does not define."""
@@ -46,6 +50,34 @@ def has_congestion_control() -> bool:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         return tune(sock)
+
+
+def congestion_for(round_trip: float, lost: float) -> str:
+    """Return the congestion control for a link.
+
+    `round_trip`: its shortest one in seconds; `lost`: share of packets that had to be sent again. Loss-based control
+    fills a near link: after a loss its window is back within some round trips.
+    """
+    return NEARBY if round_trip < NEAR_SECONDS and lost < FEW_LOSSES else CONGESTION
+
+
+def adapt(sock: socket.socket, present: str) -> str:
+    """Set the congestion control that suits the measurements of the kernel (Linux); return the one in use.
+
+    `present`: the one in use until now.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+        if len(info) < 160:
+            return present
+        # struct tcp_info: tcpi_total_retrans at offset 100, tcpi_min_rtt (microseconds) at 148, tcpi_data_segs_out at 156.
+        again, shortest, sent = (struct.unpack_from("=I", info, offset)[0] for offset in (100, 148, 156))
+        wanted = congestion_for(shortest / 1e6, again / max(sent, 1))
+        if wanted != present:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+        return wanted
+    except (AttributeError, OSError):
+        return present
 
 
 def round_trip(sock: socket.socket) -> float | None:

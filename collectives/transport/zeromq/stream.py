@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.tcp_options import confirmed, hold_back, pace, round_trip, tune
+from thinwire.collectives.transport.tcp_options import CONGESTION, adapt, confirmed, hold_back, pace, round_trip, tune
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen
 from thinwire.collectives.transport.zeromq.record_crypto import (
@@ -105,6 +105,7 @@ class Stream(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._began, self._mark = 0.0, 0
+        self._congestion = CONGESTION
 
     # --- lifecycle
 
@@ -214,7 +215,9 @@ class Stream(asyncio.BufferedProtocol):
             return
         self.up += size
         self.idle = False
-        hold_back(self._transport.get_extra_info("socket"))
+        sock = self._transport.get_extra_info("socket")
+        self._congestion = adapt(sock, self._congestion)
+        hold_back(sock)
         self._transport.write(record)
         if self._outgoing is not None and self._transport.get_write_buffer_size() == 0:
             self._flushed()
