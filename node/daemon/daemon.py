@@ -224,6 +224,8 @@ class Daemon:
                 data=config.data,
                 device=self._device,
                 threads=config.threads,
+                compiled=config.compile,
+                checkpointing=config.gradient_checkpointing,
                 cache=config.directories.cache,
                 here=self._here,
                 clock=time.perf_counter,
@@ -253,6 +255,9 @@ class Daemon:
             found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
         if found is None:
             return None
+
+        if config.compile or config.gradient_checkpointing:
+            LOGGER.warning("the settings compile and gradient_checkpointing have no effect on a stage")
 
         def batches() -> Batches:
             progress = Progress(time.perf_counter, LOGGER.info)

@@ -21,7 +21,7 @@ AUDITED = 0.1
 AUDIT_SHARE = 0.02
 """Most bytes of these audits, as a part of the bytes of a round."""
 
-LATER = (("model", "buffers"), ("model", "name"), ("model", "config_hash"))
+LATER = (("model", "buffers"), ("model", "name"), ("model", "config_hash"), ("inner", "precision"))
 """Keys that were added after the first runs."""
 
 S = TypeVar("S", bound=MethodSpec)

@@ -18,6 +18,7 @@ from thinwire.swarm.choices import (
     InnerOptimizer,
     ModelKind,
     OnSplit,
+    Precision,
     RateSchedule,
     SlowPeers,
     StageGradient,
@@ -129,6 +130,8 @@ class Inner(Table, frozen=True):
     global_batch: sequences of one inner step of all peers together, for any number of peers; 0 = batch × accumulate each.
         Needs data.exactly_once; batch is then the limit of one forward pass.
     clip: largest norm of the gradient; 0 = not clipped.
+    precision: of matrix products in model and loss: "fp32"; "bf16", faster on hardware that has it; "auto", bf16 on a GPU and
+        fp32 on a CPU. Parameters, gradients and the optimizer's state are float32 in any case.
     """
 
     optimizer: InnerOptimizer = "adamw"
@@ -144,6 +147,7 @@ class Inner(Table, frozen=True):
     accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
     global_batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    precision: Precision = "auto"
 
     @property
     def sgd_momentum(self) -> float:

@@ -66,6 +66,8 @@ def _model_and_data(manifest: Manifest) -> Contradictions:
             "model.buffers does not apply to the built-in model",
             "remove the key: that model has no buffers",
         )
+    if model.kind == "custom" and manifest.inner.precision != "auto":
+        yield "inner.precision does not apply to a training loop of the user", "remove the key: the loop decides"
     yield from _user_model(manifest.model)
     path = PurePath(data.tokenizer)
     if path.is_absolute() or ".." in path.parts or set("\\:") & set(data.tokenizer):
@@ -209,6 +211,8 @@ def _pipeline(manifest: Manifest) -> Contradictions:
             f"outer.fragments = {outer.fragment_count}, but a model of {pipeline.stages} stages has as many fragments",
             "remove outer.fragments",
         )
+    if manifest.inner.precision == "bf16":
+        yield "inner.precision = 'bf16' does not apply to stages, which compute in float32", "remove the key"
     if model.kind != "transformer":
         yield f"a model of kind {model.kind!r} cannot be cut into stages", "remove [pipeline]"
     elif model.layers < pipeline.stages:

@@ -90,6 +90,7 @@ YOUNGER = {
     "data.exactly_once",
     "data.private",
     "inner.global_batch",
+    "inner.precision",
     *(f"pipeline.{key}" for key in Pipeline.__struct_fields__),
 }
 """Keys that FULL leaves at their defaults."""
@@ -159,6 +160,8 @@ def test_derived_properties_follow_from_values():
         ("[model]\nkind = 'module'\nname = 'a'", "'a' is not MODULE:FUNCTION", "mymodel:make"),
         ("[model]\nkind = 'module'\nname = 'a:b c'", "model.name: 'a:b c' is not a path", "''"),
         ("[model]\nname = 'a:b'", "model.name only applies to", "set model.kind"),
+        ("[model]\nkind = 'custom'\n[inner]\nprecision = 'bf16'", "a training loop of the user", "the loop decides"),
+        ("[inner]\nprecision = 'fp16'", "inner.precision: ", "did you mean 'fp32'?"),
         ("[model]\nkind = 'custom'\nconfig_hash = '" + "ab" * 32 + "'", "model.config_hash only applies", "remove"),
         ("[modle]", "unknown table [modle]", "did you mean 'model'?"),
         ("lr = 3", "unknown table [lr]", "tables: run"),
@@ -760,6 +763,7 @@ def test_pipeline_table_describes_stages():
         (STAGED.replace("3", "1"), "holds the whole model"),
         (STAGED.replace("3", "5") + "[model]\nlayers = 4", "into 5 stages"),
         (STAGED + "[model]\nkind = 'custom'", "cannot be cut"),
+        (STAGED + "[inner]\nprecision = 'bf16'", "does not apply to stages"),
         (STAGED.replace("[pipeline]", "fragments = 5\n[pipeline]"), "as many fragments"),
         (STAGED + "codec = 'int8(block=256)'", "between stages"),
         (STAGED + "max_in_flight = 2", "1 micro-batches"),
