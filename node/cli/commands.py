@@ -305,7 +305,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or directory for transformers.")],
     run: Annotated[str, typer.Option("--run", metavar="ID", help="The run, by the start of its id.")] = "",
     format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="safetensors (a file) or transformers (a folder).")
+        str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
     ] = "safetensors",
     homes: Annotated[
         list[Path] | None,

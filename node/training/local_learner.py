@@ -16,9 +16,10 @@ from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches, Split, cursor_after, lesson_of, shards_of, split, trial_batches
 from thinwire.node.training.corpus import Progress, open_corpus
-from thinwire.node.training.initial_weights import check_weights, load_weights
+from thinwire.node.training.initial_weights import WeightsError, check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.lora import with_adapter
 from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.trainer import Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
@@ -186,6 +187,13 @@ def prepare(
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
     made = build(manifest, tokenizer.vocab, model, here)
+    if manifest.lora.rank:
+        if weights is not None:
+            raise WeightsError(
+                "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
+                "remove it: the base weights are those of the model that --model or the manifest names",
+            )
+        made = with_adapter(manifest, made, model)
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
     if weights is not None:

@@ -90,6 +90,22 @@ class Model(Table, frozen=True):
     config_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
+class Lora(Table, frozen=True):
+    """[lora]: an adapter (LoRA) that the run trains instead of the model, with the kinds "hf" and "module".
+
+    The base weights are frozen and stay on the disks of the peers, each of which has them: `model.weights` is their hash.
+
+    rank: of the two matrices beside each adapted layer; 0 = no adapter, the whole model is trained. 8 to 64 are usual.
+    alpha: the product of the matrices is scaled by alpha / rank.
+    targets: names of adapted layers, or the last parts of their names, such as ["q_proj", "v_proj"]; ["all-linear"], all
+        linear layers but the head, for "hf"; empty = those that peft suggests for the architecture, for "hf".
+    """
+
+    rank: Annotated[int, Meta(ge=0, le=1024)] = 0
+    alpha: Annotated[float, Meta(gt=0, le=1e4)] = 16.0
+    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")], ...], Meta(max_length=64)] = ()
+
+
 class Data(Table, frozen=True):
     """[data]: how text becomes tokens, and which peer trains on which part.
 
