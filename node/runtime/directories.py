@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def adapter_config(self) -> Path:
-        """Description of the trained adapter, for `thinwire export`, under the name that peft gives it; often absent."""
+        """Description of a trained adapter, for `thinwire export`; absent in runs without one."""
         return self.path / "adapter_config.json"
 
     @property

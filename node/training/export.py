@@ -196,7 +196,10 @@ def for_transformers(
 def for_peft(
     weights: Mapping[str, Array], manifest: Manifest, directory: RunDirectory
 ) -> tuple[dict[str, Array], bytes]:
-    """Return an adapter's weights under the names of peft, and the content of adapter_config.json. Raises ExportError."""
+    """Return an adapter's weights under the names of peft, and the content of adapter_config.json.
+
+    Raises ExportError.
+    """
     if not manifest.lora.rank:
         raise ExportError("the run trains a whole model, not an adapter", "use --format transformers or safetensors")
     try:

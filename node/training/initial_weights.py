@@ -82,7 +82,10 @@ def check_weights(theta: Floats, named: str, source: Path) -> None:
 
 
 def check_digest(found: str, named: str, source: Path | str) -> None:
-    """Check the hash of the weights in `source` against the hash `named` in the manifest. Raises WeightsError."""
+    """Check the hash of the weights in `source` against the hash `named` in the manifest.
+
+    Raises WeightsError.
+    """
     if named == found:
         return
     if not named:

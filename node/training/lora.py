@@ -26,7 +26,7 @@ ADAPTER = "default"
 """Name of the adapter in the names of parameters."""
 
 PREFIX = "base_model.model."
-"""What the names of parameters in files of peft begin with."""
+"""Start of the names of parameters in files of peft."""
 
 ALL_LINEAR = "all-linear"
 """Target for all linear maps but the head."""
@@ -73,7 +73,7 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
 
 
 def base_digest(model: nn.Module) -> str:
-    """Return the blake3 of all parameters in order of their names, as little-endian float32, in hexadecimal.
+    """Return the blake3 of all parameters, in hexadecimal: little-endian float32 in order of their names.
 
     For a model without frozen parameters it is the hash of `digest_of`.
     """

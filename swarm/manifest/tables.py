@@ -91,7 +91,7 @@ class Model(Table, frozen=True):
 
 
 class Lora(Table, frozen=True):
-    """[lora]: an adapter (LoRA) that the run trains instead of the model, with the kinds "hf" and "module".
+    """[lora]: an adapter (LoRA), trained instead of the model; for the kinds "hf" and "module".
 
     The base weights are frozen and stay on the disks of the peers, each of which has them: `model.weights` is their hash.
 
@@ -102,7 +102,7 @@ class Lora(Table, frozen=True):
     """
 
     rank: Annotated[int, Meta(ge=0, le=1024)] = 0
-    alpha: Annotated[float, Meta(gt=0, le=1e4)] = 16.0
+    alpha: Annotated[int, Meta(ge=1, le=10_000)] = 16
     targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")], ...], Meta(max_length=64)] = ()
 
 

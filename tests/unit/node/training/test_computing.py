@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import blake3
 import pytest
@@ -30,7 +31,7 @@ def gpt2(tmp_path: Path) -> tuple[str, str]:
     return f'kind = "hf"\nname = "tiny"\nconfig_hash = "{digest}"\n', f"hf:{tmp_path / 'tiny'}"
 
 
-def learner(path: Path, model: str = BUILT_IN, inner: str = "", named: str = "", **settings: bool) -> LocalLearner:
+def learner(path: Path, model: str = BUILT_IN, inner: str = "", named: str = "", **settings: Any) -> LocalLearner:
     """Return the learner of a daemon; the first parameters and the data are those of every other one."""
     (path / "text.txt").write_text("a few words of text " * 300)
     manifest = parse(f"[model]\n{model}context = 16\n[inner]\nbatch = 4\nwarmup = 0\n{inner}")

@@ -12,6 +12,7 @@ from thinwire.node.training.initial_weights import WeightsError, digest_of
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.node.training.lora import base_digest, in_peft
 from thinwire.node.training.user_model import ModelError
+from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
 
@@ -30,8 +31,8 @@ def saved(folder: Path, seed: int) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2))
-    model.save_pretrained(folder)
+    model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2))  # type: ignore[arg-type]
+    model.save_pretrained(folder)  # type: ignore[operator]
     (folder / "config.json").write_text(json.dumps(GPT2))
     return model
 
@@ -46,11 +47,11 @@ def learner(path: Path, folder: Path, *, weights: str, lora: str = "rank = 2", s
     return prepared(path, manifest_of=manifest, named=f"hf:{folder}")
 
 
-def prepared(path: Path, *, manifest_of: object, named: str) -> LocalLearner:
+def prepared(path: Path, *, manifest_of: Manifest, named: str) -> LocalLearner:
     return prepare(
         manifest_of, data=path / "text.txt", device="cpu", threads=0, cache=path / "cache", here=path,
         clock=lambda: 0.0, model=named,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def test_adapter_is_all_that_is_state_and_the_base_stays(tmp_path: Path) -> None:
