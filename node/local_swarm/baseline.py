@@ -35,7 +35,7 @@ def evaluate(training: LocalLearner) -> float:
 
     All measurements of a run use the same samples.
     """
-    sample = 2 * training.layout.total * training.manifest.model.context
+    sample = 2 * training.size * training.manifest.model.context
     samples = max(1, min(SAMPLES, int(WORK // sample)))
     size = min(BATCH, samples)
     return training.trainer.evaluate(training.split.evaluation(size, samples // size))

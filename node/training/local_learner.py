@@ -103,6 +103,11 @@ class LocalLearner:
         """Device of the parameters."""
         return self.trainer.device
 
+    @property
+    def size(self) -> int:
+        """Number of all parameters of the model, also of those that are frozen below an adapter."""
+        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
     def parameters(self) -> Floats:
         """Return a copy of all parameters; before the first step they are equal on every peer."""
         theta = np.empty(self.layout.total, np.float32)

@@ -7,6 +7,7 @@ import shutil
 
 import blake3
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import load_file
 from thinwire.node.training.lora import base_digest
@@ -26,6 +27,7 @@ def saved(folder, seed):
     return base_digest(model)
 
 
+@pytest.mark.soak
 def test_two_peers_train_an_adapter_that_peft_loads_and_another_base_is_refused(machine, tmp_path):
     here = machine(rounds=3, steps=10, method="sparseloco")
     base, copy, other_base = here.path / "tiny", tmp_path / "copy", tmp_path / "other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import blake3
 import pytest
@@ -37,20 +38,29 @@ def saved(folder: Path, seed: int) -> nn.Module:
     return model
 
 
-def learner(path: Path, folder: Path, *, weights: str, lora: str = "rank = 2", seed: int = 0) -> LocalLearner:
+def learner(
+    path: Path,
+    folder: Path,
+    *,
+    weights: str,
+    lora: str = "rank = 2",
+    seed: int = 0,
+    first: Path | None = None,
+    **more: Any,
+) -> LocalLearner:
     (path / "text.txt").write_text("a few words of text " * 300)
     digest = blake3.blake3(json.dumps(GPT2).encode()).hexdigest()
     model = f'kind = "hf"\nname = "x"\ncontext = 16\nconfig_hash = "{digest}"\nweights = "{weights}"'
     manifest = parse(
         f"[run]\nseed = {seed}\n[model]\n{model}\n[lora]\n{lora}\n[inner]\nbatch = 4\nwarmup = 0\nlr = 0.02"
     )
-    return prepared(path, manifest_of=manifest, named=f"hf:{folder}")
+    return prepared(path, manifest_of=manifest, named=f"hf:{folder}", weights=first, **more)
 
 
-def prepared(path: Path, *, manifest_of: Manifest, named: str) -> LocalLearner:
+def prepared(path: Path, *, manifest_of: Manifest, named: str, **more: Any) -> LocalLearner:
     return prepare(
         manifest_of, data=path / "text.txt", device="cpu", threads=0, cache=path / "cache", here=path,
-        clock=lambda: 0.0, model=named,
+        clock=lambda: 0.0, model=named, **more,
     )  # fmt: skip
 
 
@@ -94,6 +104,24 @@ def test_peer_with_another_base_is_refused_and_the_missing_hash_is_named(tmp_pat
     (tmp_path / "base" / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="safetensors"):
         learner(tmp_path, tmp_path / "base", weights=weights)
+
+
+def test_adapter_with_gradient_checkpointing_has_the_same_gradients(tmp_path: Path) -> None:
+    weights = base_digest(saved(tmp_path / "base", 1))
+    steps = []
+    for checkpointing in (False, True):
+        made = learner(tmp_path, tmp_path / "base", weights=weights, checkpointing=checkpointing)
+        torch.manual_seed(3)  # of dropout
+        made.trainer.run_steps(3)
+        steps.append(made.parameters())
+    assert (steps[0] != learner(tmp_path, tmp_path / "base", weights=weights).parameters()).any()
+    assert torch.allclose(torch.from_numpy(steps[0]), torch.from_numpy(steps[1]), atol=1e-6)
+
+
+def test_first_values_of_an_adapter_are_not_those_of_a_file(tmp_path: Path) -> None:
+    weights = base_digest(saved(tmp_path / "base", 1))
+    with pytest.raises(WeightsError, match="--from does not apply to a run with"):
+        learner(tmp_path, tmp_path / "base", weights=weights, first=tmp_path / "base")
 
 
 def test_targets_choose_the_layers(tmp_path: Path) -> None:
