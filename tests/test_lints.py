@@ -161,6 +161,7 @@ MAY_OPEN = {
         "node/discovery/sources.py": "makes the doors",
         "node/discovery/dht_process.py": DHT,
         "node/peer/bootstrap.py": "makes the doors",
+        "node/training/lora.py": "seeds torch's generator with the run's seed, and restores it",
         "node/training/user_model.py": "seeds torch's generator with the run's seed, and restores it",
         "swarm/identity/identity.py": "a new key, when no seed is given, and the name of its draft",
         "collectives/transport/zeromq/link.py": TRANSPORT + ": keys of bulk streams",

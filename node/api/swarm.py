@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
@@ -28,6 +29,9 @@ from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMi
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 from torch import nn
 from torch.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
 
 def join(
@@ -254,6 +258,25 @@ class Swarm:
             self._restore()
         self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)
         return self._optimizer
+
+    def trainer_callback(self, on_round: Callable[[RoundReport], None] | None = None) -> TrainerCallback:
+        """Return a callback for a Trainer of transformers: `Trainer(…, callbacks=[swarm.trainer_callback()])`.
+
+        When training begins, the callback wraps the trainer's model and optimizer, see `wrap`, also for `on_round`; a step
+        has as many samples as the trainer's arguments say. Training ends with the run, if not before. Then the peer leaves
+        the swarm, so that no other waits for it, and the model has the parameters of the last round.
+
+        Raises ImportError without transformers and accelerate; `Trainer.train` raises what `wrap`, `check` and `leave` do.
+        """
+        try:
+            from thinwire.node.api.trainer_callback import SwarmCallback
+        except ImportError as error:
+            raise ImportError(f"{error}; run: pip install 'thinwire[models]' accelerate") from error
+
+        def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> torch.optim.Optimizer:
+            return self.wrap(model, optimizer, batch=batch, on_round=on_round)
+
+        return SwarmCallback(wrap, lambda: self.done, self.leave)
 
     def outer(self) -> dict[str, torch.Tensor]:
         """Return a copy of the outer parameters and shared buffers by name, equal on all peers.

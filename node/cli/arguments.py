@@ -53,6 +53,10 @@ Model = Annotated[
     typer.Option("--model", metavar="NAME", help="Train this model of yours: MODULE:FUNCTION or hf:FOLDER."),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the model: a minute more, then faster steps.")]
+GradientCheckpointing = Annotated[
+    bool, typer.Option("--gradient-checkpointing", help="Compute activations twice: less memory, slower steps.")
+]
 EvaluateEvery = Annotated[
     int | None,
     typer.Option(

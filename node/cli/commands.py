@@ -15,10 +15,12 @@ import typer
 from thinwire.node.cli.arguments import (
     Advertise,
     Bootstrap,
+    Compile,
     Data,
     Debug,
     Device,
     EvaluateEvery,
+    GradientCheckpointing,
     Home,
     Host,
     InputError,
@@ -53,6 +55,8 @@ def _shared(
     data: Data = None,
     model: Model = None,
     device: Device = None,
+    compile: Compile = False,
+    gradient_checkpointing: GradientCheckpointing = False,
     evaluate_every: EvaluateEvery = None,
     threads: Threads = None,
     host: Host = None,
@@ -75,7 +79,8 @@ def _shared(
     flags: Flags = dict(
         data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
         up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
-        evaluate_every=evaluate_every,
+        evaluate_every=evaluate_every, compile="true" if compile else None,
+        gradient_checkpointing="true" if gradient_checkpointing else None,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
     return settings(context, debug, flags), options
@@ -300,7 +305,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or directory for transformers.")],
     run: Annotated[str, typer.Option("--run", metavar="ID", help="The run, by the start of its id.")] = "",
     format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="safetensors (a file) or transformers (a folder).")
+        str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
     ] = "safetensors",
     homes: Annotated[
         list[Path] | None,

@@ -42,6 +42,7 @@ from thinwire.node.training.batches import Batches
 from thinwire.node.training.corpus import DEFAULT_DATA, Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
+from thinwire.node.training.lora import write_config
 from thinwire.node.training.tokenizer import load_tokenizer, tokenizer_file
 from thinwire.node.training.user_model import check_named, config_file
 from thinwire.swarm.identity.invite import Invite
@@ -224,6 +225,8 @@ class Daemon:
                 data=config.data,
                 device=self._device,
                 threads=config.threads,
+                compiled=config.compile,
+                checkpointing=config.gradient_checkpointing,
                 cache=config.directories.cache,
                 here=self._here,
                 clock=time.perf_counter,
@@ -234,9 +237,11 @@ class Daemon:
                 say=LOGGER.info,
             )
         )
+        run = config.directories.run(self._entry.run_id)
         if manifest.model.kind == "hf":
-            copy = config.directories.run(self._entry.run_id).model_config
-            copy.write_bytes(config_file(config.model).read_bytes())
+            run.model_config.write_bytes(config_file(config.model).read_bytes())
+        if manifest.lora.rank:
+            write_config(made.trainer.model, run.path)
         return made
 
     async def _stage(self, manifest: Manifest) -> Learner | None:
@@ -253,6 +258,9 @@ class Daemon:
             found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
         if found is None:
             return None
+
+        if config.compile or config.gradient_checkpointing:
+            LOGGER.warning("the settings compile and gradient_checkpointing have no effect on a stage")
 
         def batches() -> Batches:
             progress = Progress(time.perf_counter, LOGGER.info)

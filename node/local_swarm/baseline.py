@@ -35,7 +35,7 @@ def evaluate(training: LocalLearner) -> float:
 
     All measurements of a run use the same samples.
     """
-    sample = 2 * training.layout.total * training.manifest.model.context
+    sample = 2 * training.size * training.manifest.model.context
     samples = max(1, min(SAMPLES, int(WORK // sample)))
     size = min(BATCH, samples)
     return training.trainer.evaluate(training.split.evaluation(size, samples // size))
@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--model", default="")
     parser.add_argument("--from", dest="weights", type=Path)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--me", type=bytes.fromhex, required=True)
@@ -82,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
             data=told.data,
             device=choose_device(told.device),
             threads=told.threads,
+            compiled=told.compile,
+            checkpointing=told.gradient_checkpointing,
             cache=told.cache,
             here=told.run.parent,
             clock=time.perf_counter,

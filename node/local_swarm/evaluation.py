@@ -185,7 +185,7 @@ def write_on(training: LocalLearner, seed: int) -> tuple[str, str]:
     source = split.held_out if split.held_out.size else split.training
     start = split.batch(source[:1])[0][:, :PROMPT_TOKENS]
     generator = torch.Generator().manual_seed(seed)
-    model, most = training.trainer.model, math.isqrt(int(WORK // (2 * training.layout.total)))
+    model, most = training.trainer.model, math.isqrt(int(WORK // (2 * training.size)))
     length = min(SAMPLE_TOKENS, max(1, most))
     start_there, context = start.to(training.trainer.device), training.manifest.model.context
     tokens = generate(model, start_there, length, context, TEMPERATURE, TOP_K, generator)

@@ -255,7 +255,7 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--model", self.config.model] if self.config.model else []
-        told += ["--evaluate-every", str(self.config.evaluate_every)]
+        told += ["--evaluate-every", str(self.config.evaluate_every), *self._computing]
         told += ["--up", str(self.config.up)] if self.config.up else []
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
@@ -275,8 +275,15 @@ class LocalSwarm:
         told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         told += ["--data", str(self.config.data)] if self.config.data else []
         told += ["--model", self.config.model] if self.config.model else []
+        told += self._computing
         told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
         self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
+
+    @property
+    def _computing(self) -> list[str]:
+        """Options of speed and memory."""
+        wanted = {"--compile": self.config.compile, "--gradient-checkpointing": self.config.gradient_checkpointing}
+        return [option for option, on in wanted.items() if on]
 
     @property
     def _first(self) -> list[str]:

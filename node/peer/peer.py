@@ -158,7 +158,7 @@ class Peer:
         ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the manifest's
         codec, or cannot be held in parts, WeightsError if the manifest names first parameters which a founder lacks.
         """
-        named = self.manifest.model.weights
+        named = self.manifest.first_weights
         given = not named or await work(partial(digest_of, theta)) == named
         method = method_of(self.manifest)
         codec, cut = fitted(self.manifest, layout)

@@ -77,6 +77,8 @@ class Config:
     data: str | None
     model: str
     device: str
+    compile: bool
+    gradient_checkpointing: bool
     evaluate_every: int
     threads: int
     up: Rate | None
@@ -258,6 +260,13 @@ SETTINGS = (
         'model of the user that may be trained here: "MODULE:FUNCTION" or "hf:FOLDER"; "": built-in',
     ),
     Setting("device", "auto", _device, '"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one'),
+    Setting("compile", False, _switch, "whether to compile the model, which takes a minute and makes steps faster"),
+    Setting(
+        "gradient_checkpointing",
+        False,
+        _switch,
+        "whether to compute activations twice instead of storing them: less memory, slower steps",
+    ),
     Setting(
         "evaluate_every",
         10,

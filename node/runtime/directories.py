@@ -82,6 +82,11 @@ class RunDirectory:
         return self.path / "config.json"
 
     @property
+    def adapter_config(self) -> Path:
+        """Description of a trained adapter, for `thinwire export`; absent in runs without one."""
+        return self.path / "adapter_config.json"
+
+    @property
     def recover_request(self) -> Path:
         """Request of `thinwire recover` to the running daemon, see node/peer/recover_command_file.py."""
         return self.path / "recover.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy in nats per token, of token ids and targets (the next tokens), [B, T] each."""
 
 
-def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+def logits_of(model: Callable[..., Any], tokens: Tensor) -> Tensor:
     """Return the logits of token ids [B, T].
 
     Some models return only those of the last position, [B, 1, vocab]. Raises AttributeError for a result without logits.
@@ -30,11 +30,15 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return logits
 
 
-def loss_of(model: nn.Module) -> Loss:
-    """Return the loss of a model: its own if it takes targets, else the cross-entropy of its logits."""
+def loss_of(model: nn.Module, call: Callable[..., Any] | None = None) -> Loss:
+    """Return the loss of a model: its own if it takes targets, else the cross-entropy of its logits.
+
+    call: what is called in place of the model, such as its compiled form.
+    """
+    call = model if call is None else call
     if "targets" in inspect.signature(model.forward).parameters:
-        return lambda tokens, targets: model(tokens, targets)[1]
-    return lambda tokens, targets: cross_entropy(logits_of(model, tokens), targets)
+        return lambda tokens, targets: call(tokens, targets)[1]
+    return lambda tokens, targets: cross_entropy(logits_of(call, tokens), targets)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
-FORMATS = ("safetensors", "transformers")
+FORMATS = ("safetensors", "transformers", "peft")
 _PIECE = 4 << 20
 _NORM_EPSILON = 1e-5
 
@@ -55,7 +55,7 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
         fragments |= {stage: other.fragments[stage] for stage in added}
         rounds |= {stage: _rounds(other)[stage] for stage in added}
     weights = all_weights(fragments)
-    if directory.manifest.exists() or format == "transformers":
+    if directory.manifest.exists() or format != "safetensors":
         manifest = read_manifest(directory)
         if missing := [str(stage) for stage in range(manifest.pipeline.stages) if stage not in fragments]:
             raise ExportError(
@@ -69,6 +69,11 @@ def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Pat
             write_tensors(out / "model.safetensors", weights)
             (out / "config.json").write_bytes(description)
             _write_tokenizer(out, manifest, directory)
+        elif format == "peft":
+            weights, description = for_peft(weights, manifest, directory)
+            out.mkdir(parents=True, exist_ok=True)
+            write_tensors(out / "adapter_model.safetensors", weights)
+            (out / directory.adapter_config.name).write_bytes(description)
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(out, weights)
@@ -173,6 +178,11 @@ def for_transformers(
     weights: Mapping[str, Array], manifest: Manifest, directory: RunDirectory
 ) -> tuple[dict[str, Array], bytes]:
     """Return weights under the names of transformers, and the content of config.json. Raises ExportError."""
+    if manifest.lora.rank:
+        raise ExportError(
+            "the run trains an adapter, not the whole model",
+            "use --format peft; peft.PeftModel.from_pretrained(base, OUT).merge_and_unload() makes one model of both",
+        )
     if manifest.model.kind != "hf":
         renamed, description = llama(weights, manifest)
         return renamed, json.dumps(description, indent=2).encode() + b"\n"
@@ -181,6 +191,24 @@ def for_transformers(
     except OSError as error:
         hint = "start the daemon once more, which stores the file, or use --format safetensors"
         raise ExportError(f"cannot read {directory.model_config}: {error.strerror}", hint) from None
+
+
+def for_peft(
+    weights: Mapping[str, Array], manifest: Manifest, directory: RunDirectory
+) -> tuple[dict[str, Array], bytes]:
+    """Return an adapter's weights under the names of peft, and the content of adapter_config.json.
+
+    Raises ExportError.
+    """
+    if not manifest.lora.rank:
+        raise ExportError("the run trains a whole model, not an adapter", "use --format transformers or safetensors")
+    try:
+        from thinwire.node.training.lora import in_peft
+
+        return in_peft(weights), directory.adapter_config.read_bytes()
+    except OSError as error:
+        hint = "start the daemon once more, which stores the file, or use --format safetensors"
+        raise ExportError(f"cannot read {directory.adapter_config}: {error.strerror}", hint) from None
 
 
 def llama(weights: Mapping[str, Array], manifest: Manifest) -> tuple[dict[str, Array], dict[str, object]]:

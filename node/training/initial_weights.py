@@ -78,7 +78,14 @@ def check_weights(theta: Floats, named: str, source: Path) -> None:
 
     Raises WeightsError.
     """
-    found = digest_of(theta)
+    check_digest(digest_of(theta), named, source)
+
+
+def check_digest(found: str, named: str, source: Path | str) -> None:
+    """Check the hash of the weights in `source` against the hash `named` in the manifest.
+
+    Raises WeightsError.
+    """
     if named == found:
         return
     if not named:
@@ -88,5 +95,5 @@ def check_weights(theta: Floats, named: str, source: Path) -> None:
         )
     raise WeightsError(
         f"{source} has other weights ({found[:8]}…) than the manifest names ({KEY} = {named[:8]}…)",
-        "give the file that the manifest names, or start another run by changing the key",
+        "give the weights that the manifest names, or start another run by changing the key",
     )

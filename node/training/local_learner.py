@@ -16,13 +16,14 @@ from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import Batches, Split, cursor_after, lesson_of, shards_of, split, trial_batches
 from thinwire.node.training.corpus import Progress, open_corpus
-from thinwire.node.training.initial_weights import check_weights, load_weights
+from thinwire.node.training.initial_weights import WeightsError, check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.node.training.lora import with_adapter
 from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.trainer import Trainer
 from thinwire.node.training.transformer import ModelConfig, Transformer
-from thinwire.node.training.user_model import make_model, read_pretrained
+from thinwire.node.training.user_model import checkpoint_activations, make_model, read_pretrained
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.messages.registry import PeerId
 from torch import nn
@@ -102,6 +103,11 @@ class LocalLearner:
         """Device of the parameters."""
         return self.trainer.device
 
+    @property
+    def size(self) -> int:
+        """Number of all parameters of the model, also of those that are frozen below an adapter."""
+        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
     def parameters(self) -> Floats:
         """Return a copy of all parameters; before the first step they are equal on every peer."""
         theta = np.empty(self.layout.total, np.float32)
@@ -164,6 +170,8 @@ def prepare(
     work: Work = at_once,
     weights: Path | None = None,
     model: str = "",
+    compiled: bool = False,
+    checkpointing: bool = False,
     say: Callable[[str], object] = str,
 ) -> LocalLearner:
     """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
@@ -171,7 +179,8 @@ def prepare(
     data: see source_of. say: shows a line of progress to the owner.
 
     weights: file with the first parameters; None: random ones. model: the user's model that may be trained here, see
-    make_model. Raises DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
+    make_model. compiled, checkpointing: settings compile and gradient_checkpointing. Raises CompileError, DataError,
+    DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
     be given through the Python interface.
     """
     if manifest.model.kind == "custom":
@@ -183,14 +192,27 @@ def prepare(
         torch.set_num_threads(threads)
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
     made = build(manifest, tokenizer.vocab, model, here)
+    if manifest.lora.rank:
+        if weights is not None:
+            raise WeightsError(
+                "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
+                "remove it: the base weights are those of the model that --model or the manifest names",
+            )
+        made = with_adapter(manifest, made, model)
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
-    autocast = torch.bfloat16 if device.startswith("cuda") else None
     if weights is not None:
         theta = _given(weights, manifest, made, layout)
         check_weights(theta, manifest.model.weights, weights)
         layout.write(made, theta)
-    trainer = Trainer(made, inner_of(manifest), batches, device, autocast, clock=clock)
+    if checkpointing:
+        checkpoint_activations(made)
+    trainer = Trainer(made, inner_of(manifest), batches, device, products_of(manifest, device), clock=clock)
+    if compiled:
+        began = clock()
+        say("compiling the model, which takes about a minute; training begins after it")
+        trainer.compile()
+        say(f"compiled the model in {clock() - began:.0f} s")
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
 
 
@@ -201,6 +223,13 @@ def batches_of(
     corpus, said = open_corpus(data, tokenizer, cache, progress), manifest.data
     cut = split(corpus, manifest.model.context, manifest.run.seed, said.shards, said.holdout)
     return Batches(cut, manifest.inner.batch, range(said.shards))
+
+
+def products_of(manifest: Manifest, device: str) -> torch.dtype | None:
+    """Return the element type of matrix products on a device; None: that of the parameters."""
+    precision = manifest.inner.precision
+    narrow = device.startswith("cuda") if precision == "auto" else precision == "bf16"
+    return torch.bfloat16 if narrow else None
 
 
 def inner_of(manifest: Manifest) -> InnerConfig:

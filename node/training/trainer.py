@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 from thinwire.node.training.batches import Batch, Batches, Cursor
-from thinwire.node.training.causal_model import loss_of
+from thinwire.node.training.causal_model import Loss, loss_of
 from thinwire.node.training.inner_optimizer import (
     InnerConfig,
     learning_rate,
@@ -29,12 +29,17 @@ class Diverged(HintedError):
     exit_code: ClassVar[int] = 1
 
 
+class CompileError(HintedError):
+    """The model cannot be compiled on this machine."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class Trainer:
     """Trains `model` (of a form that causal_model.py describes) on `batches`.
 
     `step` counts inner steps since the run began and determines the learning rate; a joiner sets it to the swarm's.
-    `autocast`: element type of matrix products (bfloat16 on a GPU), None = that of the parameters. `clock` returns
-    seconds.
+    `autocast`: element type of matrix products, None = that of the parameters. `clock` returns seconds.
     """
 
     def __init__(
@@ -56,8 +61,31 @@ class Trainer:
         self.portions: tuple[int, ...] = (batches.batch,) * config.accumulate
         """Samples of each forward pass of one step."""
         self._loss_of = loss_of(self.model)
+        self._compiled: Loss | None = None
         self._autocast = autocast
         self._clock = clock
+
+    def compile(self) -> None:
+        """Compile the model for batches of the usual shape, which takes up to minutes. Raises CompileError.
+
+        The module itself, its parameters and their names stay as they are: only inner steps call the compiled form.
+        """
+        compiled = loss_of(self.model, torch.compile(self.model))
+        batch = self.batches.split.batch(self.batches.split.training[: self.portions[0]])
+        self._compiled = compiled
+        self.model.train()
+        try:
+            # Torch compiles in the first call. Its random numbers (dropout) must not be missing later.
+            with torch.random.fork_rng():
+                self._loss(batch).backward()
+        except Exception as error:  # compilers raise many kinds
+            cause = getattr(error, "inner_exception", error)
+            raise CompileError(
+                f"the model cannot be compiled: {(str(cause).strip() or type(cause).__name__).splitlines()[0]}",
+                "install a C++ compiler, or remove the setting compile",
+            ) from error
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def run_steps(self, n: int, stop: Stop | None = None) -> StepReport:
         """Run n inner steps, or fewer if `stop` is set meanwhile. Raises Diverged if a loss is not finite."""
@@ -102,7 +130,9 @@ class Trainer:
     def _loss(self, batch: Batch) -> torch.Tensor:
         inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            return self._loss_of(inputs, targets)
+            # Evaluations have other shapes and modes, each of which would be compiled again.
+            compiled = self._compiled if self.model.training else None
+            return (compiled or self._loss_of)(inputs, targets)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch], n: int | None = None) -> float:

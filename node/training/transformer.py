@@ -15,6 +15,7 @@ from typing import overload
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 DEVIATION = 0.02
 """Standard deviation of the initial weights (GPT-2)."""
@@ -133,7 +134,12 @@ class Transformer(nn.Module):
         cos, sin = rotary_table(config.context, config.width // config.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self._recompute = False
         initialize(self, seed, held)
+
+    def activation_checkpointing_enable(self) -> None:
+        """Store only the inputs of the layers for the backward pass, and compute the rest again there."""
+        self._recompute = True
 
     @overload
     def forward(self, tokens: Tensor, targets: None = None) -> Tensor: ...
@@ -149,7 +155,7 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self._recompute else block(x, cos, sin)
         logits: Tensor = self.head(self.norm(x))
         if targets is None:
             return logits

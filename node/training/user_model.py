@@ -195,6 +195,20 @@ def read_pretrained(folder: Path, model: nn.Module) -> nn.Module:
     return cast(nn.Module, loaded)
 
 
+def checkpoint_activations(model: nn.Module) -> None:
+    """Compute activations twice instead of storing them, by the method that a model has for it.
+
+    Raises ModelError for a model without one.
+    """
+    enable = getattr(model, "activation_checkpointing_enable", getattr(model, "gradient_checkpointing_enable", None))
+    try:
+        if enable is None:
+            raise ValueError(f"{type(model).__name__} has no method activation_checkpointing_enable")
+        enable()
+    except ValueError as error:
+        raise ModelError(f"no gradient checkpointing: {error}", "remove the setting gradient_checkpointing") from error
+
+
 def _check(model: nn.Module, named: str, vocab: int, context: int) -> None:
     """Check parameters and logits of a model. Raises ModelError."""
     try:

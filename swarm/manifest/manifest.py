@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 import blake3
 import msgspec
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.manifest.tables import Admission, Data, Exchange, Inner, Model, Pipeline, Run
+from thinwire.swarm.manifest.tables import Admission, Data, Exchange, Inner, Lora, Model, Pipeline, Run
 from thinwire.swarm.method_specs.base import MethodSpec, Table
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
@@ -21,8 +21,11 @@ AUDITED = 0.1
 AUDIT_SHARE = 0.02
 """Most bytes of these audits, as a part of the bytes of a round."""
 
-LATER = (("model", "buffers"), ("model", "name"), ("model", "config_hash"))
+LATER = (("model", "buffers"), ("model", "name"), ("model", "config_hash"), ("inner", "precision"))
 """Keys that were added after the first runs."""
+
+LATER_TABLES = ("lora",)
+"""Tables that were added after the first runs."""
 
 S = TypeVar("S", bound=MethodSpec)
 
@@ -50,12 +53,21 @@ class Manifest(Table, frozen=True):
     exchange: Exchange = Exchange()
     pipeline: Pipeline = Pipeline()
     admission: Admission = Admission()
+    lora: Lora = Lora()
 
     def method(self, kind: type[S]) -> S:
         """Return [outer] as the keys of a method. Raises TypeError if the run has another one (our bug)."""
         if not isinstance(self.outer, kind):
             raise TypeError(f"outer.method is {self.outer.method!r}, not one of {kind.__name__}")
         return self.outer
+
+    @property
+    def first_weights(self) -> str:
+        """Hash of the first parameters of the trained state; "" if they are drawn from run.seed.
+
+        With an adapter, `model.weights` is the hash of the frozen base.
+        """
+        return "" if self.lora.rank else self.model.weights
 
     @property
     def max_weight(self) -> int:
@@ -139,9 +151,13 @@ class Manifest(Table, frozen=True):
     def canonical(self) -> bytes:
         """Return all values in the order of their definition as msgpack: equal for files of equal meaning.
 
-        A key of LATER is absent if it has its default, so that older runs have the same id.
+        A key of LATER is absent if it has its default, and a table of LATER_TABLES if all its keys have, so that older runs
+        have the same id.
         """
         values = msgspec.to_builtins(self)
+        for section in LATER_TABLES:
+            if getattr(self, section) == type(getattr(self, section))():
+                del values[section]
         for section, key in LATER:
             usual = getattr(type(getattr(self, section))(), key)
             if values[section][key] == usual:

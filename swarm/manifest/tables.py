@@ -18,6 +18,7 @@ from thinwire.swarm.choices import (
     InnerOptimizer,
     ModelKind,
     OnSplit,
+    Precision,
     RateSchedule,
     SlowPeers,
     StageGradient,
@@ -89,6 +90,22 @@ class Model(Table, frozen=True):
     config_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
+class Lora(Table, frozen=True):
+    """[lora]: an adapter (LoRA), trained instead of the model; for the kinds "hf" and "module".
+
+    The base weights are frozen and stay on the disks of the peers, each of which has them: `model.weights` is their hash.
+
+    rank: of the two matrices beside each adapted layer; 0 = no adapter, the whole model is trained. 8 to 64 are usual.
+    alpha: the product of the matrices is scaled by alpha / rank.
+    targets: names of adapted layers, or the last parts of their names, such as ["q_proj", "v_proj"]; ["all-linear"], all
+        linear layers but the head, for "hf"; empty = those that peft suggests for the architecture, for "hf".
+    """
+
+    rank: Annotated[int, Meta(ge=0, le=1024)] = 0
+    alpha: Annotated[int, Meta(ge=1, le=10_000)] = 16
+    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")], ...], Meta(max_length=64)] = ()
+
+
 class Data(Table, frozen=True):
     """[data]: how text becomes tokens, and which peer trains on which part.
 
@@ -129,6 +146,8 @@ class Inner(Table, frozen=True):
     global_batch: sequences of one inner step of all peers together, for any number of peers; 0 = batch × accumulate each.
         Needs data.exactly_once; batch is then the limit of one forward pass.
     clip: largest norm of the gradient; 0 = not clipped.
+    precision: of matrix products in model and loss: "fp32"; "bf16", faster on hardware that has it; "auto", bf16 on a GPU and
+        fp32 on a CPU. Parameters, gradients and the optimizer's state are float32 in any case.
     """
 
     optimizer: InnerOptimizer = "adamw"
@@ -144,6 +163,7 @@ class Inner(Table, frozen=True):
     accumulate: Annotated[int, Meta(ge=1, le=2**16)] = 1
     global_batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
     clip: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    precision: Precision = "auto"
 
     @property
     def sgd_momentum(self) -> float:

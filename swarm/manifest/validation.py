@@ -10,9 +10,9 @@ from typing import get_args
 
 import msgspec
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS
-from thinwire.swarm.choices import Aggregation
+from thinwire.swarm.choices import Aggregation, ModelKind
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Model, Pipeline
+from thinwire.swarm.manifest.tables import MAX_WEIGHT, Exchange, Lora, Model, Pipeline
 from thinwire.swarm.messages.registry import MAX_GROUP
 from thinwire.swarm.method_specs.base import DENSE
 from thinwire.swarm.method_specs.registry import METHODS
@@ -66,7 +66,10 @@ def _model_and_data(manifest: Manifest) -> Contradictions:
             "model.buffers does not apply to the built-in model",
             "remove the key: that model has no buffers",
         )
+    if model.kind == "custom" and manifest.inner.precision != "auto":
+        yield "inner.precision does not apply to a training loop of the user", "remove the key: the loop decides"
     yield from _user_model(manifest.model)
+    yield from _adapter(manifest.lora, manifest.model.kind)
     path = PurePath(data.tokenizer)
     if path.is_absolute() or ".." in path.parts or set("\\:") & set(data.tokenizer):
         yield f"data.tokenizer = {data.tokenizer!r} is outside the directory of tokenizers", "give a relative path"
@@ -86,6 +89,25 @@ def _user_model(model: Model) -> Contradictions:
         yield f"model.name = {model.name!r} is not MODULE:FUNCTION", "write mymodel:make, for example"
     if model.kind != "hf" and model.config_hash:
         yield "model.config_hash only applies to the kind 'hf'", "remove the key"
+
+
+def _adapter(lora: Lora, kind: ModelKind) -> Contradictions:
+    """Obstacles to the training of an adapter."""
+    if not lora.rank:
+        if lora != Lora():
+            yield "[lora] has no effect without rank", "set lora.rank, or remove the table"
+        return
+    if kind == "custom":
+        yield (
+            "lora.rank does not apply to a training loop of the user",
+            "remove [lora]; give a model of peft to `wrap`: frozen parameters stay local",
+        )
+    elif kind == "transformer":
+        yield "lora.rank does not apply to the built-in model", "set model.kind = 'hf' or 'module', or remove [lora]"
+    elif kind == "module" and (not lora.targets or "all-linear" in lora.targets):
+        yield "lora.targets must name layers of a model of kind 'module'", "give names such as 'q_proj'"
+    if "all-linear" in lora.targets and len(lora.targets) > 1:
+        yield "lora.targets has 'all-linear' and others", "remove the others"
 
 
 def _required(manifest: Manifest) -> Contradictions:
@@ -209,6 +231,8 @@ def _pipeline(manifest: Manifest) -> Contradictions:
             f"outer.fragments = {outer.fragment_count}, but a model of {pipeline.stages} stages has as many fragments",
             "remove outer.fragments",
         )
+    if manifest.inner.precision == "bf16":
+        yield "inner.precision = 'bf16' does not apply to stages, which compute in float32", "remove the key"
     if model.kind != "transformer":
         yield f"a model of kind {model.kind!r} cannot be cut into stages", "remove [pipeline]"
     elif model.layers < pipeline.stages:

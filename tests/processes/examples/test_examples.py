@@ -40,6 +40,19 @@ def test_own_loop_example_two_processes_learn_digits():
     assert done.stdout.endswith("the digests agree\n")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "work"), [("trainer", "40 steps"), ("accelerate_loop", "80 batches")])
+def test_example_of_a_library_trains_two_processes_as_one_swarm(name, work):
+    """Each process makes ten optimizer steps a round, of two batches each, and both have the same model."""
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"process (\d): loss (\d\.\d+) after round 4, (.*), digest (\w{16})", done.stdout)
+    assert [(one[0], one[2]) for one in found] == [("1", work), ("2", work)], done.stdout + done.stderr
+    assert found[0][1] == found[1][1] and found[0][3] == found[1][3], "both hold the same model"
+    assert float(found[0][1]) < 4.2, "less than of a model without training, 5.5"
+    assert done.stdout.endswith("the digests agree\n")
+
+
 def test_own_loop_example_is_short():
     assert len(OWN_LOOP.read_text().splitlines()) < 70
 

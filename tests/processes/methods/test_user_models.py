@@ -61,7 +61,8 @@ def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path
     (folder / "config.json").write_bytes(content)
     digest = blake3.blake3(content).hexdigest()
     rewrite(here, f'kind = "hf"\nname = "tiny"\nconfig_hash = "{digest}"')
-    founder = here.found("founder", "--wait-for", 2, "--evaluate-every", 1)
+    here.manifest.write_text(here.manifest.read_text().replace("[inner]", '[inner]\nprecision = "bf16"'))
+    founder = here.found("founder", "--wait-for", 2, "--evaluate-every", 1, "--gradient-checkpointing")
     other = here.join("other", founder.invite(), "--model", f"hf:{folder}", "--evaluate-every", 2)
     trained(founder, other)
     assert here.check() >= 3

@@ -8,7 +8,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest, parse, sign
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
-from thinwire.swarm.manifest.tables import Exchange, Inner, Model, Pipeline
+from thinwire.swarm.manifest.tables import Exchange, Inner, Lora, Model, Pipeline
 from thinwire.swarm.method_specs.base import Table
 from thinwire.swarm.method_specs.diloco import DiLoCo
 from thinwire.swarm.method_specs.noloco import gamma_limit
@@ -90,7 +90,9 @@ YOUNGER = {
     "data.exactly_once",
     "data.private",
     "inner.global_batch",
+    "inner.precision",
     *(f"pipeline.{key}" for key in Pipeline.__struct_fields__),
+    *(f"lora.{key}" for key in Lora.__struct_fields__),
 }
 """Keys that FULL leaves at their defaults."""
 
@@ -124,6 +126,11 @@ def test_younger_keys_with_their_defaults_change_no_run_id():
     named = "[model]\nkind = 'module'\nname = 'a:"
     assert b"config_hash" not in Manifest().canonical() and b"config_hash" not in parse(f"{named}b'").canonical()
     assert parse(f"{named}b'").run_id(b"") != parse(f"{named}c'").run_id(b"")
+    adapter = f"{named}b'\n[lora]\nrank = 4\ntargets = ['a']"
+    assert b"lora" not in Manifest().canonical() and b"precision" not in Manifest().canonical()
+    changes = ("", "alpha = 4", "alpha = 16")
+    ids = [parse(f"{adapter}\n{more}").run_id(b"") for more in changes]
+    assert ids[0] == ids[2] != ids[1] and parse(f"{named}b'").run_id(b"") not in ids
 
 
 def test_empty_manifest_gives_the_defaults():
@@ -159,9 +166,21 @@ def test_derived_properties_follow_from_values():
         ("[model]\nkind = 'module'\nname = 'a'", "'a' is not MODULE:FUNCTION", "mymodel:make"),
         ("[model]\nkind = 'module'\nname = 'a:b c'", "model.name: 'a:b c' is not a path", "''"),
         ("[model]\nname = 'a:b'", "model.name only applies to", "set model.kind"),
+        ("[model]\nkind = 'custom'\n[inner]\nprecision = 'bf16'", "a training loop of the user", "the loop decides"),
+        ("[lora]\nalpha = 3", "[lora] has no effect without rank", "set lora.rank"),
+        ("[lora]\nrank = 3", "lora.rank does not apply to the built-in model", "set model.kind"),
+        ("[model]\nkind = 'custom'\n[lora]\nrank = 3", "a training loop of the user", "a model of peft to `wrap`"),
+        ("[model]\nkind = 'module'\nname = 'a:b'\n[lora]\nrank = 3", "lora.targets must name layers", "q_proj"),
+        (
+            "[model]\nkind = 'hf'\nname = 'a'\n[lora]\nrank = 3\ntargets = ['all-linear', 'b']",
+            "lora.targets has 'all-linear' and others",
+            "remove the others",
+        ),
+        ("[lora]\nrank = 3\ntargets = ['a(b|c)+']", "lora.targets: ", "the default is"),
+        ("[inner]\nprecision = 'fp16'", "inner.precision: ", "did you mean 'bf16'?"),
         ("[model]\nkind = 'custom'\nconfig_hash = '" + "ab" * 32 + "'", "model.config_hash only applies", "remove"),
         ("[modle]", "unknown table [modle]", "did you mean 'model'?"),
-        ("lr = 3", "unknown table [lr]", "tables: run"),
+        ("rate = 3", "unknown table [rate]", "tables: run"),
         ("model = 3", "model is not a table", "[model]"),
         ("[[model]]\nlayers = 3", "model is not a table", "[model]"),
         ("[model]\nlayers = '3'", "model.layers: Expected `int`, got `str`", "the default is 4"),
@@ -760,6 +779,7 @@ def test_pipeline_table_describes_stages():
         (STAGED.replace("3", "1"), "holds the whole model"),
         (STAGED.replace("3", "5") + "[model]\nlayers = 4", "into 5 stages"),
         (STAGED + "[model]\nkind = 'custom'", "cannot be cut"),
+        (STAGED + "[inner]\nprecision = 'bf16'", "does not apply to stages"),
         (STAGED.replace("[pipeline]", "fragments = 5\n[pipeline]"), "as many fragments"),
         (STAGED + "codec = 'int8(block=256)'", "between stages"),
         (STAGED + "max_in_flight = 2", "1 micro-batches"),

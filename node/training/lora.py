@@ -1,0 +1,96 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) beside frozen base weights, by the library peft.
+
+Only the adapter is trained, exchanged and stored. Every peer reads the base weights from its own disk; their hash is
+`model.weights` of the manifest.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import blake3
+import numpy as np
+import torch
+from thinwire.node.runtime.config import HF
+from thinwire.node.state.tensor_file import Array
+from thinwire.node.training.initial_weights import check_digest
+from thinwire.node.training.user_model import ModelError, config_file, read_pretrained
+from thinwire.swarm.manifest.manifest import Manifest
+from torch import nn
+
+ADAPTER = "default"
+"""Name of the adapter in the names of parameters."""
+
+PREFIX = "base_model.model."
+"""Start of the names of parameters in files of peft."""
+
+ALL_LINEAR = "all-linear"
+"""Target for all linear maps but the head."""
+
+
+def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
+    """Return the model that the setting `model` names, with the run's base weights and a new adapter.
+
+    model: result of make_model. The base is frozen; the adapter's first values are drawn from run.seed, and change
+    nothing yet. Raises ModelError, and WeightsError for other base weights than the manifest names.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ModelError(
+            "the run trains an adapter, which needs the package peft", "pip install 'thinwire[lora]'"
+        ) from None
+    source = named
+    if named.startswith(HF):
+        folder = config_file(named).parent
+        model, source = read_pretrained(folder, model), str(folder)
+    check_digest(base_digest(model), manifest.model.weights, source)
+    wanted = manifest.lora
+    targets = ALL_LINEAR if wanted.targets == (ALL_LINEAR,) else list(wanted.targets) or None
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # The library corrects its default for transposed matrices by itself, and warns of it.
+        warnings.filterwarnings("ignore", "fan_in_fan_out")
+        torch.manual_seed(manifest.run.seed)
+        try:
+            config = LoraConfig(
+                r=wanted.rank,
+                lora_alpha=wanted.alpha,
+                target_modules=targets,
+                task_type="CAUSAL_LM" if named.startswith(HF) else None,
+                base_model_name_or_path=manifest.model.name if named.startswith(HF) else None,
+            )
+            adapted: nn.Module = inject_adapter_in_model(config, model, ADAPTER)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ModelError(
+                f"no adapter fits {named}: {str(error).splitlines()[0]}",
+                "name linear layers of the model in lora.targets",
+            ) from error
+    return adapted.train()
+
+
+def base_digest(model: nn.Module) -> str:
+    """Return the blake3 of all parameters, in hexadecimal: little-endian float32 in order of their names.
+
+    For a model without frozen parameters it is the hash of `digest_of`.
+    """
+    digest = blake3.blake3()
+    for _, parameter in sorted(model.named_parameters(), key=lambda pair: pair[0]):
+        values = parameter.detach().float().cpu().contiguous().numpy().astype("<f4", copy=False)
+        digest.update(np.ascontiguousarray(values).reshape(-1).data.cast("B"))
+    return digest.hexdigest()
+
+
+def write_config(model: nn.Module, folder: Path) -> None:
+    """Write adapter_config.json of a model with an adapter into an existing folder. Raises OSError."""
+    configs = model.peft_config
+    assert isinstance(configs, Mapping)
+    replace(configs[ADAPTER], inference_mode=True).save_pretrained(str(folder))
+
+
+def in_peft(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return an adapter's parameters under the names that files of peft have."""
+    return {PREFIX + re.sub(rf"(\.lora_\w+)\.{ADAPTER}\b", r"\1", name): array for name, array in weights.items()}
