@@ -1,0 +1,43 @@
+"""A joiner costs less than a tenth of the members' uplinks, and no round; it takes part however short the rounds are."""
+
+from __future__ import annotations
+
+import pytest
+from joiner import BEFORE, measure
+from thinwire.swarm.messages.registry import CHUNK_BYTES
+
+UPLINK = 20e6 / 8
+
+
+@pytest.mark.parametrize("members", [4, pytest.param(8, marks=pytest.mark.soak)])
+def test_joiner_takes_less_than_a_tenth_of_the_uplinks_and_delays_no_round(members):
+    """Bounds: the share is that of the issue. A round is one frame of state longer at most; usually none is in its way."""
+    cost = measure(
+        members,
+        joins=True,
+        parameters=1_500_000,
+        rounds=BEFORE + 16,
+        uplink=UPLINK,
+        training=4.0,
+        codec="topk(k=256,chunk=4096)|2bit|rice",
+    )
+    assert cost.state == 4 * 1_500_000 and cost.sent >= cost.state
+    assert cost.share < 0.1
+    assert cost.longest <= cost.normal + CHUNK_BYTES / UPLINK
+    # The members send at least half of their part, and half of them are sources.
+    assert cost.fetched <= cost.normal + 4 * 12 * cost.state / (members * UPLINK)
+
+
+def test_joiner_of_short_dense_rounds_takes_part_although_it_costs_more():
+    """A tenth of the uplinks of four peers is less than the results of such rounds: the pauses end."""
+    cost = measure(
+        4,
+        joins=True,
+        parameters=1_000_000,
+        rounds=BEFORE + 40,
+        uplink=UPLINK,
+        training=0.6,
+        codec="int8(block=256)",
+        outer='method = "diloco"\n',
+    )
+    assert cost.rounds < 20
