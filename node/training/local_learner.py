@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +162,7 @@ def prepare(
     clock: Callable[[], float],
     place: int | None = None,
     work: Work = at_once,
-    weights: Path | None = None,
+    weights: Sequence[Path] = (),
     model: str = "",
     say: Callable[[str], object] = str,
 ) -> LocalLearner:
@@ -170,7 +170,7 @@ def prepare(
 
     data: see source_of. say: shows a line of progress to the owner.
 
-    weights: file with the first parameters; None: random ones. model: the user's model that may be trained here, see
+    weights: files with the first parameters; none: random ones. model: the user's model that may be trained here, see
     make_model. Raises DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
     be given through the Python interface.
     """
@@ -186,9 +186,9 @@ def prepare(
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
     autocast = torch.bfloat16 if device.startswith("cuda") else None
-    if weights is not None:
+    if weights:
         theta = _given(weights, manifest, made, layout)
-        check_weights(theta, manifest.model.weights, weights)
+        check_weights(theta, manifest.model.weights, weights[0])
         layout.write(made, theta)
     trainer = Trainer(made, inner_of(manifest), batches, device, autocast, clock=clock)
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
@@ -221,15 +221,15 @@ def inner_of(manifest: Manifest) -> InnerConfig:
     )
 
 
-def _given(weights: Path, manifest: Manifest, model: nn.Module, layout: Layout) -> Floats:
-    """Return first parameters from a file, a checkpoint's directory, or a folder of transformers.
+def _given(weights: Sequence[Path], manifest: Manifest, model: nn.Module, layout: Layout) -> Floats:
+    """Return first parameters from files and checkpoints' directories, or from a folder of transformers.
 
     Raises WeightsError.
     """
-    if manifest.model.kind != "hf" or not (weights / "config.json").exists():
+    if manifest.model.kind != "hf" or len(weights) > 1 or not (weights[0] / "config.json").exists():
         return load_weights(weights, layout)
     theta = np.empty(layout.total, np.float32)
-    layout.read(read_pretrained(weights, model), theta)
+    layout.read(read_pretrained(weights[0], model), theta)
     return theta
 
 
