@@ -105,6 +105,7 @@ class RoundStarter:
 
         `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
         """
+        self.audits.pardon()
         if last is not None and last.complete and last.round == self.replica.round:
             self.audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
