@@ -39,13 +39,16 @@ IN_FLIGHT = 4
 """Number of chunks requested from one source at a time: enough to fill its link, little to lose."""
 
 STALL = 5
-"""Multiple of the patience after which a source is late with a chunk, and that too few offers are waited for."""
+"""Multiple of the patience: a source with a later chunk is late; also the wait for too few offers."""
 
 SLOWER = 3
-"""Multiple of the longest time between two chunks of a source after which a source is late, if that is longer."""
+"""Multiple of the longest time between two chunks of a source: it is late only after that, too."""
 
 SILENCE = 60.0
-"""Seconds without a chunk of any source after which a transfer has failed. Sources pause between chunks (send_priority)."""
+"""Seconds without a chunk of any source after which a transfer has failed.
+
+Sources pause between chunks (send_priority.py).
+"""
 
 LAST_ROUND = 2**32 - 2
 """First round whose offers are not accepted, because the next number would not fit a message."""

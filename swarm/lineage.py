@@ -60,7 +60,7 @@ def descends(chain: Chain, lineage: bytes) -> bool:
 
 
 def contains(chain: Chain, lineage: bytes, round: int) -> bool:
-    """Return True if `round` of `lineage` belongs to the history that `chain` proves, or will belong to it.
+    """Return True if `round` of `lineage` is in the history that `chain` proves, or will be.
 
     The rounds of a parent lineage after a fork do not.
     """

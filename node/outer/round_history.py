@@ -69,7 +69,7 @@ class RoundHistory:
         return count, size
 
     def spent(self, round: int) -> float:
-        """Return the part of the limits that the rounds after `round` take, 1 if some of them are not stored any more."""
+        """Return the part of the limits that the rounds after `round` take; 1 if some are not stored."""
         if self._rounds and round + 1 < min(self._rounds):
             return 1.0
         after = [size for number, size in self._sizes.items() if number > round]

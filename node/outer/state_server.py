@@ -36,7 +36,7 @@ SNAPSHOT_SECONDS = 15.0
 """Seconds for which the state of a round is stored after the last request for a chunk was served."""
 
 HURRY = 0.5
-"""Part of the stored rounds' limits that may pass while a peer reads a state. Beyond it the state has no pauses."""
+"""Part of the limits of stored rounds beyond which a state that a peer reads has no pauses."""
 
 
 @dataclass(slots=True)

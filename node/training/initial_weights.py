@@ -38,7 +38,7 @@ def digest_of(theta: Floats) -> str:
 
 
 def load_weights(paths: Sequence[Path], layout: Layout) -> Floats:
-    """Return the parameters in safetensors files, and in the fragments of checkpoints' directories, together.
+    """Return the parameters in safetensors files and in fragments of checkpoints' directories.
 
     Raises WeightsError if one of the layout's parameters is missing, has another shape or two values, or is not finite.
     """

@@ -46,7 +46,7 @@ Statement: TypeAlias = Accusation | Departure
 
 
 class StoredVerdict(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Verdict of a quorum, with the lineage and the round of the state of this peer when the quorum had given it.
+    """Verdict of a quorum, with lineage and round of the state that this peer had then.
 
     These are those of the quorum, not those of the false result: the verdict belongs to this history, and ends with it.
     """
@@ -133,12 +133,12 @@ def revocation(statement: bytes) -> bytes:
 
 
 def keep(verdict: Verdict, lineage: bytes, round: int) -> bytes:
-    """Return the item that stores why this peer has excluded an owner of chunks, see StoredVerdict. It is not spread."""
+    """Return the item that stores a verdict on an owner of chunks, see StoredVerdict. It is not spread."""
     return bytes([VERDICT]) + _encode(StoredVerdict(verdict, lineage, round))
 
 
 def read_stored(item: bytes) -> StoredVerdict | None:
-    """Return the verdict of a stored item, and where it was given; None for a malformed item or another kind."""
+    """Return the content of a stored item; None for a malformed item or another kind."""
     if item[:1] != bytes([VERDICT]) or len(item) > MAX_BYTES:
         return None
     try:

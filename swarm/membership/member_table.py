@@ -216,7 +216,7 @@ class Members:
             self._ban(member, self.excluded.note(peer), self.excluded.reason(peer), now)
 
     def pardon(self, peer: PeerId) -> None:
-        """Drop the verdict against a peer. A known peer is forgotten, so that its record makes it a member again.
+        """Drop the verdict against a peer. A known peer is forgotten: its record brings it back.
 
         Evidence and revocations are valid for ever.
         """

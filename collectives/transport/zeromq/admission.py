@@ -50,7 +50,7 @@ Wall = Callable[[], int]
 
 
 class AdmissionPort:
-    """Listens for strangers. `refused` counts failed visits by reason; `banned` has transport keys and their peers."""
+    """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
     def __init__(self, station: SharedSockets, judge: Judge, wall: Wall) -> None:
         self.banned: dict[bytes, PeerId] = {}

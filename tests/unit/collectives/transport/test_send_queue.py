@@ -467,7 +467,7 @@ def test_offer_does_not_wait_for_the_pause_of_other_joiners():
 
 
 def test_state_is_sent_while_the_peer_trains_and_not_before_its_contribution():
-    """Rounds of 4 s of training and 1 s of exchange: no state is on its way when a contribution is sent."""
+    """Rounds of 4 s of training and 1 s of exchange: nothing is being sent when a contribution is."""
 
     async def story(wire, send_queue):
         now = virtual_loop.current().time

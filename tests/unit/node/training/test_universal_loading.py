@@ -73,7 +73,7 @@ FIRST = np.zeros(LAYOUT.total, np.float32)
     ("source", "whole"), [(form, True) for form in FORMS] + [(form, False) for form in FORMS if stages_of(form)]
 )
 def test_state_of_every_run_starts_every_other_run(tmp_path, source, whole):
-    """The weights are equal bit for bit, whoever holds them; outer momentum and other state begin anew.
+    """The weights are equal bit for bit; outer momentum and other state start from their first values.
 
     whole: the source is a peer with the whole model; otherwise peers that hold some of its stages each.
     """
