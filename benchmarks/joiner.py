@@ -32,12 +32,14 @@ DOWN = 5
 class Cost:
     """Figures of one run.
 
-    state: bytes of the fetched state. sent: bulk bytes for the joiner of all members, from its arrival until it is a
-    member. fetched, seconds: seconds until it has the state, and until it is a member. share: `sent` as a share of what the
-    uplinks could have sent in these seconds. rounds: number of rounds in them. gaps: seconds between two commits by round.
+    state, fetches: bytes and number of the fetched states. sent: bulk bytes for the joiner of all members, from its arrival
+    until it is a member. fetched, seconds: seconds until it has the state, and until it is a member. share: `sent` as a share
+    of what the uplinks could have sent in these seconds. rounds: number of rounds in them. gaps: seconds between two commits
+    by round.
     """
 
     state: int = 0
+    fetches: int = 0
     sent: int = 0
     fetched: float = 0.0
     seconds: float = 0.0
@@ -66,10 +68,13 @@ def measure(
     training: float,
     codec: str = "topk(k=64,chunk=4096)|2bit|rice",
     outer: str = 'method = "sparseloco"\n',
+    joiners: int = 1,
+    apart: float = 0.0,
 ) -> Cost:
-    """Play a swarm with or without a joiner. `uplink`: bytes/s, `training`: seconds of the inner steps of a round.
+    """Play a swarm with or without joiners. `uplink`: bytes/s, `training`: seconds of the inner steps of a round.
 
-    The run ends after `rounds` rounds, or with a joiner as soon as it is a member.
+    The run ends after `rounds` rounds, or with joiners as soon as they are members. joiners: their number; apart: seconds
+    between their arrivals. Several joiners have one Cost: the sums of their bytes, and the times of the last one.
     """
     cost = Cost(rounds=rounds - BEFORE)
 
@@ -95,14 +100,18 @@ def measure(
             await asyncio.sleep(0.05)
         if joins:
             began = loop.time()
-            joiner = swarm.join(members)
-            joiner.pace, joiner.transport.downlink.rate = training, DOWN * uplink
-            while joiner.id not in olds[0].replica.members:
+            news = []
+            for number in range(joiners):
+                news.append(swarm.join(members + number))
+                news[-1].pace, news[-1].transport.downlink.rate = training, DOWN * uplink
+                await asyncio.sleep(apart)
+            while not {joiner.id for joiner in news}.issubset(olds[0].replica.members):
                 await asyncio.sleep(0.05)
-                assert olds[0].replica.round < rounds, "the joiner does not become a member"
-            at, synced = [(at, fields) for at, kind, fields in joiner.log if kind == "synced"][-1]
-            cost.state, cost.fetched, cost.seconds = int(str(synced["bytes"])), at - began, loop.time() - began
-            cost.sent = joiner.transport.traffic.bulk_down
+                assert olds[0].replica.round < rounds, "a joiner does not become a member"
+            synced = [(at, fields) for joiner in news for at, kind, fields in joiner.log if kind == "synced"]
+            cost.state, cost.fetches = sum(int(str(fields["bytes"])) for _, fields in synced), len(synced)
+            cost.fetched, cost.seconds = max(at for at, _ in synced) - began, loop.time() - began
+            cost.sent = sum(joiner.transport.traffic.bulk_down for joiner in news)
             cost.share = cost.sent / (members * uplink * cost.seconds)
             cost.rounds = olds[0].replica.round - BEFORE
             for node in swarm.nodes.values():

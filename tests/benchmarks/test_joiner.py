@@ -28,15 +28,37 @@ def test_joiner_takes_less_than_a_tenth_of_the_uplinks_and_delays_no_round(membe
     assert cost.fetched <= cost.normal + 4 * 12 * cost.state / (members * UPLINK)
 
 
-def test_joiner_of_short_dense_rounds_takes_part_although_it_costs_more():
-    """A tenth of the uplinks of four peers is less than the results of such rounds: the pauses end."""
+@pytest.mark.soak
+@pytest.mark.parametrize("apart", [0.0, 4.5, 6.0])
+def test_several_joiners_share_what_one_may_take_and_fetch_one_state_each(apart):
+    """They come in one round or in different ones, and no source is given up because it serves others, too."""
     cost = measure(
         4,
         joins=True,
-        parameters=1_000_000,
+        joiners=4,
+        apart=apart,
+        parameters=1_500_000,
+        rounds=BEFORE + 30,
+        uplink=UPLINK,
+        training=4.0,
+        codec="topk(k=256,chunk=4096)|2bit|rice",
+    )
+    assert cost.fetches == 4 and cost.state == 4 * 4 * 1_500_000
+    assert cost.share < 0.1
+
+
+def test_joiner_of_short_dense_rounds_takes_part_although_it_costs_more():
+    """A tenth of the uplinks of four peers is less than the results of such rounds: the pauses end.
+
+    The joiner gets the results after the members, so it would be too late in each round if none waited for it.
+    """
+    cost = measure(
+        4,
+        joins=True,
+        parameters=600_000,
         rounds=BEFORE + 40,
         uplink=UPLINK,
-        training=0.6,
+        training=0.1,
         codec="int8(block=256)",
         outer='method = "diloco"\n',
     )
