@@ -134,7 +134,7 @@ class RoundStarter:
         return self.factory.begin(terms, replica.grid, store=self._votes, attempt=attempt, turn=replica.phase)
 
     def _graces(self, last: Round | None) -> dict[PeerId, float]:
-        """Return the graces of the members in a round that begins now, if this peer opens it, and of applicants.
+        """Return the graces of members and applicants in a round that begins now, if this peer opens it.
 
         An applicant has announced a contribution in the last round, too late for it: a newcomer that gets the results after
         the members can be later in each round. The round waits for it as for a member, unless it is on trial. Members
