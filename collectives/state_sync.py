@@ -6,7 +6,8 @@ counts, of its states the newest, and of several digests of one round the one th
 chain does not prove the content. The answers of more than half of the reachable ones suffice; otherwise all peers are waited
 for, because a peer that applies a round answers only when it has finished. Then only the chunks that differ from the local
 ones are fetched, a few at a time from every source that offered that digest, and each chunk is checked. A source that
-sends a wrong chunk is not asked again, and neither is one that no longer has the state. If the states are equal, only
+sends a wrong chunk is not asked again, and neither is one that no longer has the state. Chunks that a source is late with
+are requested from others, too: the source may be slow, or may never send them. If the states are equal, only
 the offers are sent. Chunks fetched by a failed try are reused by the next one (`PartialState`) as far as they are still the
 same.
 """
@@ -38,7 +39,16 @@ IN_FLIGHT = 4
 """Number of chunks requested from one source at a time: enough to fill its link, little to lose."""
 
 STALL = 5
-"""Multiple of the patience that a source may take per chunk, and that too few offers are waited for."""
+"""Multiple of the patience: a source with a later chunk is late; also the wait for too few offers."""
+
+SLOWER = 3
+"""Multiple of the longest time between two chunks of a source: it is late only after that, too."""
+
+SILENCE = 60.0
+"""Seconds without a chunk of any source after which a transfer has failed.
+
+Sources pause between chunks (send_priority.py).
+"""
 
 LAST_ROUND = 2**32 - 2
 """First round whose offers are not accepted, because the next number would not fit a message."""
@@ -187,52 +197,63 @@ async def _fetch(
     offered = set(hashes)
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
-    asked: dict[int, PeerId] = {}
+    asked: dict[int, list[PeerId]] = {}
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
     moved = dict.fromkeys(sources, now())
+    late: set[PeerId] = set()
+    last, longest = now(), STALL * patience
 
     def give_up(peer: PeerId) -> None:
         """Stop using a source; request the chunks that it still owes from others."""
         if peer in sources:
             sources.remove(peer)
-        for index in [index for index, one in asked.items() if one == peer]:
-            del asked[index]
+        for askers in asked.values():
+            askers[:] = [one for one in askers if one != peer]
         del load[peer]
 
     while len(chunks) < len(needed):
         for index in needed:
-            free = [peer for peer in sources if load[peer] < IN_FLIGHT]
+            if index in chunks or not late.issuperset(askers := asked.setdefault(index, [])):
+                continue
+            free = [peer for peer in sources if load[peer] < IN_FLIGHT and peer not in late and peer not in askers]
             if not free:
-                break
-            if index not in chunks and index not in asked:
-                peer = min(free, key=lambda one: load[one])
-                asked[index] = peer
-                moved[peer] = now() if not load[peer] else moved[peer]
-                load[peer] += 1
-                send(peer, StateFetch(offer.round, index, fragment))
+                continue
+            peer = min(free, key=lambda one: load[one])
+            askers.append(peer)
+            moved[peer] = now() if not load[peer] else moved[peer]
+            load[peer] += 1
+            send(peer, StateFetch(offer.round, index, fragment))
         if not sources:
             return None
-        # A source has STALL times the patience for its next chunk, whatever other sources send meanwhile.
-        slowest = min((peer for peer in sources if load[peer]), key=lambda one: moved[one])
+        # A source has `longest` for its next chunk, whatever other sources send meanwhile.
+        owing = [peer for peer in sources if load[peer] and peer not in late]
+        slowest = min(owing, key=lambda one: moved[one], default=None)
+        until = last + max(SILENCE, longest) if slowest is None else moved[slowest] + longest
         try:
-            async with asyncio.timeout_at(moved[slowest] + STALL * patience):
+            async with asyncio.timeout_at(until):
                 peer, frame = await receive_queue.get()
         except TimeoutError:
-            give_up(slowest)
+            if slowest is None:
+                return None
+            late.add(slowest)
             continue
         if frame is None:
             give_up(peer)
             continue
         message = frame.message
-        if not isinstance(message, StateChunk) or message.round != offer.round or asked.get(message.index) != peer:
+        if not isinstance(message, StateChunk) or message.round != offer.round:
             continue
+        if message.index not in asked or peer not in (askers := asked[message.index]):
+            continue
+        askers.remove(peer)
+        load[peer] -= 1
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
         if len(frame.payload) == size and frame.hashed() == hashes[message.index]:
             chunks[message.index] = partial.chunks[hashes[message.index]] = frame.payload
-            del asked[message.index]
-            load[peer] -= 1
-            moved[peer] = now()
+            longest = max(longest, SLOWER * (now() - moved[peer]))
+            last = moved[peer] = now()
+            late.discard(peer)
         else:
             if len(frame.payload):  # otherwise the source has moved on to the state of a later round
                 partial.liars.add(peer)

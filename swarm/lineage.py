@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import blake3
 import msgspec
@@ -57,6 +57,16 @@ def later(chain: Chain, other: Chain) -> bool:
 def descends(chain: Chain, lineage: bytes) -> bool:
     """Return True if the lineage of `chain` was founded in `lineage`, directly or not."""
     return lineage in {name_of_fork(era.fork) for era in chain[:-1]}
+
+
+def contains(chain: Chain, lineage: bytes, round: int) -> bool:
+    """Return True if `round` of `lineage` is in the history that `chain` proves, or will be.
+
+    The rounds of a parent lineage after a fork do not.
+    """
+    forks = [era.fork for era in chain]
+    after = {name_of_fork(one): next.round for one, next in pairwise(forks)}
+    return lineage == lineage_of(chain) or round <= after.get(lineage, -1)
 
 
 def founded_by(chain: Chain, parent: bytes, peer: PeerId, life: bytes) -> bool:

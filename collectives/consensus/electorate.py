@@ -82,10 +82,14 @@ class Electorate:
         return tuple(peer for peer in self.terms.members if peer not in here and peer not in self.farewells)
 
     def waiting_for(self, ready: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the reachable members that are not ready yet."""
+        """Return the reachable members and applicants that are not ready yet.
+
+        Applicants have a grace and are no members.
+        """
+        applicants = self.terms.graces.keys() - set(self.terms.members)
         return tuple(
             peer
-            for peer in self.terms.members
+            for peer in (*self.terms.members, *sorted(applicants))
             if peer in self.live and peer not in ready and peer not in self.mute and peer not in self.farewells
         )
 

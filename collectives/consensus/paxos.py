@@ -407,7 +407,7 @@ class Agreement:
         return self._acceptor
 
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Return the reachable members that the round waits for before it opens."""
+        """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
     def _given(self) -> Collection[PeerId]:

@@ -45,10 +45,11 @@ class RoundTerms:
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
     max_weight: most tokens that one contribution may claim. room: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members. limit: least
-    value for a peer that does not lead. patience: seconds without progress before a peer acts; the caller derives it from
-    the duration of earlier rounds. weights: the peers that may contribute, with fixed weights; None: all peers, with their
-    announced weights. spare: peers that contribute only if there are too few others.
+    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members, and for
+    applicants, see RoundStarter. limit: least value for a peer that does not lead. patience: seconds without progress before
+    a peer acts; the caller derives it from the duration of earlier rounds. weights: the peers that may contribute, with
+    fixed weights; None: all peers, with their announced weights. spare: peers that contribute only if there are too few
+    others.
     chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many. hands: True if
     a ballot may state uplink capacities, so that peers pass payloads on. sited: True if it states which peers share a site.
     buffered: True if members announce their presence before they contribute. Then a round waits for one contribution, or

@@ -69,6 +69,12 @@ class Bandwidth:
         """Return the estimates (up, down) in bytes/s that were announced last."""
         return self.up, max(self.up, self.down)
 
+    def uplink(self) -> int:
+        """Return the uplink in bytes/s: the estimate, else what the round in progress shows; 0 if unknown."""
+        return self.up or _follow(
+            0, densest([at for at, _, _ in self._looks], [up for _, up, _ in self._looks], self._base[0])
+        )
+
     def settle(self) -> tuple[int, int]:
         """End a round: return (up, down) in bytes/s to announce. Later samples count for the next round."""
         times = [now for now, _, _ in self._looks]

@@ -128,6 +128,10 @@ class Transport(Protocol):
         """
         ...
 
+    def allow(self, peer: PeerId) -> None:
+        """Accept the keys of a banned peer again."""
+        ...
+
     def totals(self) -> tuple[int, int]:
         """Return the bytes sent and received on all links since the transport opened, as counted on the wire."""
         ...

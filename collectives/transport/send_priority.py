@@ -1,8 +1,10 @@
 """Order of frames that share the uplink: frames of rounds first, then state for joiners.
 
-State waits while rounds have frames to send, to any peer. But one of every few frames is state, so that a joiner makes
-progress in a swarm that always exchanges. And state does not wait for frames that do not move: a peer that takes no
-data delays no other peer.
+State waits while rounds have frames to send, to any peer, and has a tenth of the uplink at other times, too: a round that
+begins finds at most one frame of state before its own. Usually it finds none, because state is sent while this peer trains,
+if there is time before its next contribution according to the last round. But a tenth of the bytes is state, so that a
+joiner makes progress in a swarm that always exchanges. And state does not wait for frames that do not move: a peer that
+takes no data delays no other peer.
 """
 
 from __future__ import annotations
@@ -10,11 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SHARE = 4
-"""Frames of rounds that go before one frame of state."""
+from thinwire.swarm.messages.registry import PeerId
+
+PART = 12
+"""State has 1/PART of the uplink: less than a tenth, because the rate of the uplink is an estimate."""
+
+Reader = tuple[PeerId, int]
+"""Peer that reads the state of a fragment."""
 
 STUCK = 2.0
 """Seconds without a sent round frame after which state stops waiting; longer where frames take longer."""
+
+INSTANT = 1e-6
+"""Seconds that no clock can wait for."""
 
 SLOW, SLOWEST = 3, 15.0
 """Multiple of the last frame's duration that a frame may take, and the upper limit of that in seconds."""
@@ -23,13 +33,23 @@ SLOW, SLOWEST = 3, 15.0
 class SendPriority:
     """Shared by all bulk queues of one peer. `urgent` counts round frames that wait or are being sent.
 
-    `handed` is called after each sent frame.
+    `handed` is called after each sent frame. `uplink`: returns the known rate of our uplink in bytes/s, 0 if unknown;
+    then state has no pauses.
     """
 
-    def __init__(self, handed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, handed: Callable[[], None] = lambda: None, uplink: Callable[[], int] = lambda: 0) -> None:
         self.urgent = 0
-        self._handed = handed
-        self._gone = self._mark = 0  # round frames sent, and how many must have been sent before the next state frame
+        self.paced = 0
+        """Bytes of state after which there was a pause: they show no rate of the uplink."""
+        self.hurried: set[Reader] = set()
+        """Readers without pauses."""
+        self._handed, self._uplink = handed, uplink
+        self._free = 0.0  # time from which a frame of state may be sent
+        self._gone = self._mark = 0  # bytes of rounds sent, now and when a frame of state last had its turn
+        self._waits = 0  # queues that wait for their turn
+        self._rested: float | None = None  # time when training began, while it continues
+        self._usual = 0.0  # seconds that it took last time
+        self._quiet: float | None = None  # time at which our next contribution is expected, or was sent
         self._took, self._last = 0.0, 0.0
         self._stuck = -1  # value of `_gone` when sending got stuck
         self._change = asyncio.Event()
@@ -37,15 +57,15 @@ class SendPriority:
     def add(self, count: int = 1) -> None:
         """Count more waiting frames of rounds."""
         if not self.urgent and count:
-            self._mark, self._last = self._gone + SHARE, asyncio.get_running_loop().time()
+            self._mark, self._last = self._gone, asyncio.get_running_loop().time()
         self.urgent += count
         self._change.set()
 
-    def sent(self, urgent: bool) -> None:
-        """Note that a frame was handed to the transport."""
+    def sent(self, urgent: bool, nbytes: int) -> None:
+        """Note that a frame with a payload of `nbytes` bytes was handed to the transport."""
         if urgent:
             self.urgent -= 1
-            self._gone += 1
+            self._gone += max(1, nbytes)
             now = asyncio.get_running_loop().time()
             self._took, self._last = now - self._last, now
             self._change.set()
@@ -56,17 +76,75 @@ class SendPriority:
         self.urgent -= count
         self._change.set()
 
-    async def turn(self, pressed: Callable[[], bool]) -> None:
-        """Wait until this queue may send a frame of state, or until `pressed`.
+    def rest(self) -> None:
+        """Note that a round is over: training begins."""
+        self._rested = asyncio.get_running_loop().time()
+        self._quiet = self._rested + self._usual if self._usual else None
+        self._change.set()
+
+    def busy(self) -> None:
+        """Note that a contribution is sent: training is over."""
+        if self._rested is not None:
+            self._quiet = asyncio.get_running_loop().time()
+            self._usual, self._rested = self._quiet - self._rested, None
+
+    def hurry(self, reader: Reader, hurried: bool) -> None:
+        """Begin or end the time in which there are no pauses for a reader."""
+        (self.hurried.add if hurried else self.hurried.discard)(reader)
+        self._change.set()
+
+    def free(self, nbytes: int, reader: Reader) -> bool:
+        """Return True if a frame of state with `nbytes` bytes may be sent at once."""
+        self._come()
+        return not self.urgent and self._pause(nbytes, reader) <= INSTANT
+
+    def took(self, nbytes: int, reader: Reader) -> None:
+        """Begin the pause after a frame of state with a payload of `nbytes` bytes."""
+        rate = self._uplink()
+        if not rate or not nbytes or reader in self.hurried:
+            return
+        self.paced += nbytes
+        self._free = max(self._free, asyncio.get_running_loop().time()) + PART * nbytes / rate
+
+    def _come(self) -> None:
+        """Note that a frame of state has come: if it is the only one, it has not waited yet."""
+        if not self._waits:
+            self._free = max(self._free, asyncio.get_running_loop().time())
+
+    def _pause(self, nbytes: int, reader: Reader) -> float:
+        """Return the seconds until a frame of state may be sent; `rest` may end them earlier."""
+        rate = self._uplink()
+        if not rate or not nbytes or reader in self.hurried:
+            return 0.0
+        now, took = asyncio.get_running_loop().time(), nbytes / rate
+        late = self._quiet is not None and max(now, self._free) + took > self._quiet
+        return self._free - now + (PART * took if late else 0.0)
+
+    async def turn(self, pressed: Callable[[], bool], nbytes: int, reader: Reader) -> None:
+        """Wait until this queue may send a frame of state with `nbytes` bytes, or until `pressed`.
 
         `pressed` tells that the queue has another frame to send.
         """
-        while self.urgent and self._stuck != self._gone < self._mark and not pressed():
+        self._come()
+        self._waits += 1
+        try:
+            await self._wait(pressed, nbytes, reader)
+        finally:
+            self._waits -= 1
+        if not pressed():
+            self._mark = self._gone
+            self.took(nbytes, reader)
+
+    async def _wait(self, pressed: Callable[[], bool], nbytes: int, reader: Reader) -> None:
+        while not pressed():
+            behind = self.urgent and self._stuck != self._gone < self._mark + (PART - 1) * max(1, nbytes)
+            seconds = max(STUCK, min(SLOWEST, SLOW * self._took)) if behind else self._pause(nbytes, reader)
+            if seconds <= INSTANT:
+                break
             self._change.clear()
             try:
-                async with asyncio.timeout(max(STUCK, min(SLOWEST, SLOW * self._took))):
+                async with asyncio.timeout(seconds):
                     await self._change.wait()
             except TimeoutError:
-                self._stuck = self._gone
-        if not pressed():
-            self._mark = self._gone + SHARE
+                if behind:
+                    self._stuck = self._gone

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
-from thinwire.collectives.transport.send_priority import SendPriority
+from thinwire.collectives.transport.send_priority import Reader, SendPriority
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.messages.registry import (
     MAX_CHUNKS,
@@ -36,6 +36,9 @@ A peer that exceeds it is treated as unreachable.
 
 NEWS = (Gossip, PushPull)
 """Control messages that are sent only when nothing else waits for the peer."""
+
+STATE = (StateChunk, StateOffer)
+"""Bulk data of a peer that is no part of the swarm yet."""
 
 WORDS = 512
 """Most control frames that wait for one peer: those of ten rounds, or some minutes of probes."""
@@ -99,16 +102,16 @@ class PeerQueue:
 
     async def _drain(self) -> None:
         while self._urgent or self._later:
-            if not self._urgent and yields(self._later[0]):
-                await self._precedence.turn(lambda: bool(self._urgent) or not self._later)
-                if self._urgent or not self._later:
+            if not self._urgent and (state := state_of(self.peer, self._later[0])) is not None:
+                await self._precedence.turn(lambda: not self._later, *state)
+                if not self._later:
                     continue
             urgent = bool(self._urgent)
             frame = self._urgent.popleft() if urgent else self._later.popleft()
             try:
                 taken = await self._transport.send(self.peer, frame)
             finally:
-                self._precedence.sent(urgent)
+                self._precedence.sent(urgent, nbytes(frame.payload))
             if taken:
                 self._sent(self.peer, frame)
             else:
@@ -123,9 +126,15 @@ class PeerQueue:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def yields(frame: Frame) -> bool:
-    """Return whether a frame waits for frames of rounds to any peer; true of state."""
-    return isinstance(frame.message, (StateChunk, StateOffer))
+def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader] | None:
+    """Return the bytes and the reader of a frame of state; None for other frames.
+
+    An offer counts no bytes: the joiner waits for it, and it is small.
+    """
+    message = frame.message
+    if not isinstance(message, STATE):
+        return None
+    return nbytes(frame.payload) if isinstance(message, StateChunk) else 0, (peer, message.fragment)
 
 
 class SendQueue:
@@ -148,7 +157,11 @@ class SendQueue:
         """Estimate of our link, from the bytes that `look` samples."""
         self._control: dict[PeerId, PeerQueue] = {}
         self._bulk: dict[PeerId, PeerQueue] = {}
-        self._precedence, self._words = SendPriority(self.look), SendPriority()
+        self._state: dict[PeerId, PeerQueue] = {}
+        """Frames of state: separate, because their pauses are no property of the path to a peer."""
+        self._precedence, self._words = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
+        self._begun: dict[int, int] = {}
+        """Round of each fragment for which we have not sent a contribution."""
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -159,28 +172,43 @@ class SendQueue:
 
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent."""
-        self._put(self._bulk, to, LONGEST, frame, later=later)
+        message = frame.message
+        if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round and not later:
+            del self._begun[message.fragment]
+            self._precedence.busy()
+        self._put(self._state if isinstance(frame.message, STATE) else self._bulk, to, LONGEST, frame, later=later)
 
     def look(self) -> None:
         """Sample the transferred bytes, if due: after each bulk frame, and whenever the rounds have news."""
         if self.bandwidth.due(now := self._now()):
-            self.bandwidth.look(*self._transport.totals(), now)
+            up, down = self._transport.totals()
+            self.bandwidth.look(up - self._precedence.paced, down, now)
+
+    def hurry(self, reader: Reader, hurried: bool) -> None:
+        """Send state to a reader without pauses, or with them."""
+        self._precedence.hurry(reader, hurried)
 
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         return self._transport.came(peer)
 
     def later(self, to: PeerId, kind: type[Message] = Message, fragment: int | None = None) -> int:
-        """Return the number of `later` frames of a kind that wait for a peer, of one fragment if given."""
-        return self._bulk[to].later(kind, fragment) if to in self._bulk else 0
+        """Return the number of `later` frames of a kind that wait for a peer, of one fragment if given.
+
+        Frames of state count only if the kind is one of state.
+        """
+        lanes = self._state if kind in STATE else self._bulk
+        return lanes[to].later(kind, fragment) if to in lanes else 0
 
     @property
     def idle(self) -> bool:
-        """True if everything was handed to the transport."""
+        """True if everything but state was handed to the transport."""
         return not self._control and not self._bulk
 
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
+        self._begun[fragment] = round
+        self._precedence.rest()
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
@@ -213,13 +241,13 @@ class SendQueue:
 
     def drop(self, peer: PeerId) -> None:
         """Drop everything queued for a peer whose link broke."""
-        for lanes in (self._control, self._bulk):
+        for lanes in (self._control, self._bulk, self._state):
             if peer in lanes:
                 lanes[peer].clear()
 
     def _ended(self, lane: PeerQueue, error: BaseException | None) -> None:
         """Remove a queue that has nothing left to send: peers come and go."""
-        for lanes in (self._control, self._bulk):
+        for lanes in (self._control, self._bulk, self._state):
             if lanes.get(lane.peer) is lane:
                 del lanes[lane.peer]
                 if lanes is self._bulk:
@@ -235,28 +263,26 @@ class SendQueue:
     async def close(self) -> None:
         """Stop all queues."""
         self.failure.cancel()
-        for lane in (*self._control.values(), *self._bulk.values()):
+        for lane in (*self._control.values(), *self._bulk.values(), *self._state.values()):
             await lane.close()
 
     def _put(
         self, lanes: dict[PeerId, PeerQueue], to: PeerId, longest: int, frame: Frame, *, later: bool = False
     ) -> None:
-        bulk = lanes is self._bulk
+        bulk = lanes is not self._control
         if to not in lanes:
-            waits = bulk and self._precedence.urgent and yields(frame)
-            if not waits and self._transport.offer(to, frame):
+            state = state_of(to, frame)
+            if (state is None or self._precedence.free(*state)) and self._transport.offer(to, frame):
+                if state is not None:
+                    self._precedence.took(*state)
                 if bulk:
                     self.look()
                     self._left(to, frame)
                 return
-            if bulk:
+            if lanes is self._bulk:
                 self.ways.wait(to, self._now())
-                lane = PeerQueue(
-                    self._transport, to, self._unreachable, self._ended, longest, self._precedence, self._left
-                )
-            else:
-                lane = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, self._words)
-            lanes[to] = lane
+            precedence, sent = (self._precedence, self._left) if bulk else (self._words, lambda peer, frame: None)
+            lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent)
         lanes[to].put(frame, later=later)
 
     def _left(self, to: PeerId, frame: Frame) -> None:

@@ -108,8 +108,12 @@ def start(
         typer.Option("--wait-for", metavar="N", min=1, max=256, help="Start training with N peers, or after a minute."),
     ] = 1,
     weights: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="First weights: an export, or a checkpoint's directory."),
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="First weights: an export, or a checkpoint's directory; several with different stages.",
+        ),
     ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Begin another run if RUN.toml has changed since the run of this name.")
@@ -125,7 +129,7 @@ def start(
         memory=_memory(memory),
         chaos=chaos,
         wait_for=wait_for,
-        weights=weights,
+        weights=tuple(weights or ()),
         new=new,
     )
     if bool(weak) is not (memory is not None) or (weak and not local):

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
-    new = options.new or options.weights is not None
+    new = options.new or bool(options.weights)
     return _run(founding(run.read_bytes(), config, run.name, new=new), options, here=run.parent)
 
 

@@ -40,7 +40,7 @@ class Options:
     - memory: bytes that this peer has for training; if the model does not fit, share it with others; None: unlimited.
     - stage: the stage of the model that this peer holds; None: derived from its memory.
     - search: seconds for which a joiner looks for the swarm.
-    - weights: file or checkpoint with the first parameters of the run; None: random ones.
+    - weights: files and checkpoints with the first parameters of the run; none: random ones.
     - new: a manifest that has changed since an earlier run of the same name begins another run.
     - public: publish this peer and its run in the public directory.
     - lan: publish this peer and its run on the local network.
@@ -57,7 +57,7 @@ class Options:
     memory: int | None = None
     stage: int | None = None
     search: float = 60.0
-    weights: Path | None = None
+    weights: tuple[Path, ...] = ()
     new: bool = False
     public: bool = False
     lan: bool = False

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--data")
     parser.add_argument("--model", default="")
-    parser.add_argument("--from", dest="weights", type=Path)
+    parser.add_argument("--from", dest="weights", type=Path, action="append", default=[])
     parser.add_argument("--device", required=True)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gradient-checkpointing", action="store_true")

@@ -288,7 +288,7 @@ class LocalSwarm:
     @property
     def _first(self) -> list[str]:
         """Options with the first parameters; those who join fetch them."""
-        return ["--from", str(self.options.weights.resolve())] if self.options.weights else []
+        return [word for path in self.options.weights for word in ("--from", str(path.resolve()))]
 
     @property
     def model_peer(self) -> int:

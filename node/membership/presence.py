@@ -197,9 +197,16 @@ class Presence:
         """Ban a peer by evidence found here; the next tick passes the ban on to the handlers."""
         self.roster.convict((spread(evidence),), self._now())
 
-    def expel(self, verdict: Verdict) -> None:
-        """Ban an owner of chunks, see node/outer/audits.py; the next tick passes the ban on to the handlers."""
-        self.roster.convict((keep(verdict),), self._now())
+    def expel(self, verdict: Verdict, lineage: bytes, round: int) -> None:
+        """Ban an owner of chunks, see node/outer/audits.py; the next tick passes the ban on to the handlers.
+
+        lineage, round: of our state, which has the members that have given the verdict.
+        """
+        self.roster.convict((keep(verdict, lineage, round),), self._now())
+
+    def pardon(self, peer: PeerId) -> None:
+        """Drop the verdict on a peer; the next tick lets it in again."""
+        self.roster.pardon(peer)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:
@@ -249,6 +256,9 @@ class Presence:
             elif event.kind == "banned" and event.peer == self.transport.peer_id:
                 self.ban_reason = event.detail
                 self.banned.set()
+            elif event.kind == "pardoned":
+                self._outcasts.pop(event.peer, None)
+                self.transport.allow(event.peer)
             elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
                 if event.kind == "banned":

@@ -12,7 +12,9 @@ choice. So an owner has signed and sent its results before another peer knows wh
 Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each member fetches the contributions from the
 accuser, checks them against the hashes that the contributors announced to itself, computes, and sends its own verdict if
 it agrees. An owner is excluded when a quorum of the members, at least two, say so, whatever chunks they name: the same
-quorum could commit any result. Members repeat the verdict to each new link, so newcomers learn of it.
+quorum could commit any result. Members repeat the verdict to each new link, so newcomers learn of it. A
+verdict is a decision of its lineage, like a round. If that gives way to another one, the verdict ends (`Audits.pardon`), unless
+it was given before the fork.
 
 False accusations. An owner signs a digest of the contributions that it used. If that differs from what was announced here,
 nothing is concluded about the result; the owner only pauses as owner (`ShardedReduce.failed`). So neither two different
@@ -44,9 +46,9 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.lineage import descends, lineage_of
+from thinwire.swarm.lineage import contains
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.membership.gossip_items import read_verdict
+from thinwire.swarm.membership.gossip_items import read_stored, read_verdict
 from thinwire.swarm.messages.registry import Chunk, Digest, Fetch, PeerId, Verdict
 
 KEPT = 4
@@ -316,16 +318,20 @@ class Audits:
         same = any((one.docket.round, one.index) == (docket.round, index) and one.accuser for one in cases)
         return not same and len(cases) < MOST_CASES and all(one.accuser != accuser for one in cases)
 
-    def _is_ours(self, lineage: bytes) -> bool:
-        """Return True if our state continues this lineage: a lost lineage excludes no peer."""
+    def pardon(self) -> None:
+        """Drop the verdicts of quorums whose rounds are not in the history of our state any more."""
         chain = self._replica.chain
-        return lineage == lineage_of(chain) or descends(chain, lineage)
+        stored = [one for item in self._roster.bans if (one := read_stored(item)) is not None] if chain else []
+        for one in stored:
+            if one.verdict.fragment == self._fragment and not contains(chain, one.lineage, one.round):
+                self._presence.pardon(one.verdict.owner)
 
     def _count(self, owner: PeerId) -> None:
         """Exclude an owner if enough members have sent a verdict; then this peer sends one, too."""
         members = self._replica.members
         agree = {peer for peer, said in self._said.items() if peer in members and owner in said}
-        agree = {peer for peer in agree if self._is_ours(self._said[peer][owner].lineage)}
+        verdicts = {peer: self._said[peer][owner] for peer in agree}
+        agree = {one for one in agree if contains(self._replica.chain, verdicts[one].lineage, verdicts[one].round)}
         # More than half of the members, also where a tie would do to commit: the ban outlives the round.
         if (
             len(agree) < 2
@@ -333,10 +339,10 @@ class Audits:
             or not enough(agree, members, fraction=self._manifest.exchange.fraction)
         ):
             return
-        verdict = self._said[min(agree)][owner]
+        verdict = verdicts[min(agree)]
         for said in self._said.values():
             said.pop(owner, None)
         if self._me not in agree and owner != self._me:
             for peer in sorted(self._presence.live):
                 self._send_queue.control(peer, verdict)
-        self._presence.expel(verdict)
+        self._presence.expel(verdict, self._replica.lineage, self._replica.round)

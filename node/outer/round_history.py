@@ -68,6 +68,13 @@ class RoundHistory:
             count, size = count + 1, size + self._sizes[number]
         return count, size
 
+    def spent(self, round: int) -> float:
+        """Return the part of the limits that the rounds after `round` take; 1 if some are not stored."""
+        if self._rounds and round + 1 < min(self._rounds):
+            return 1.0
+        after = [size for number, size in self._sizes.items() if number > round]
+        return max(len(after) / MOST_ROUNDS, sum(after) / max(1, self._limit))
+
     def get(self, round: int) -> Round | None:
         return self._rounds.get(round)
 

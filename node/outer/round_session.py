@@ -131,6 +131,8 @@ class RoundSession:
             emit=emit,
             report=self.report,
             replay=lambda: self.history.replay,
+            spent=self.history.spent,
+            paced=not manifest.pipeline.stages,  # a stage that no peer holds delays all rounds
         )
         self.lineages = Lineages(
             replica,

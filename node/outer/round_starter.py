@@ -105,6 +105,7 @@ class RoundStarter:
 
         `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
         """
+        self.audits.pardon()
         if last is not None and last.complete and last.round == self.replica.round:
             self.audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
@@ -133,22 +134,33 @@ class RoundStarter:
         return self.factory.begin(terms, replica.grid, store=self._votes, attempt=attempt, turn=replica.phase)
 
     def _graces(self, last: Round | None) -> dict[PeerId, float]:
-        """Return the graces of the members in a round that begins now, if this peer opens it.
+        """Return the graces of members and applicants in a round that begins now, if this peer opens it.
 
-        Members without one have the configured grace. An asynchronous round takes the members that are ready, so the
-        others are not late.
+        An applicant has announced a contribution in the last round, too late for it: a newcomer that gets the results after
+        the members can be later in each round. The round waits for it as for a member, unless it is on trial. Members
+        without a grace have the configured one. An asynchronous round takes the members that are ready, so the others are not
+        late.
         """
         replica, live = self.replica, self.presence.live
         if replica.asynchronous and self._manifest.exchange.straggler_timeout != "auto":
             return {}
         here = [peer for peer in replica.members if peer in live or peer == self._me]
+        here += self._applicants(last)
         commit = last.agreement.commit if last is not None else None
         present = commit.opened.alive if commit is not None else ()
         attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
-        others = [one for one in attended if one.peer != self._me]
+        others = [one for one in attended if one.peer != self._me and one.peer in replica.members]
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self._fragment)
         return self.straggler_grace.graces()
+
+    def _applicants(self, last: Round | None) -> list[PeerId]:
+        """Return the newcomers that this round waits for."""
+        if last is None or last.round != self.replica.round:
+            return []
+        live, members, roster = self.presence.live, self.replica.members, self.presence.roster
+        ready = last.agreement.ready
+        return sorted(one for one in live.intersection(ready).difference(members) if not roster.on_trial(one))
 
     def _accuse(self, peer: PeerId, first: tuple[Vote, bytes], second: tuple[Vote, bytes]) -> None:
         if (key := self.factory.key_of(peer)) is not None:

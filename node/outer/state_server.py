@@ -33,7 +33,10 @@ SIDE_BY_SIDE = 2
 """Number of states from which one peer fetches chunks at the same time."""
 
 SNAPSHOT_SECONDS = 15.0
-"""Seconds for which the state of a round is stored after the last request for a chunk."""
+"""Seconds for which the state of a round is stored after the last request for a chunk was served."""
+
+HURRY = 0.5
+"""Part of the limits of stored rounds beyond which a state that a peer reads has no pauses."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,10 @@ class StateServer:
 
     When the replica is about to change, a state with readers is copied first. A peer that takes part in a round reads
     no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it has no state.
-    `replay`: returns the number of past rounds whose results are served too, and their bytes.
+    `replay`: returns the number of past rounds whose results are served too, and their bytes. `spent`: returns the part of
+    their limits that the rounds after the given one take. `paced`: chunks for joiners take a small part of the uplink
+    (send_priority.py); but members are not delayed, because rounds may wait for them, and neither are readers of a state so
+    old that they would soon find no stored rounds to follow it.
     """
 
     def __init__(
@@ -67,11 +73,14 @@ class StateServer:
         emit: Emit = lambda name, fields: None,
         report: Callable[[str, str], None] = lambda name, detail: None,
         replay: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        spent: Callable[[int], float] = lambda round: 0.0,
+        paced: bool = True,
     ) -> None:
         self.entered = entered
         """True if this peer is part of the swarm."""
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
-        self._emit, self._report, self._replay = emit, report, replay
+        self._emit, self._report, self._replay, self._spent = emit, report, replay, spent
+        self._paced, self._hurried = paced, set[PeerId]()
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -159,11 +168,28 @@ class StateServer:
         self.empty.difference_update(peers)
 
     def on_tick(self) -> None:
-        """Drop states that were not requested for SNAPSHOT_SECONDS."""
-        if self._snapshot is not None and self._now() > self._snapshot.used + SNAPSHOT_SECONDS:
-            self._snapshot = None
-        if self._older is not None and self._now() > self._older.used + SNAPSHOT_SECONDS:
-            self._older = None
+        """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
+        self._snapshot, self._older = self._current(self._snapshot), self._current(self._older)
+        self._pace()
+
+    def _current(self, snapshot: _Snapshot | None) -> _Snapshot | None:
+        if snapshot is None:
+            return None
+        if any(self._send_queue.later(peer, StateChunk, self._fragment) for peer in snapshot.readers):
+            snapshot.used = self._now()  # its pauses may be longer
+        old = self._now() > snapshot.used + SNAPSHOT_SECONDS
+        return None if old or self._spent(snapshot.offer.round) >= 1 else snapshot
+
+    def _pace(self) -> None:
+        """Decide which readers have pauses."""
+        hurried: set[PeerId] = set()
+        for snapshot in (self._snapshot, self._older):
+            if snapshot is not None:
+                late = not self._paced or self._spent(snapshot.offer.round) > HURRY
+                hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
+        for peer in sorted(hurried ^ self._hurried):
+            self._send_queue.hurry((peer, self._fragment), peer in hurried)
+        self._hurried = hurried
 
     async def fetch(
         self,
@@ -268,6 +294,7 @@ class StateServer:
                     payload = memoryview(bytes(payload))  # the replica may change before this is sent
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
+                self._pace()
                 break
         self._send_queue.bulk(
             peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), later=True

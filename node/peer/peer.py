@@ -262,7 +262,7 @@ class Peer:
     def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
         """Log an event. Some peers are stored before their first round ends, which may take hours."""
         self.emit(kind, fields)
-        if kind in ("banned", "revoked"):
+        if kind in ("banned", "pardoned", "revoked"):
             self.admission.save_bans()
         if kind == "joined" and self.ready and self._alone and self.known_peers.few:
             self.drop_anchor()

@@ -1,7 +1,13 @@
-"""Weights with which a run starts, from a file: checked against the hash in its manifest."""
+"""Weights with which a run starts, from files: checked against the hash in its manifest.
+
+A state is a set of named tensors in files, whatever the method, the fragments or the stages of the run that wrote it: a
+name tells which part of which parameter a tensor is. So any complete set of files gives the parameters of any layout of the
+same model, and each replica takes from them what it holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,13 +37,20 @@ def digest_of(theta: Floats) -> str:
     return blake3.blake3(theta.astype("<f4", copy=False).data.cast("B")).hexdigest()
 
 
-def load_weights(path: Path, layout: Layout) -> Floats:
-    """Return the parameters in a safetensors file, or in the fragments of a checkpoint's directory.
+def load_weights(paths: Sequence[Path], layout: Layout) -> Floats:
+    """Return the parameters in safetensors files and in fragments of checkpoints' directories.
 
-    Raises WeightsError if one of the layout's parameters is missing, has another shape, or is not finite.
+    Raises WeightsError if one of the layout's parameters is missing, has another shape or two values, or is not finite.
     """
+    tensors, path = dict[str, Array](), paths[0]
     try:
-        tensors = _fragments(path) if path.is_dir() else parse(path.read_bytes())
+        for path in paths:
+            found = _fragments(path) if path.is_dir() else parse(path.read_bytes())
+            for name in tensors.keys() & found.keys():
+                if not np.array_equal(tensors[name], found[name]):
+                    raise ValueError(f"another source has other values of {name}")
+            tensors |= found
+        path = paths[0]
         found = joined(tensors)
     except OSError as error:
         raise WeightsError(f"cannot read {error.filename}: {error.strerror}", _HINT) from None
@@ -55,7 +68,10 @@ def load_weights(path: Path, layout: Layout) -> Floats:
     return theta
 
 
-_HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a model with the same [model] table"
+_HINT = (
+    "give a file of `thinwire export OUT`, or a checkpoint's directory, of a model with the same [model] table; "
+    "of peers that hold stages, give --from once for each stage"
+)
 
 
 def _fragments(folder: Path) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,7 +168,7 @@ def prepare(
     clock: Callable[[], float],
     place: int | None = None,
     work: Work = at_once,
-    weights: Path | None = None,
+    weights: Sequence[Path] = (),
     model: str = "",
     compiled: bool = False,
     checkpointing: bool = False,
@@ -178,7 +178,7 @@ def prepare(
 
     data: see source_of. say: shows a line of progress to the owner.
 
-    weights: file with the first parameters; None: random ones. model: the user's model that may be trained here, see
+    weights: files with the first parameters; none: random ones. model: the user's model that may be trained here, see
     make_model. compiled, checkpointing: settings compile and gradient_checkpointing. Raises CompileError, DataError,
     DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
     be given through the Python interface.
@@ -193,7 +193,7 @@ def prepare(
     tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
     made = build(manifest, tokenizer.vocab, model, here)
     if manifest.lora.rank:
-        if weights is not None:
+        if weights:
             raise WeightsError(
                 "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
                 "remove it: the base weights are those of the model that --model or the manifest names",
@@ -201,9 +201,9 @@ def prepare(
         made = with_adapter(manifest, made, model)
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
-    if weights is not None:
+    if weights:
         theta = _given(weights, manifest, made, layout)
-        check_weights(theta, manifest.model.weights, weights)
+        check_weights(theta, manifest.model.weights, weights[0])
         layout.write(made, theta)
     if checkpointing:
         checkpoint_activations(made)
@@ -250,15 +250,15 @@ def inner_of(manifest: Manifest) -> InnerConfig:
     )
 
 
-def _given(weights: Path, manifest: Manifest, model: nn.Module, layout: Layout) -> Floats:
-    """Return first parameters from a file, a checkpoint's directory, or a folder of transformers.
+def _given(weights: Sequence[Path], manifest: Manifest, model: nn.Module, layout: Layout) -> Floats:
+    """Return first parameters from files and checkpoints' directories, or from a folder of transformers.
 
     Raises WeightsError.
     """
-    if manifest.model.kind != "hf" or not (weights / "config.json").exists():
+    if manifest.model.kind != "hf" or len(weights) > 1 or not (weights[0] / "config.json").exists():
         return load_weights(weights, layout)
     theta = np.empty(layout.total, np.float32)
-    layout.read(read_pretrained(weights, model), theta)
+    layout.read(read_pretrained(weights[0], model), theta)
     return theta
 
 

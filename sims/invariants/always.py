@@ -289,7 +289,8 @@ class AlwaysInvariants:
             **session.sizes(),
             "news": (len(session.roster._news), MAX_QUEUE),
         }
-        for lanes in (session._send_queue._control, session._send_queue._bulk):
+        queue = session._send_queue
+        for lanes in (queue._control, queue._bulk, queue._state):
             for lane in lanes.values():
                 waiting = len(lane._urgent) + len(lane._later)
                 if waiting > sizes.get("lane", (0, 0))[0]:

@@ -158,6 +158,9 @@ class SimTransport:
         if peer in self.links:
             self._hang_up(self.links[peer], "closed by the peer")
 
+    def allow(self, peer: PeerId) -> None:
+        self.banned.pop(peer, None)
+
     def totals(self) -> tuple[int, int]:
         traffic = self.traffic
         return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down

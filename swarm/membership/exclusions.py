@@ -63,7 +63,10 @@ class Exclusions:
         here: known peers. Evidence against made-up identities must not keep out that against peers which are here.
         """
         if peer in self.convicted:
-            return False
+            if not self.judged(peer) or gossip_items.read_verdict(item) is not None:
+                return False
+            self.convicted[peer] = item  # Evidence is valid for ever, a verdict only in its lineage.
+            return True
         if len(self.convicted) >= MAX_CONVICTED:
             unknown = next((one for one in self.convicted if one not in here), None)
             if unknown is None or peer not in here:
@@ -71,6 +74,10 @@ class Exclusions:
             del self.convicted[unknown]
         self.convicted[peer] = item
         return True
+
+    def judged(self, peer: PeerId) -> bool:
+        """Return True if what is stored against a peer is a verdict, which may end, and no evidence."""
+        return gossip_items.read_verdict(self.convicted.get(peer, b"")) is not None
 
     def reason(self, peer: PeerId) -> str:
         """Return what the evidence against a peer shows."""

@@ -44,7 +44,19 @@ class Departure(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 
 Statement: TypeAlias = Accusation | Departure
 
-_verdict = msgspec.msgpack.Decoder(Verdict)
+
+class StoredVerdict(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Verdict of a quorum, with lineage and round of the state that this peer had then.
+
+    These are those of the quorum, not those of the false result: the verdict belongs to this history, and ends with it.
+    """
+
+    verdict: Verdict
+    lineage: bytes
+    round: int
+
+
+_stored = msgspec.msgpack.Decoder(StoredVerdict)
 _KINDS: dict[int, type[Statement]] = {ACCUSATION: Accusation, DEPARTURE: Departure}
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.items()}
@@ -120,19 +132,25 @@ def revocation(statement: bytes) -> bytes:
     return bytes([REVOCATION]) + statement
 
 
-def keep(verdict: Verdict) -> bytes:
-    """Return the item that stores why this peer has excluded an owner of chunks. It is not spread."""
-    return bytes([VERDICT]) + _encode(verdict)
+def keep(verdict: Verdict, lineage: bytes, round: int) -> bytes:
+    """Return the item that stores a verdict on an owner of chunks, see StoredVerdict. It is not spread."""
+    return bytes([VERDICT]) + _encode(StoredVerdict(verdict, lineage, round))
+
+
+def read_stored(item: bytes) -> StoredVerdict | None:
+    """Return the content of a stored item; None for a malformed item or another kind."""
+    if item[:1] != bytes([VERDICT]) or len(item) > MAX_BYTES:
+        return None
+    try:
+        return _stored.decode(item[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def read_verdict(item: bytes) -> Verdict | None:
     """Return the verdict of a stored item; None for a malformed item or another kind."""
-    if item[:1] != bytes([VERDICT]) or len(item) > MAX_BYTES:
-        return None
-    try:
-        return _verdict.decode(item[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    stored = read_stored(item)
+    return None if stored is None else stored.verdict
 
 
 def read_evidence(item: bytes) -> Evidence | None:

@@ -19,7 +19,7 @@ author of the run has revoked its admission.
 
 
 EventKind: TypeAlias = Literal[
-    "joined", "updated", "suspect", "refuted", "dead", "left", "banned", "revoked", "duplicate", "yielded"
+    "joined", "updated", "suspect", "refuted", "dead", "left", "banned", "pardoned", "revoked", "duplicate", "yielded"
 ]
 
 

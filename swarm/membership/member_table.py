@@ -155,10 +155,7 @@ class Members:
                 self._end_suspicion(member, member.since, refuted=False)
                 if member.live:
                     self._exit(peer)
-                self.items.discard(gossip_items.announce(member.record))
-                self._broadcast.forget(("record", peer, peer))
-                self.banned.pop(peer, None)
-                del self.table[peer]
+                self._forget(peer)
                 self.events.append(Event("dead", peer, "forgotten: the table is full of peers that are only told of"))
                 return True
         return False
@@ -215,8 +212,27 @@ class Members:
         member = self.table.get(peer)
         if peer == self.me:
             self.events.append(Event("banned", peer, self.excluded.reason(peer)))
-        elif member is not None and member.state != "banned":
+        elif member is not None and (member.state != "banned" or not member.note):
             self._ban(member, self.excluded.note(peer), self.excluded.reason(peer), now)
+
+    def pardon(self, peer: PeerId) -> None:
+        """Drop the verdict against a peer. A known peer is forgotten: its record brings it back.
+
+        Evidence and revocations are valid for ever.
+        """
+        if not self.excluded.judged(peer):
+            return
+        del self.excluded.convicted[peer]
+        if peer in self.banned:
+            self._forget(peer)
+        self.events.append(Event("pardoned", peer))
+
+    def _forget(self, peer: PeerId) -> None:
+        """Remove a peer from the table."""
+        self.items.discard(gossip_items.announce(self.table[peer].record))
+        self._broadcast.forget(("record", peer, peer))
+        self.banned.pop(peer, None)
+        del self.table[peer]
 
     def revoke(self, target: bytes, item: bytes, now: float) -> None:
         """Process a validated revocation: exclude the peers that it touches, and spread it."""

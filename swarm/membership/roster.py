@@ -88,7 +88,7 @@ class Roster:
 
     @property
     def banned(self) -> list[PeerId]:
-        """Peers that are out for good.
+        """Peers that are out for good, or with a verdict for as long as its lineage continues.
 
         They have signed two records with one sequence, two statements about one ballot, or a false result.
         """
@@ -116,8 +116,13 @@ class Roster:
 
     @property
     def bans(self) -> tuple[bytes, ...]:
-        """Evidence against peers, verdicts, and revocations, as items; `convict` takes them."""
-        return (*self._members.excluded.convicted.values(), *self._members.excluded.revoked.values())
+        """Evidence against peers, verdicts on others, and revocations, as items; `convict` takes them.
+
+        A verdict on this peer ends with its process: others may be in a lineage without it, and repeat it if they are not.
+        """
+        excluded, me = self._members.excluded, self._members.me
+        found = [item for peer, item in excluded.convicted.items() if peer != me or not excluded.judged(peer)]
+        return (*found, *excluded.revoked.values())
 
     def ban_item(self, peer: PeerId) -> bytes | None:
         """Return the item that shows a peer why it is banned; None for two records with one sequence."""
@@ -189,6 +194,10 @@ class Roster:
                 self._members.convict_voter(found, now)
             if (verdict := gossip_items.read_verdict(item)) is not None:
                 self._members.expel(verdict.owner, item, now)
+
+    def pardon(self, peer: PeerId) -> None:
+        """Drop the verdict against a peer, if there is one."""
+        self._members.pardon(peer)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""

@@ -25,7 +25,18 @@ from thinwire.swarm import frame
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, VersionError
 from thinwire.swarm.identity.address import join_address, split_address
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.messages.registry import BALLAST, PIECE, VERSION, Hello, Message, Observe, Observed, Refuse, Welcome
+from thinwire.swarm.messages.registry import (
+    BALLAST,
+    PIECE,
+    VERSION,
+    Hello,
+    Message,
+    Observe,
+    Observed,
+    PeerId,
+    Refuse,
+    Welcome,
+)
 
 _DOMAIN = b"gate"
 _VISITOR = SocketLimits(messages=2, size=HEADER_BYTES + Hello.limit, window=16 << 10, strict=True)
@@ -39,10 +50,10 @@ Wall = Callable[[], int]
 
 
 class AdmissionPort:
-    """Listens for strangers. `refused` counts failed visits by reason; `banned` holds transport keys."""
+    """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
     def __init__(self, station: SharedSockets, judge: Judge, wall: Wall) -> None:
-        self.banned: set[bytes] = set()
+        self.banned: dict[bytes, PeerId] = {}
         self.refused: dict[str, int] = {}
         limits, clock = station.limits, asyncio.get_running_loop().time
         addresses = TokenBuckets(limits.address_burst, limits.address_rate)

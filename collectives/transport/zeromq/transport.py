@@ -166,8 +166,14 @@ class ZmqTransport:
         if ban:
             self._connections.banned.add(peer)
             if key is not None:
-                self._gate.banned.add(key)
+                self._gate.banned[key] = peer
         self._station.receive_queue.forget(peer)
+
+    def allow(self, peer: PeerId) -> None:
+        """Accept the keys of a banned peer again."""
+        self._connections.banned.discard(peer)
+        for key in [key for key, owner in self._gate.banned.items() if owner == peer]:
+            del self._gate.banned[key]
 
     async def close(self) -> None:
         """Close every link and socket. Sends a goodbye on every link, which takes at most about a second."""

@@ -23,7 +23,7 @@ class StandbyCopy:
 
     def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove) -> None:
         self.chain, self._prove = chain, prove
-        self._server = StateServer(chain.replica, send_queue, now, entered=False, fragment=chain.number)
+        self._server = StateServer(chain.replica, send_queue, now, entered=False, fragment=chain.number, paced=False)
 
     @property
     def held(self) -> bool:

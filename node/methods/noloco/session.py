@@ -84,7 +84,7 @@ class GossipSession:
         self._now, self._emit, self._send_queue, self._on_commit = now, emit, presence.send_queue, on_commit
         self._entered = self.me in replica.members
         self._states = StateServer(
-            replica, presence.send_queue, now, entered=self._entered, emit=emit, report=self.report
+            replica, presence.send_queue, now, entered=self._entered, emit=emit, report=self.report, paced=False
         )
         self.catch_up = GossipCatchUp(
             replica, self._states, draw=lambda: self._some(SOURCES), patience=lambda: self.patience

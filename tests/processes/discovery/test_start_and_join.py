@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from thinwire.node.training.tokenizer import byte_tokenizer_file
 
 
@@ -79,7 +80,14 @@ def test_run_starts_from_the_weights_that_its_manifest_names(machine, tmp_path):
     second.manifest.write_text(text.replace("[model]", f"[model]\n{hint.split(': ', 1)[1]}"))
     without_file = second.found("founder")
     assert without_file.exit() == 2 and "--from" in without_file.complaint()[1]
-    founder = second.found("founder", "--from", weights, "--wait-for", 2, "--rounds", 3)
+    tensors = sorted(load_file(weights).items())
+    parts = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]  # as of peers that hold stages
+    save_file(dict(tensors[::2]), parts[0])
+    save_file(dict(tensors[1::2]), parts[1])
+    half = second.found("founder", "--from", parts[0])
+    assert half.exit() == 2 and "no such tensor" in half.complaint()[0]
+    sources = [word for part in parts for word in ("--from", part)]
+    founder = second.found("founder", *sources, "--wait-for", 2, "--rounds", 3)
     other = second.join("other", founder.invite(), "--rounds", 3)  # Its own first weights are random.
     assert (founder.exit(), other.exit()) == (0, 0)
     assert second.check() > 0 and founder.of("round")[-1]["contributors"] == 2

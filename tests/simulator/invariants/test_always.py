@@ -211,7 +211,7 @@ class _Swarm:
             self.peer = peer
 
     def process(self):
-        queue = SimpleNamespace(_control={}, _bulk={})
+        queue = SimpleNamespace(_control={}, _bulk={}, _state={})
         roster = SimpleNamespace(banned={}, left=False, _news=())
         session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
         replica = SimpleNamespace(round=0, lineage=b"first")

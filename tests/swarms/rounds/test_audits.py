@@ -12,7 +12,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import OWNER_LIES
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk, Commit, Fetch
+from thinwire.swarm.messages.registry import Chunk, Commit, Fetch, Verdict
 
 PEERS, LIAR = 5, 1
 AUDIT = 0.5
@@ -256,3 +256,33 @@ def test_newcomer_learns_of_an_excluded_owner(swarm):
         assert _banned(newcomer) == {liar.id}
 
     virtual_loop.run(main(), seed=1)
+
+
+def test_verdict_of_a_lineage_that_gives_way_ends_with_it(swarm):
+    """Two liars are a quorum of a lineage of three peers, and exclude an honest peer of the other one.
+
+    The third peer follows them, and takes the honest peer back when it is in the prevailing lineage again.
+    """
+
+    async def main():
+        s = swarm(7, rounds=34, size=8_000, codec="fp32", audit=AUDIT, rule="clip", shards="equal")
+        honest, follower, liars = s.nodes[0], s.nodes[4], [s.nodes[5], s.nodes[6]]
+        sides = [[s.nodes[index].id for index in side] for side in (range(4), range(4, 7))]
+        s.fail_at(0, 4, "announce", lambda node: s.net.partition(sides))
+        s.start()
+        while follower.replica.lineage == honest.replica.lineage or len(follower.replica.members) < 3:
+            await asyncio.sleep(0.1)
+        lost = follower.replica.lineage
+        for liar in liars:
+            verdict = Verdict(follower.replica.round, 0, 0, honest.id, lost)
+            liar.presence.send_queue.control(follower.id, verdict)
+        await asyncio.sleep(2.0)
+        assert _banned(follower) == {honest.id} and follower.replica.lineage == lost
+        s.net.heal()
+        await s.finish()
+        s.check()
+        assert follower.replica.lineage == honest.replica.lineage != lost
+        assert _banned(follower) == set() and not honest.presence.banned.is_set()
+        assert honest.id in follower.presence.live and _told(follower, "pardoned")
+
+    virtual_loop.run(main(), seed=2)

@@ -1,5 +1,7 @@
 """Electorate: quorums of the decided members, whatever this peer can reach."""
 
+from dataclasses import replace
+
 import pytest
 from kit.round_harness import farewell, leaving
 from thinwire.collectives.consensus.electorate import Electorate
@@ -80,3 +82,10 @@ def test_electorate_waits_for_reachable_members_with_a_vote_that_are_not_ready()
     one = electorate({ANN, BEN, CAT, DAN}, left=[DAN])
     one.mute |= {CAT}
     assert one.waiting_for({ANN}) == (BEN,)
+
+
+def test_electorate_waits_for_an_applicant_which_has_no_vote():
+    terms = replace(TERMS, graces={ANN: 1.0, EVE: 2.0})
+    assert electorate({ANN, EVE}, terms).waiting_for({ANN}) == (EVE,)
+    assert electorate({ANN}, terms).waiting_for({ANN}) == (), "its link is gone"
+    assert not electorate(terms=terms).enough({BEN, CAT, EVE})

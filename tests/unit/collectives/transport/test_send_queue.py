@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from thinwire.collectives.transport.send_priority import SHARE, STUCK
+from thinwire.collectives.transport.send_priority import PART, STUCK
 from thinwire.collectives.transport.send_queue import LONGEST, WORDS, SendQueue
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Ballot, Behind, Chunk, Gossip, Partial, Result, StateChunk
+from thinwire.swarm.messages.registry import Ballot, Behind, Chunk, Gossip, Partial, Result, StateChunk, StateOffer
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
 
@@ -208,16 +208,16 @@ def test_state_transfer_yields_to_rounds_but_gets_its_share():
     async def main():
         wire = Uplink()
         send_queue = SendQueue(wire)
-        for index in range(20):
+        for index in range(5 * PART):
             send_queue.bulk(A, chunk(index))
         for index in range(5):
             send_queue.bulk(B, state(index), later=True)
         await asyncio.sleep(100)
         sent = kinds(wire)
-        assert len(sent) == 25 and sent[:4] == "RRRR"
+        assert len(sent) == 5 * PART + 5 and sent[:4] == "RRRR"
         assert sent.count("S") == 5 and "SS" not in sent[: sent.rindex("R")]
-        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(sent.rindex("R")))
-        assert sent[:20].count("S") >= 3, "it gets on, too"
+        assert all(sent[: at + 1].count("S") <= (at + 1) / PART for at in range(sent.rindex("R")))
+        assert sent[: 5 * PART].count("S") >= 3, "it gets on, too"
         await send_queue.close()
 
     virtual_loop.run(main(), seed=1)
@@ -327,7 +327,7 @@ def test_state_transfers_to_several_joiners_share_the_uplink():
     async def main():
         wire = Uplink()
         send_queue = SendQueue(wire)
-        for index in range(20):
+        for index in range(5 * PART):
             send_queue.bulk(A, chunk(index))
         for newcomer in range(3):
             wire.seconds[bytes([9 + newcomer]) * 32] = 0.0
@@ -336,7 +336,7 @@ def test_state_transfers_to_several_joiners_share_the_uplink():
         await asyncio.sleep(100)
         sent = kinds(wire)
         last = sent.rindex("R")
-        assert all(sent[: at + 1].count("S") <= (at + 1) / SHARE for at in range(last)), sent
+        assert all(sent[: at + 1].count("S") <= (at + 1) / PART for at in range(last)), sent
         assert sent[:last].count("S") >= 3, "and they get on"
         await send_queue.close()
 
@@ -346,7 +346,7 @@ def test_state_transfers_to_several_joiners_share_the_uplink():
 def test_slow_frames_are_not_mistaken_for_stuck_ones():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 2 * STUCK
-        for index in range(3 * SHARE):
+        for index in range(2 * PART):
             send_queue.bulk(A, chunk(index))
         await asyncio.sleep(2 * STUCK + 0.1)
         for index in range(8):
@@ -371,3 +371,132 @@ def test_round_frames_do_not_wait_behind_state_transfer():
         assert kinds(wire) == "RS"
 
     play(story)
+
+
+class Link(Wire):
+    """Transport over a link of `rate` bytes/s: `totals` counts what has left."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate, self.way, self.left, self.began = rate, asyncio.Lock(), 0, None
+
+    async def send(self, to, frame):
+        async with self.way:
+            self.began = virtual_loop.current().time()
+            await asyncio.sleep(len(frame.payload) / self.rate)
+            self.left, self.began = self.left + len(frame.payload), None
+            self.sent.append((virtual_loop.current().time(), to, frame.message))
+        return True
+
+    def totals(self):
+        going = 0.0 if self.began is None else (virtual_loop.current().time() - self.began) * self.rate
+        return self.left + int(going), 0
+
+
+MIB = 1 << 20
+
+
+def play_link(story, rate=2.5e6):
+    """Play with a link that a first exchange has measured."""
+
+    async def main():
+        wire = Link(rate)
+        send_queue = SendQueue(wire)
+        for index in range(16):
+            send_queue.bulk(A, Frame(Chunk(1, 0, 1, index), bytes(MIB // 16)))
+        await asyncio.sleep(1.0)
+        assert send_queue.bandwidth.settle()[0] == pytest.approx(rate, rel=0.1)
+        await story(wire, send_queue)
+        await send_queue.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_state_has_its_part_of_a_known_uplink_whatever_the_number_of_joiners():
+    """In each minute at most 1/PART of the uplink, and one frame more, is state; the estimate of the uplink stays."""
+    rate = 2.5e6
+
+    async def story(wire, send_queue):
+        begun = virtual_loop.current().time()
+        for newcomer in range(3):
+            for index in range(8):
+                send_queue.bulk(bytes([9 + newcomer]) * 32, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+        for _ in range(2):
+            await asyncio.sleep(60.0)
+            known = send_queue.bandwidth.settle()[0]
+            assert known == pytest.approx(rate, rel=0.1), "pauses are no slow link"
+        paths = send_queue.ways.rates(virtual_loop.current().time())
+        assert all(found >= 0.9 * rate for found in paths.values()), "nor a slow path to a joiner"
+        sent = [at for at, _, message in wire.sent if isinstance(message, StateChunk)]
+        most = 60.0 * rate / PART / MIB
+        assert all(sum(at <= other < at + 60.0 for other in sent) <= most + 1 for at in sent)
+        assert len(sent) == 24 and sent[-1] - begun <= 25 * MIB * PART / rate * 1.1, "and no less"
+
+    play_link(story, rate)
+
+
+def test_hurried_state_has_no_pauses_but_waits_for_rounds():
+    async def story(wire, send_queue):
+        for index in range(4):
+            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), later=True)
+        await asyncio.sleep(1.0)
+        begun = virtual_loop.current().time()
+        assert len(kinds(wire, begun - 1.0)) == 1
+        send_queue.hurry((B, 7), True)
+        await asyncio.sleep(3.1 * MIB / 2.5e6)
+        assert kinds(wire, begun) == "SSS"
+        send_queue.hurry((B, 7), False)
+        for index in range(2):
+            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), later=True)
+        await asyncio.sleep(4.0)
+        assert kinds(wire, begun)[3:] == "S", "the pauses are back"
+
+    play_link(story)
+
+
+def test_offer_does_not_wait_for_the_pause_of_other_joiners():
+    async def story(wire, send_queue):
+        for index in range(2):
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+        await asyncio.sleep(0.5)
+        send_queue.bulk(A, Frame(StateOffer(1, bytes(32), bytes(32), 1, ()), b"x"), later=True)
+        await asyncio.sleep(0.5)
+        assert isinstance(wire.sent[-1][2], StateOffer)
+
+    play_link(story)
+
+
+def test_state_is_sent_while_the_peer_trains_and_not_before_its_contribution():
+    """Rounds of 4 s of training and 1 s of exchange: nothing is being sent when a contribution is."""
+
+    async def story(wire, send_queue):
+        now = virtual_loop.current().time
+        late = []
+        for round in range(2, 12):
+            send_queue.begin(round)
+            if round == 4:
+                for index in range(8):
+                    send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+            await asyncio.sleep(4.0)
+            begun = now()
+            send_queue.bulk(A, Frame(Chunk(round, 0, 1, 0), bytes(MIB)))
+            await asyncio.sleep(1.0)
+            late += [at - begun - MIB / 2.5e6 for at, _, message in wire.sent if message == Chunk(round, 0, 1, 0)]
+        assert late == pytest.approx([0.0] * 10, abs=1e-6)
+        assert kinds(wire).count("S") >= 5
+
+    play_link(story)
+
+
+def test_state_is_not_held_back_when_training_takes_longer_than_before():
+    async def story(wire, send_queue):
+        send_queue.begin(2)
+        await asyncio.sleep(0.5)
+        send_queue.bulk(A, Frame(Chunk(2, 0, 1, 0), bytes(MIB)))
+        send_queue.begin(3)
+        for index in range(3):
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+        await asyncio.sleep(3 * 2 * 12 * MIB / 2.5e6 + 1.0)
+        assert kinds(wire).count("S") == 3
+
+    play_link(story)

@@ -42,23 +42,29 @@ class Scene:
 
     def __init__(self, audit="1.0", false=(), members=tuple(KEYS)):
         self.queue, self.events, self.expelled, self.false = FakeSendQueue(), [], [], false
+        self.pardoned = []
         self.members, self.backoff = members, OwnerBackoff()
         self.roster = SimpleNamespace(banned=[], bans=())
         self.live = set(KEYS) - {ME}
         presence = SimpleNamespace(
-            roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expelled.append
+            roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expel, pardon=self.pardoned.append
         )
+        self.replica = SimpleNamespace(members=members, chain=CHAIN, lineage=LINEAGE, round=1)
         self.audits = Audits(
             KEYS[ME],
             parse(f"[exchange]\ncodec = 'fp32'\naudit = {audit}"),
             RUN,
-            replica=SimpleNamespace(members=members, chain=CHAIN),
+            replica=self.replica,
             presence=presence,
             lender=SimpleNamespace(of=lambda round: SOURCES[ME]),
             fragment=0,
             backoff=self.backoff,
             emit=lambda name, fields: self.events.append(name),
         )
+
+    def expel(self, verdict, lineage, round):
+        self.expelled.append(verdict)
+        self.roster.bans = (*self.roster.bans, gossip_items.keep(verdict, lineage, round))
 
     def round(self, number, digest=None):
         """End a round."""
@@ -231,7 +237,7 @@ def test_refusing_contributor_loses_ownership_and_the_owner_is_audited_again():
 def test_new_link_is_told_of_excluded_owners():
     scene = Scene()
     verdict = Verdict(1, 0, 2, ANN, LINEAGE)
-    scene.roster.bans = (gossip_items.keep(verdict),)
+    scene.roster.bans = (gossip_items.keep(verdict, LINEAGE, 1),)
     scene.audits.on_link_up(DAN)
     assert [(to, message) for to, message, _ in scene.queue.of(Verdict)] == [(DAN, verdict)]
 
@@ -242,6 +248,37 @@ def test_verdicts_of_another_lineage_exclude_no_peer():
     for sender in (BEN, CAT, DAN):
         scene.audits.takes(sender, Frame(Verdict(1, 0, 2, ANN, b"other lineage 16")))
     assert scene.expelled == []
+
+
+def test_verdict_ends_with_the_rounds_of_its_quorum():
+    """Not with those of the false result: the quorum of a lost lineage may have named a result of the common history."""
+
+    def bans(fragment, lineage, round, owner=ANN):
+        return gossip_items.keep(Verdict(1, fragment, 2, owner, LINEAGE), lineage, round)
+
+    scene = Scene()
+    lost = founded(CHAIN, Fork(5, bytes(32), (ANN,), (BEN,), bytes(16), ()))
+    kept = [bans(0, LINEAGE, 5), bans(0, LINEAGE, 9), bans(1, lineage_of(lost), 6)]
+    scene.roster.bans = (*kept, bans(0, lineage_of(lost), 6, BEN))
+    scene.audits.pardon()
+    assert scene.pardoned == [BEN], "of the lineage that gave way to ours"
+    other = founded(CHAIN, Fork(7, bytes(32), (ANN,), (CAT,), bytes(16), ()))
+    scene.replica.chain, scene.pardoned[:] = other, []
+    scene.roster.bans = (bans(0, LINEAGE, 7, CAT), bans(0, LINEAGE, 8, DAN), bans(0, lineage_of(other), 8, BEN))
+    scene.audits.pardon()
+    assert scene.pardoned == [DAN], "after the fork of ours"
+    scene.replica.chain, scene.pardoned[:] = (), []
+    scene.audits.pardon()
+    assert scene.pardoned == [], "a peer without a state knows nothing better"
+
+
+def test_verdict_is_stored_with_the_lineage_and_round_of_its_quorum():
+    scene = Scene()
+    scene.replica.round = 3
+    for sender in (BEN, CAT, DAN):
+        scene.accuse(sender, 2)
+    stored = gossip_items.read_stored(scene.roster.bans[0])
+    assert (stored.verdict, stored.lineage, stored.round) == (Verdict(1, 0, 2, ANN, LINEAGE), LINEAGE, 3)
 
 
 def test_half_of_the_members_exclude_no_peer():

@@ -32,7 +32,7 @@ class Outbox:
     """Stores sent frames; `waiting`: reported bytes that wait for a peer."""
 
     def __init__(self):
-        self.sent, self.waiting = [], 0
+        self.sent, self.waiting, self.hurried = [], 0, set()
 
     def bulk(self, to, frame, *, later=False):
         assert later
@@ -44,12 +44,15 @@ class Outbox:
     def later(self, to, kind, fragment=None):
         return self.waiting
 
+    def hurry(self, reader, hurried):
+        (self.hurried.add if hurried else self.hurried.remove)(reader)
+
 
 class Server:
     """StateServer of a replica of a little more than one chunk, with a separate clock."""
 
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, *, paced=True):
+        self.now = self.spent = 0.0
         self.replica = Replica(bytes(32), np.arange(140_000, dtype=np.float32), (ANN,))
         self.send_queue = Outbox()
         self.told = []
@@ -59,6 +62,8 @@ class Server:
             lambda: self.now,
             entered=True,
             report=lambda name, detail: self.told.append(name),
+            spent=lambda round: self.spent * (self.replica.round - round),
+            paced=paced,
         )
 
     def ask(self, peer):
@@ -273,5 +278,59 @@ def test_chain_that_is_too_long_for_a_message_is_left_out_and_the_owner_is_told_
             here.ask(peer)
             assert bytes(here.send_queue.sent[-1][1].payload) == b"".join(here.replica.hashes)
         assert here.told == ["alarm"]
+
+    run(work)
+
+
+def test_only_joiners_have_pauses_and_only_while_stored_rounds_can_follow():
+    def work():
+        here, member, joiner = Server(), ANN, BEN
+        for peer in (member, joiner):
+            here.ask(peer)
+            here.fetch(peer, 0)
+        assert here.send_queue.hurried == {(member, 0)}, "rounds may wait for a member"
+        here.server.done(member)
+        here.server.on_tick()
+        assert here.send_queue.hurried == set()
+        here.spent = 0.3
+        here.step()
+        here.server.on_tick()
+        assert here.send_queue.hurried == set()
+        here.step()
+        here.server.on_tick()
+        assert here.send_queue.hurried == {(joiner, 0)}, "0.6 of what can be stored"
+        assert len(here.fetch(joiner, 0, 0)) == CHUNK_BYTES
+        here.step()
+        here.step()
+        here.server.on_tick()
+        assert here.send_queue.hurried == set()
+        assert len(here.fetch(joiner, 0, 0)) == 0 and here.copies() == 0, "no stored rounds continue this state"
+
+    run(work)
+
+
+def test_unpaced_server_never_pauses():
+    def work():
+        here = Server(paced=False)
+        here.ask(BEN)
+        here.fetch(BEN, 0)
+        assert here.send_queue.hurried == {(BEN, 0)}
+
+    run(work)
+
+
+def test_state_is_stored_while_its_chunks_wait_for_their_pause():
+    def work():
+        here = Server()
+        here.ask(BEN)
+        here.fetch(BEN, 0)
+        here.step()
+        here.send_queue.waiting, here.now = 3, SNAPSHOT_SECONDS + 1
+        here.server.on_tick()
+        here.send_queue.waiting = 0
+        assert len(here.fetch(BEN, 0)) == CHUNK_BYTES
+        here.now += SNAPSHOT_SECONDS + 1
+        here.server.on_tick()
+        assert len(here.fetch(BEN, 0)) == 0
 
     run(work)

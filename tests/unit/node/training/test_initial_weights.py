@@ -29,7 +29,7 @@ def saved(folder, **changes):
 
 
 def test_file_gives_all_parameters_in_order_of_the_layout(tmp_path):
-    theta = load_weights(saved(tmp_path), LAYOUT)
+    theta = load_weights([saved(tmp_path)], LAYOUT)
     assert theta.dtype == np.float32 and theta.tolist() == [0, 1, 2, 3, 4, 5, 9, 8, 7, 6]
     assert digest_of(theta) == blake3.blake3(np.array(theta, "<f4").tobytes()).hexdigest()
 
@@ -43,7 +43,7 @@ def test_checkpoint_directory_gives_the_weights_of_its_fragments_also_of_cut_par
     for index, part in enumerate(parts):
         save_file(part | {name.replace("weights", "momentum"): 0 * part[name] for name in part},
                   tmp_path / f"fragment-{index:05d}.safetensors")  # fmt: skip
-    assert load_weights(tmp_path, LAYOUT).tolist() == load_weights(saved(tmp_path), LAYOUT).tolist()
+    assert load_weights([tmp_path], LAYOUT).tolist() == load_weights([saved(tmp_path)], LAYOUT).tolist()
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_checkpoint_directory_gives_the_weights_of_its_fragments_also_of_cut_par
 )
 def test_file_of_another_model_is_refused(tmp_path, changes, text):
     with pytest.raises(WeightsError, match=text):
-        load_weights(saved(tmp_path, **changes), LAYOUT)
+        load_weights([saved(tmp_path, **changes)], LAYOUT)
 
 
 def test_missing_file_empty_folder_and_pickle_are_refused(tmp_path):
     with pytest.raises(WeightsError, match="No such file"):
-        load_weights(tmp_path / "none", LAYOUT)
+        load_weights([tmp_path / "none"], LAYOUT)
     with pytest.raises(WeightsError, match="no fragments"):
-        load_weights(tmp_path, LAYOUT)
+        load_weights([tmp_path], LAYOUT)
     torch.save(VALUES["a"], tmp_path / "p")
     with pytest.raises(WeightsError, match="pickle"):
-        load_weights(tmp_path / "p", LAYOUT)
+        load_weights([tmp_path / "p"], LAYOUT)
 
 
 def test_weights_must_have_the_hash_of_the_manifest(tmp_path):
-    theta = load_weights(saved(tmp_path), LAYOUT)
+    theta = load_weights([saved(tmp_path)], LAYOUT)
     check_weights(theta, digest_of(theta), tmp_path)
     with pytest.raises(WeightsError) as missing:
         check_weights(theta, "", tmp_path)

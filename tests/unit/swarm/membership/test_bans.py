@@ -123,7 +123,7 @@ def test_one_piece_of_evidence_is_stored_for_each_peer():
 
 def test_verdict_bans_lasts_and_is_not_spread():
     """Others cannot check it: each peer judges by the members that tell it."""
-    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE))
+    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE), b"l" * LIFE, 8)
     roster.convict((item,), 1.0)
     assert roster.banned == [LIAR.peer_id]
     assert roster.reason_of(LIAR.peer_id) == "a false result of chunk 3 in round 7"
@@ -137,7 +137,54 @@ def test_verdict_bans_lasts_and_is_not_spread():
 
 
 def test_verdict_of_another_peer_by_gossip_bans_no_peer():
-    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE))
+    roster, item = roster_of(), gossip_items.keep(Verdict(7, 0, 3, LIAR.peer_id, b"l" * LIFE), b"l" * LIFE, 8)
     roster.handle(OTHER.peer_id, Gossip((item,)), 1.0)
     roster.handle(OTHER.peer_id, PushPull(True, (item,)), 1.0)
     assert roster.banned == [] and roster.bans == ()
+
+
+def verdict_on(identity):
+    return gossip_items.keep(Verdict(7, 0, 3, identity.peer_id, b"l" * LIFE), b"l" * LIFE, 8)
+
+
+def test_peer_is_as_unknown_after_the_end_of_a_verdict_and_comes_back_with_its_record():
+    roster = roster_of()
+    roster.convict((verdict_on(LIAR),), 1.0)
+    roster.events.clear()
+    roster.pardon(LIAR.peer_id)
+    assert [(event.kind, event.peer) for event in roster.events] == [("pardoned", LIAR.peer_id)]
+    assert roster.banned == [] and roster.bans == () and roster.reason_of(LIAR.peer_id) == ""
+    roster.learn(record(1), 2.0)
+    assert roster.alive(LIAR.peer_id) and roster.events[-1].kind == "joined"
+    roster.events.clear()
+    roster.pardon(LIAR.peer_id)
+    assert roster.alive(LIAR.peer_id) and not roster.events, "there is nothing to end"
+
+
+def test_verdict_on_an_unknown_peer_ends_too():
+    roster = roster_of(others=0)
+    roster.convict((verdict_on(LIAR),), 1.0)
+    roster.pardon(LIAR.peer_id)
+    roster.learn(record(1), 2.0)
+    assert roster.banned == [] and roster.alive(LIAR.peer_id)
+
+
+@pytest.mark.parametrize("first", ["evidence", "verdict"])
+def test_evidence_outlasts_a_verdict_whichever_comes_first(first):
+    roster, items = roster_of(), [ITEM, verdict_on(LIAR)]
+    for item in items if first == "evidence" else reversed(items):
+        roster.convict((item,), 1.0)
+    assert roster.bans == (ITEM,)
+    roster.pardon(LIAR.peer_id)
+    assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
+    sent = [letter for now in range(1, 100) for letter in roster.tick(float(now))]
+    assert any(ITEM in getattr(message, "items", ()) for _, message in sent), "others learn of it"
+
+
+def test_verdict_on_oneself_is_not_stored_but_evidence_is():
+    """The peer may have followed a lineage that has lost since; others repeat a verdict that still counts."""
+    roster = roster_of(index=1, others=0)
+    roster.convict((verdict_on(LIAR),), 1.0)
+    assert [event.kind for event in roster.events] == ["banned"] and roster.bans == ()
+    roster.convict((ITEM,), 1.0)
+    assert roster.bans == (ITEM,)

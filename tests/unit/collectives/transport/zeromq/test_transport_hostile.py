@@ -127,6 +127,10 @@ def test_banned_key_fails_the_handshake(wire):
         assert (await refusal(first, second)).code == "unreachable"
         assert len(second.hellos) == before and second.refused > refused
         assert not await second.ping(first)
+        second.transport.allow(first.id)
+        second.transport.learn(first.record)
+        first.transport.learn(second.record)
+        assert await second.ping(first), "the verdict has ended"
 
     wire.run(work)
 
