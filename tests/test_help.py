@@ -25,6 +25,8 @@ COMMANDS = [
         "revoke",
         "id",
         "export",
+        "generate",
+        "evaluate",
         "plan",
         "sim",
     ),

@@ -293,24 +293,3 @@ def _print_pairs(pairs: list[tuple[str, str]], as_json: bool) -> None:
         return
     for name, value in pairs:
         print(f"{name:<5} {value}")
-
-
-def export(
-    context: typer.Context,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or directory for transformers.")],
-    run: Annotated[str, typer.Option("--run", metavar="ID", help="The run, by the start of its id.")] = "",
-    format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="safetensors (a file) or transformers (a folder).")
-    ] = "safetensors",
-    homes: Annotated[
-        list[Path] | None,
-        typer.Option("--with", metavar="DIR", help="Daemon directory with other stages; may be given again."),
-    ] = None,
-    home: Home = None,
-    debug: Debug = False,
-) -> None:
-    """Write the weights of the newest valid checkpoint."""
-    from thinwire.node.training.export import export as write
-
-    config = settings(context, debug, {"home": home})
-    write(config, out, run, format, homes or ())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from thinwire.node.cli import commands, daemon_commands
+from thinwire.node.cli import commands, daemon_commands, model_commands
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.runtime.console import record_traceback, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
@@ -88,7 +88,9 @@ app.command("invite")(daemon_commands.invite)
 app.command("doctor")(commands.doctor)
 app.command("revoke")(daemon_commands.revoke)
 app.command("id")(commands.show_id)
-app.command("export")(commands.export)
+app.command("export")(model_commands.export)
+app.command("generate")(model_commands.generate)
+app.command("evaluate")(model_commands.evaluate)
 app.add_typer(config_app, name="config")
 
 

@@ -11,7 +11,7 @@ from thinwire.compression.core.types import Floats
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import fragment_index, fragment_state
-from thinwire.node.state.tensor_file import Array, TensorFileError, parse
+from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors, parse
 from thinwire.swarm.identity.errors import HintedError
 
 KEY = "model.weights"
@@ -36,14 +36,26 @@ def load_weights(path: Path, layout: Layout) -> Floats:
 
     Raises WeightsError if one of the layout's parameters is missing, has another shape, or is not finite.
     """
+    return vector_of(read_weights(path), layout, path)
+
+
+def read_weights(path: Path) -> dict[str, Array]:
+    """Return the parameters in a safetensors file or in a checkpoint's directory. Raises WeightsError."""
     try:
         tensors = _fragments(path) if path.is_dir() else parse(path.read_bytes())
-        found = joined(tensors)
+        return joined(tensors)
     except OSError as error:
         raise WeightsError(f"cannot read {error.filename}: {error.strerror}", _HINT) from None
     except (TensorFileError, ValueError) as error:
         raise WeightsError(f"{path}: {error}", _HINT) from None
-    theta = np.empty(layout.total, np.float32)
+
+
+def vector_of(tensors: Tensors, layout: Layout, path: Path) -> Floats:
+    """Return tensors as one vector in the order of the layout; `path` is their origin, for messages.
+
+    Raises WeightsError if one of the layout's parameters is missing or has another shape, or if there are more.
+    """
+    theta, found = np.empty(layout.total, np.float32), dict(tensors)
     for piece in layout.pieces:
         tensor = found.pop(piece.name, None)
         if tensor is None or tensor.shape != piece.shape or tensor.dtype.kind != "f":

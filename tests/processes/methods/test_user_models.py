@@ -84,6 +84,10 @@ def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path
     assert all(np.array_equal(weights[name], value.detach()) for name, value in loaded.named_parameters())
     text = torch.frombuffer(bytearray(here.text.read_bytes()[:64]), dtype=torch.uint8)[None].long()
     assert loaded(text, labels=text).loss.item() < 5.0
+    refused = other.command("generate", "--tokens", "4")
+    assert refused.returncode == 2 and "--model hf:FOLDER" in refused.stderr
+    written = other.command("generate", "--tokens", "4", "--prompt", "lorem", "--model", f"hf:{folder}")
+    assert written.returncode == 0 and written.stdout.startswith("lorem"), written.stderr
 
 
 def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(machine):
