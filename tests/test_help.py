@@ -13,6 +13,7 @@ GOLDEN = Path(__file__).parent / "golden" / "help.txt"
 COMMANDS = [
     *(
         "",
+        "init",
         "start",
         "join",
         "runs",

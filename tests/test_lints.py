@@ -198,6 +198,7 @@ MAY_OPEN = {
         "node/api/swarm.py": "reads the manifest it is given",
         "node/cli/main.py": "a pipe that nobody reads any more",
         "node/cli/commands.py": "reads the manifest it is given",
+        "node/cli/new_run.py": "writes the manifest that it is asked for",
         "node/runtime/config.py": "reads node.toml",
         "node/runtime/console.py": "the log file",
         "node/training/corpus.py": "reads the text to train on, and keeps its tokens",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from thinwire.node.cli import commands, daemon_commands, model_commands
+from thinwire.node.cli import commands, daemon_commands, model_commands, new_run
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.runtime.console import record_traceback, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
@@ -77,6 +77,7 @@ def options(
 config_app = typer.Typer(help="This machine's settings.", rich_markup_mode=None)
 config_app.command("show")(commands.config_show)
 
+app.command("init")(new_run.init)
 app.command("start")(commands.start)
 app.command("join")(commands.join)
 app.command("runs")(commands.runs)
