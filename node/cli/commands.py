@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from thinwire.node.cli import completion
 from thinwire.node.cli.arguments import (
     Advertise,
     Bootstrap,
@@ -165,6 +166,7 @@ def join(
         str,
         typer.Argument(
             metavar="INVITE|RUN",
+            autocompletion=completion.runs,
             help="The invite that `thinwire start` or `invite` printed, or a run by its name or the start of its id.",
         ),
     ],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
+from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
 
@@ -98,7 +99,9 @@ def page(
 
 def recover(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by its name or the start of its id.")] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id.")
+    ] = "",
     now: Annotated[bool, typer.Option("--now", help="Continue now, and wait until it is done.")] = False,
     home: Home = None,
     debug: Debug = False,
@@ -160,7 +163,7 @@ def invite(
 
 def revoke(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="ID", help="Peer id, or serial of an invite.")],
+    target: Annotated[str, typer.Argument(metavar="ID", autocompletion=peers, help="Peer id, or serial of an invite.")],
     home: Home = None,
     debug: Debug = False,
 ) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from thinwire.node.cli import commands, daemon_commands, model_commands, new_run
 from thinwire.node.cli.arguments import CliSession
+from thinwire.node.cli.completion import first_word
 from thinwire.node.runtime.console import record_traceback, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
 from thinwire.swarm.identity.errors import HintedError
@@ -50,7 +51,6 @@ app = typer.Typer(
     name="thinwire",
     help="Train one model on many machines that share nothing but ordinary internet links.",
     epilog=EXIT_CODES,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -142,8 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session, termination = CliSession(), Termination()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        first = next((word for word in arguments if not word.startswith("-")), "")
-        group = command_line(first)
+        group = command_line(first_word(list(arguments)))
         with termination:
             code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
         if sys.stdout is not None:  # the parent process may have closed it

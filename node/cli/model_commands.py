@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from thinwire.node.cli.arguments import Debug, Device, Home, InputError, Json, Threads, settings
+from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
     from thinwire.node.runtime.config import Config
@@ -20,6 +21,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="RUN|FILE",
+        autocompletion=runs,
         help="A run of this machine by its name or the start of its id, a file of `thinwire export`, or a "
         "checkpoint's directory [the running daemon's run, or the only one].",
     ),
@@ -43,7 +45,10 @@ With = Annotated[
 def export(
     context: typer.Context,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or directory for transformers.")],
-    run: Annotated[str, typer.Option("--run", metavar="RUN", help="The run, by its name or the start of its id.")] = "",
+    run: Annotated[
+        str,
+        typer.Option("--run", metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id."),
+    ] = "",
     format: Annotated[
         str, typer.Option("--format", metavar="KIND", help="safetensors (a file) or transformers (a folder).")
     ] = "safetensors",

@@ -17,7 +17,7 @@ from thinwire.node.cli.arguments import Debug, Home, InputError, settings
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A built-in model: layers, width, heads, context in tokens, peak learning rate, and sequences of a forward pass."""
+    """A built-in model. context: in tokens; lr: peak rate; batch: sequences of a forward pass."""
 
     layers: int
     width: int
@@ -68,7 +68,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of the owner. model: a name in SIZES, or "hf:FOLDER". link: in LINKS. data: "" stands for the default."""
+    """Answers of the owner. model: in SIZES, or "hf:FOLDER". link: in LINKS. data: "": the default."""
 
     name: str
     model: str
@@ -112,7 +112,12 @@ def init(
         ask(f"Model: {_choices(SIZES)}, or hf:FOLDER", model, "tiny", lambda text: _modelled(text, file.parent)),
         ask(f"Slowest link of a peer: {_choices(LINKS)}", link, "fibre", lambda text: _one_of(text, LINKS)),
         ask("Text to train on, a file or folder (empty: Python's own library)", data, "", _readable),
-        ask(f"Who may join: {_choices(ADMISSION)}", admission, "invited", lambda text: _one_of(text, ADMISSION)),
+        ask(
+            f"Admission of other peers: {_choices(ADMISSION)}",
+            admission,
+            "invited",
+            lambda text: _one_of(text, ADMISSION),
+        ),
     )
     text, parameters = manifest_of(answers, file.parent)
     from thinwire.swarm.manifest.parser import parse

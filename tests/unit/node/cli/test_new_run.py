@@ -107,7 +107,7 @@ def test_init_asks_on_a_terminal_again_after_a_wrong_answer(tmp_path):
         end = 0
         for question, answer in (
             *(("Name of the run", "no name"), ("Name of the run", "mine"), ("Model: tiny, small", "small")),
-            *(("Text to train on", ""), ("Who may join", "closed")),
+            *(("Text to train on", ""), ("Admission of other", "closed")),
         ):
             end = terminal.wait_for(question, after=end)
             terminal.type(f"{answer}\n")
