@@ -72,7 +72,7 @@ def test_completion_script_works_in_bash(home, tmp_path):
     program.chmod(0o755)
     script = (
         'eval "$(_THINWIRE_COMPLETE=source_bash thinwire)"; COMP_WORDS=(thinwire evaluate al); COMP_CWORD=2; '
-        "$(complete -p thinwire | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo ${COMPREPLY[@]}"
+        "$(complete -p thinwire | sed 's/.*-F \\([^ ]*\\).*/\\1/') thinwire; echo ${COMPREPLY[@]}"
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "THINWIRE_HOME": str(home)}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240, env=environment)
