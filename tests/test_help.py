@@ -18,6 +18,7 @@ COMMANDS = [
         "join",
         "runs",
         "status",
+        "top",
         "logs",
         "page",
         "recover",

@@ -148,6 +148,7 @@ MAY_OPEN = {
         "node/cli/daemon_commands.py": "the age of a status, for a person",
         "node/cli/log_tail.py": "follows a log, for a person",
         "node/cli/page/run_view.py": PAGE,
+        "node/cli/top/screen.py": "shows the local time of events, to a person",
         "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",
         "node/training/stored_model.py": "makes the doors of a learner that does not train",
@@ -181,6 +182,7 @@ MAY_OPEN = {
         "collectives/transport/zeromq/transport.py": TRANSPORT,
         "node/membership/nat_pmp.py": "asks the router for port mappings",
         "node/cli/page/server.py": PAGE,
+        "node/cli/top/loop.py": "waits for keys",
     },
     "disk": {
         "node/cli/log_tail.py": "reads the log, for a person",

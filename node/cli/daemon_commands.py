@@ -48,6 +48,20 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
         show(said, time.time())
 
 
+def top(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot as text, as without a terminal.")] = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Show swarm, links, round and events of this machine's daemon on one screen."""
+    config = settings(context, debug, {"home": home})
+    from thinwire.node.cli.top.loop import show
+
+    if not show(config.directories, once=once):
+        raise _none_here(None)
+
+
 def logs(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too, until Ctrl-C.")] = False,

@@ -14,6 +14,7 @@ from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import this_process, write_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER
+from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.runtime.process_lock import unwritable
 
@@ -49,6 +50,7 @@ class ReportSinks:
             device=device,
             process=self._process,
             group=group,
+            memory=lambda: memory_of_process(device),
         )
 
     def _write(self, kind: str, fields: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text, plain
+from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
 
@@ -33,7 +34,7 @@ class Reporter:
 
     write: receives every event, kind and fields. say: receives lines for people with their level. wall: seconds since
     1970. process: number and start (seconds since 1970) of the process, for the status. group: describes the group with
-    which this peer holds the model.
+    which this peer holds the model. memory: returns the bytes of main memory and of the GPU that the process occupies.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Reporter:
         device: str = "",
         process: tuple[int, float] = (0, 0.0),
         group: Callable[[], str] = lambda: "",
+        memory: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.phase: Phase = "starting"
         self.device = device
@@ -60,17 +62,12 @@ class Reporter:
         self._alarms: dict[str, None] = {}
         self._lineages = LineageAlarms()
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
-        self._group = group
+        self._group, self._memory = group, memory
         self._away: dict[PeerId, str] = {}
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and print it if people should know it."""
         self._write(kind, fields)
-        text = " · ".join(
-            str(value)[:8] if key in ("peer", "run") else str(value)
-            for key, value in fields.items()
-            if value not in ("", None) and key != "digest"
-        )
         if kind == "lineage":
             self._lineages.begin(fields)
         if kind == "alarm":
@@ -80,7 +77,7 @@ class Reporter:
             self._say(WARNING, self.alarm)
         else:
             level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
-            self._say(level, f"{kind} {text}")
+            self._say(level, event_text(kind, fields))
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
         """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
@@ -178,10 +175,12 @@ class Reporter:
         invite = peer.invite()
         round, digest = replica.newest
         up, down = peer.traffic()
-        others, seats = [], peer.seats()
+        others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
+        memory, gpu_memory = self._memory()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
             loss, _, _ = session.stats.get(other, (None, 0.0, 0))
+            sent, received = traffic.get(other, (0, 0))
             others.append(
                 PeerStatus(
                     peer=other.hex(),
@@ -196,6 +195,9 @@ class Reporter:
                     seat=seats.told(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
+                    up=sent,
+                    down=received,
+                    rtt=session.roster.distances.rtt(other),
                 )
             )
         return msgspec.structs.replace(
@@ -224,6 +226,9 @@ class Reporter:
             stalls=stalls(peer),
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
+            ready=tuple(sorted(one.hex() for one in session.ready)),
+            memory=memory,
+            gpu_memory=gpu_memory,
         )
 
 

@@ -24,6 +24,15 @@ _OWN = {"at", "wall", "kind"}
 _BLOCK = 1 << 16
 
 
+def event_text(kind: str, fields: Mapping[str, object]) -> str:
+    """Return an event as a line for people."""
+    return f"{kind} " + " · ".join(
+        str(value)[:8] if key in ("peer", "run") else str(value)
+        for key, value in fields.items()
+        if value not in ("", None) and key not in ("digest", *_OWN)
+    )
+
+
 class EventLog:
     """Writer of an event log.
 
