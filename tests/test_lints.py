@@ -188,6 +188,7 @@ MAY_OPEN = {
         "node/cli/log_tail.py": "reads the log, for a person",
         "node/cli/page/run_view.py": PAGE,
         "node/cli/page/server.py": PAGE,
+        "node/cli/top/loop.py": "reads keys",
         "node/membership/nat_pmp.py": "reads the kernel's route table",
         "node/doctor/machine.py": "checks the disk and the caches",
         "node/doctor/network.py": "looks for the key",

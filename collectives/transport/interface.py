@@ -133,7 +133,7 @@ class Transport(Protocol):
         ...
 
     def by_peer(self) -> Mapping[PeerId, tuple[int, int]]:
-        """Return the bytes sent to and received from each peer since the transport opened, as counted on the wire."""
+        """Return the bytes on the wire to and from each peer since the transport opened."""
         ...
 
     def came(self, peer: PeerId) -> int:

@@ -40,10 +40,12 @@ def peers(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 def first_word(arguments: list[str]) -> str:
     """Return the command in a command line, also in one that the shell asks to complete; "": none."""
-    if VARIABLE in os.environ:
-        typed = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    environment = os.environ
+    if VARIABLE in environment:
+        line = environment.get("_TYPER_COMPLETE_ARGS", "")
+        typed = (environment.get("COMP_WORDS") or line).split()
         # The last word may be incomplete.
-        arguments = typed[1:-1] if not os.environ.get("_TYPER_COMPLETE_ARGS", "").endswith(" ") else typed[1:]
+        arguments = typed[1:] if line.endswith(" ") else typed[1:-1]
     return next((word for word in arguments if not word.startswith("-")), "")
 
 

@@ -24,9 +24,9 @@ COLUMNS = 80
 
 
 def show(directories: Directories, *, once: bool) -> bool:
-    """Show the daemon until the key q or a signal, or print one snapshot; return False if none has run here.
+    """Show the daemon until the key q or a signal; return False if none has run here.
 
-    A snapshot is printed with `once`, and where stdin or stdout is no terminal that can move its cursor.
+    One snapshot is printed with `once`, and where stdin or stdout is no terminal that can move its cursor.
     """
     console, view, rates = Console(highlight=False), RunView(directories), Rates()
     state = view.state()

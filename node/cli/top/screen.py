@@ -61,7 +61,7 @@ class Rates:
 
 
 def screen(state: Fields, rates: Rates, tab: str, columns: int, rows: int, *, utf8: bool = True) -> list[Text]:
-    """Return exactly `rows` lines of at most `columns` cells. state: see RunView.state; its status is not None."""
+    """Return exactly `rows` lines of at most `columns` cells. state: of RunView, with a status."""
     body = section(state, rates, tab, columns, rows - FEWEST, utf8=utf8)[: rows - FEWEST]
     body += [Text()] * (rows - FEWEST - len(body))
     status = state["status"]
@@ -230,7 +230,7 @@ def _log(state: Fields, rows: int) -> list[Text]:
 
 
 def _some(lines: list[Text], room: int) -> list[Text]:
-    """Return the lines that fit; the last one then says how many are left out."""
+    """Return the lines that fit; the last one then has the number of the others."""
     if len(lines) <= room:
         return lines
     return [*lines[: max(0, room - 1)], Text(f"  … and {len(lines) - max(0, room - 1)} more", "dim")]

@@ -23,7 +23,7 @@ def test_top_shows_each_tab_of_a_daemon_and_quits(machine):
             terminal.type(key)
             end = terminal.wait_for(wanted, after=end)
         frames = [ESCAPE.sub("", frame).splitlines() for frame in terminal.output.split("\x1b[H")[1:-1]]
-            frames = [frame for frame in frames if frame]
+        frames = [frame for frame in frames if frame]
         assert len(frames) > 4 and {len(frame) for frame in frames} == {24}
         assert {cell_len(line) for frame in frames for line in frame} == {80}
         other.kill()
