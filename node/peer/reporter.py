@@ -32,7 +32,8 @@ ALARMS = 64
 class Reporter:
     """Reporter of one peer. All parts of the peer send events to `emit`, on the loop's thread.
 
-    write: receives every event, kind and fields. say: receives lines for people with their level. wall: seconds since
+    write: receives every event, kind and fields. say: receives lines for people with their level,
+    and the event behind each, its "kind" included. wall: seconds since
     1970. process: number and start (seconds since 1970) of the process, for the status. group: describes the group with
     which this peer holds the model. memory: returns the bytes of main memory and of the GPU that the process occupies.
     """
@@ -41,7 +42,7 @@ class Reporter:
         self,
         write: Callable[[str, Mapping[str, object]], None],
         *,
-        say: Callable[[int, str], None] = lambda level, text: None,
+        say: Callable[[int, str, Mapping[str, object]], None] = lambda level, text, event: None,
         wall: Callable[[], float],
         name: str = "",
         device: str = "",
@@ -74,10 +75,10 @@ class Reporter:
             self.alarm = str(fields.get("detail", ""))
             if len(self._alarms) < ALARMS:
                 self._alarms[self.alarm] = None
-            self._say(WARNING, self.alarm)
+            self._say(WARNING, self.alarm, {"kind": kind, **fields})
         else:
             level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
-            self._say(level, event_text(kind, fields))
+            self._say(level, event_text(kind, fields), {"kind": kind, **fields})
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
         """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
@@ -124,6 +125,7 @@ class Reporter:
             WARNING if missing else INFO,
             f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
             f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
+            {"kind": "round", **fields},
         )
 
     def evaluated(self, number: int, loss: float) -> None:
@@ -143,10 +145,12 @@ class Reporter:
     def summary(self, peer: Peer) -> None:
         """Print the lineage and the alarms of this process, at its end; nothing if there were none."""
         if peer.ready and (names := lineages(peer)):
-            self._say(INFO, f"ended in lineage {', '.join(name[:8] for name in names)}")
+            text = f"ended in lineage {', '.join(name[:8] for name in names)}"
+            self._say(INFO, text, {"kind": "ended", "lineages": names})
         told = self._lineages.told
         for alarm in self._alarms:
-            self._say(WARNING, f"alarm of this run: {told.get(alarm, alarm)}")
+            text = told.get(alarm, alarm)
+            self._say(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
 
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""

@@ -1,8 +1,9 @@
 import json
 import logging
+import math
 
 import pytest
-from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, log_style, set_up_logging
+from thinwire.node.runtime.console import EVENT, LOGGER, LiveLine, bytes_text, count_text, log_style, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,21 @@ def test_byte_counts_are_formatted(count, text):
 )
 def test_counts_are_formatted(count, text):
     assert count_text(count) == text
+
+
+def test_json_lines_have_the_fields_of_the_event(capsys):
+    set_up_logging("json", None)
+    LOGGER.info("%s", "round 3 · loss -", extra={EVENT: {"kind": "round", "round": 3, "loss": math.nan, "level": 1}})
+    line = json.loads(capsys.readouterr().err)
+    assert {key: line[key] for key in ("kind", "round", "loss", "level", "message")} == {
+        **{"kind": "round", "round": 3, "loss": None, "level": "info", "message": "round 3 · loss -"}
+    }
+
+
+def test_live_line_is_silent_without_a_terminal(capsys):
+    line = LiveLine()
+    line.show("round 1")
+    set_up_logging("rich", None, live=line)
+    LOGGER.info("round 1", extra={EVENT: {"kind": "round"}})
+    line.hide()
+    assert capsys.readouterr().err.count("round 1") == 1  # the message stays
