@@ -42,7 +42,7 @@ from thinwire.node.cli.arguments import (
     Up,
     settings,
 )
-from thinwire.node.daemon.options import Options, memory_of
+from thinwire.node.daemon.options import Options
 
 if TYPE_CHECKING:
     from thinwire.node.runtime.config import Config, Flags
@@ -206,8 +206,10 @@ def runs(
 
 
 def _memory(size: str | None) -> int | None:
+    from thinwire.node.runtime.config import size_of
+
     try:
-        return None if size is None else memory_of(size)
+        return None if size is None else size_of(size)
     except ValueError as error:
         raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
 

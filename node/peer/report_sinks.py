@@ -41,7 +41,7 @@ class ReportSinks:
         self._show = show
         self._request, self._process = config.directories.run(run_id).recover_request, this_process()
         try:
-            self._log, self._status = EventLog(events), config.directories.status
+            self._log, self._status = EventLog(events, config.events_limit), config.directories.status
         except OSError as error:
             raise unwritable(events, error) from None
         self.report = Reporter(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from thinwire.node.peer.status import Status, alive, read_status
 from thinwire.node.runtime.directories import Directories
-from thinwire.node.runtime.event_log import read_events
+from thinwire.node.runtime.event_log import end_of_events, read_events
 
 ROUNDS = 4096
 """Rounds of the history, the latest ones."""
@@ -98,8 +98,7 @@ class RunView:
         if status is not None and status.run:
             path = self._directories.run(bytes.fromhex(status.run)).events
             if path != self._path:
-                size = path.stat().st_size if path.exists() else 0
-                self._path, self._offset = path, max(0, size - HISTORY_BYTES)
+                self._path, self._offset = path, max(0, end_of_events(path) - HISTORY_BYTES)
                 self._clear()
         if self._path is None:
             return 0, [], []
