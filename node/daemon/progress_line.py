@@ -7,7 +7,7 @@ from thinwire.node.runtime.console import bytes_text
 
 
 class ProgressLine:
-    """Makes one line of each status; its estimate of the end follows the rounds that this process has seen."""
+    """Maker of a line from each status. The time left follows from the rounds since the first one."""
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
