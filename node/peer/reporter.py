@@ -161,6 +161,7 @@ class Reporter:
     def snapshot(self, peer: Peer) -> Status:
         """Return the status; for a peer that is not ready only its identity."""
         process, started = self._process
+        memory, gpu_memory = self._memory()
         status = Status(
             process=process,
             process_started=started,
@@ -171,6 +172,8 @@ class Reporter:
             phase=self.phase,
             device=self.device,
             alarm=self.alarm,
+            memory=memory,
+            gpu_memory=gpu_memory,
         )
         return self._full(status, peer) if peer.ready else status
 
@@ -180,7 +183,6 @@ class Reporter:
         round, digest = replica.newest
         up, down = peer.traffic()
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
-        memory, gpu_memory = self._memory()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
             loss, _, _ = session.stats.get(other, (None, 0.0, 0))
@@ -231,8 +233,6 @@ class Reporter:
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
             ready=tuple(sorted(one.hex() for one in session.ready)),
-            memory=memory,
-            gpu_memory=gpu_memory,
         )
 
 

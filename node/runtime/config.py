@@ -239,7 +239,7 @@ def size_of(text: str, unit: int = 1024) -> int:
 
 
 def _events_limit(value: Any) -> int:
-    if value in (0, "0"):
+    if value in (0, "0") and value is not False:
         return 0
     try:
         size = size_of(str(value), 1000)

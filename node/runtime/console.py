@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -71,7 +71,7 @@ def log_style(wanted: str) -> LogStyle:
 
 
 class _Json(logging.Formatter):
-    """Formatter of one JSON object a line: wall, level, message, and the fields of the event behind it.
+    """Formatter of one JSON object a line: wall, level, message, and kind and fields of the event behind it.
 
     A number that is not finite is null.
     """
@@ -82,7 +82,7 @@ class _Json(logging.Formatter):
         own = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             own["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode({**getattr(record, EVENT, {}), **own}).decode()
+        return msgspec.json.encode({"kind": "message", **getattr(record, EVENT, {}), **own}).decode()
 
 
 class _Short(logging.Formatter):
@@ -184,13 +184,17 @@ class LiveLine:
         line = Text(plain(text))
         # A character in the last column would make some terminals wrap.
         line.truncate(max(1, self.console.width - 1), overflow="ellipsis")
-        if not self._live.is_started:
-            self._live.start()
-        self._live.update(line, refresh=True)
+        try:
+            if not self._live.is_started:
+                self._live.start()
+            self._live.update(line, refresh=True)
+        except OSError:
+            self.able = False  # the terminal was closed; the daemon leaves the swarm in order
 
     def hide(self) -> None:
         """Remove the line, and show the cursor again."""
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
 
 class _NotGoodRounds(logging.Filter):

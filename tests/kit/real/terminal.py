@@ -78,8 +78,19 @@ class Terminal:
             pass
         return self.process.wait(CAP)
 
+    def pause(self) -> None:
+        """Wait a moment; fail if the process has ended."""
+        assert self.process.poll() is None
+        time.sleep(0.05)
+
+    def close(self) -> None:
+        """Close the terminal; the process continues."""
+        os.close(self._controller)
+        self._controller = -1
+
     def end(self) -> None:
         """Kill the process, whatever it does."""
         self.process.kill()
         self.process.wait()
-        os.close(self._controller)
+        if self._controller >= 0:
+            self.close()

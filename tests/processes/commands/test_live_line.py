@@ -2,7 +2,8 @@
 
 import re
 
-from kit.real.terminal import ESCAPE, Terminal
+import pytest
+from kit.real.terminal import CAP, ESCAPE, Terminal
 from rich.cells import cell_len
 
 
@@ -28,3 +29,24 @@ def test_start_on_a_terminal_shows_its_progress_in_one_line(machine):
     assert terminal.output.rindex("\x1b[?25h") > terminal.output.rindex("\x1b[?25l")
     log = (home / "state" / "thinwire.log").read_text()
     assert "INFO round 6 · loss " in log
+
+
+@pytest.mark.soak
+def test_peer_whose_terminal_closes_leaves_in_order(machine):
+    here = machine(steps=4)
+    home = here.path / "founder"
+    terminal = Terminal(
+        "start", here.manifest, "--host", "127.0.0.1", "--threads", 1, "--data", here.text, "--home", home
+    )
+    try:
+        terminal.wait_for("loss", after=terminal.wait_for("thinwire join tw1-"))
+        terminal.close()
+        log = here.daemon("founder")
+        log.lives.append(0)
+        newest = max(event["round"] for event in log.of("round"))
+        while max(event["round"] for event in log.of("round")) < newest + 3:  # it trains on without one
+            terminal.pause()
+        terminal.process.terminate()
+        assert terminal.process.wait(CAP) == 0 and log.of("left")
+    finally:
+        terminal.end()

@@ -7,6 +7,7 @@ from kit.daemons import CAP
 from kit.real.terminal import ESCAPE, Terminal
 from rich.cells import cell_len
 from thinwire.node.cli.page.run_view import RunView
+from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 
 
@@ -32,6 +33,8 @@ def test_top_shows_each_tab_of_a_daemon_and_quits(machine):
         frames = [frame for frame in frames if frame]
         assert len(frames) > 4 and {len(frame) for frame in frames} == {24}
         assert {cell_len(line) for frame in frames for line in frame} == {80}
+        (link,) = read_status(directories(daemon.home).status).peers
+        assert min(link.up, link.down, link.rtt) > 0
         other.kill()
         terminal.wait_for("peers   #_", after=end)
         terminal.type("q")
