@@ -71,7 +71,7 @@ def log_style(wanted: str) -> LogStyle:
 
 
 class _Json(logging.Formatter):
-    """Formatter of one JSON object a line: wall, level, message, and kind and fields of the event behind it.
+    """Formatter of one JSON object a line: wall, level, message, and the event's kind and fields.
 
     A number that is not finite is null.
     """
