@@ -102,12 +102,18 @@ class EventLog:
     def _divide(self) -> None:
         """Move the file away and begin a new one. If the disk refuses, continue, and try again later."""
         folder, begin = _folder(self._path), _end(_segments(self._path))
-        before = self._descriptor
+        before, target = self._descriptor, folder / f"{begin:015d}-{begin + self._size:015d}.jsonl"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            os.rename(self._path, folder / f"{begin:015d}-{begin + self._size:015d}.jsonl")
+            os.rename(self._path, target)
+        except OSError:
+            self._full = self._size + self._segment
+            return
+        try:
             self._open()
         except OSError:
+            with suppress(OSError):
+                os.rename(target, self._path)
             self._full = self._size + self._segment
             return
         os.close(before)

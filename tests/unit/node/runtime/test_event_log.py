@@ -242,3 +242,18 @@ def test_log_continues_in_one_file_if_the_disk_refuses_a_division(tmp_path, shor
     log = EventLog(path)
     numbered(log, 0, 100)
     assert numbers(read_events(path)) == list(range(100)) and path.stat().st_size > 10_000 and log.lost == 0
+
+
+def test_log_continues_in_one_file_if_no_new_one_can_be_opened(tmp_path, short_segments, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log, usual = EventLog(path), os.open
+
+    def refuse(*arguments):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(event_log.os, "open", refuse)
+    numbered(log, 0, 60)
+    monkeypatch.setattr(event_log.os, "open", usual)
+    assert numbers(read_events(path)) == list(range(60)) and log.lost == 0 and path.stat().st_size > 6000
+    numbered(log, 60, 100)
+    assert numbers(read_events(path)) == list(range(100)) and any((tmp_path / "events").iterdir())
