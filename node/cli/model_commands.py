@@ -5,6 +5,7 @@ Heavy modules are imported inside the functions.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,16 +149,17 @@ def evaluate(
             "the manifest holds out no text: data.holdout = 0",
             "add --whole with a text that the run has not trained on",
         )
+    perplexity = math.exp(min(result.loss, 700.0))
     if json:
         _print_json(
             {
                 **{"from": stored.origin, "rounds": stored.rounds, "loss": result.loss},
-                **{"perplexity": result.perplexity, "samples": result.samples, "tokens": result.tokens},
+                **{"perplexity": perplexity, "samples": result.samples, "tokens": result.tokens},
             }
         )
         return
     print(
-        f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.4g}, on {result.samples} sequences "
+        f"loss {result.loss:.4f} nats per token, perplexity {perplexity:.4g}, on {result.samples} sequences "
         f"({result.tokens} tokens)\nfrom {stored.origin}"
     )
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -109,11 +109,11 @@ def init(
     ask = _answer if yes else _ask
     answers = Answers(
         ask("Name of the run", name, "first", _named),
-        ask(f"Model: {_choices(SIZES)}, or hf:FOLDER", model, "tiny", lambda text: _modelled(text, file.parent)),
-        ask(f"Slowest link of a peer: {_choices(LINKS)}", link, "fibre", lambda text: _one_of(text, LINKS)),
+        ask(f"Model: {', '.join(SIZES)}, or hf:FOLDER", model, "tiny", lambda text: _modelled(text, file.parent)),
+        ask(f"Slowest link of a peer: {', '.join(LINKS)}", link, "fibre", lambda text: _one_of(text, LINKS)),
         ask("Text to train on, a file or folder (empty: Python's own library)", data, "", _readable),
         ask(
-            f"Admission of other peers: {_choices(ADMISSION)}",
+            f"Admission of other peers: {', '.join(ADMISSION)}",
             admission,
             "invited",
             lambda text: _one_of(text, ADMISSION),
@@ -163,20 +163,15 @@ def _ask(question: str, given: str | None, default: str, check: Check) -> str:
             print(f"{text!r} cannot be used: {error}", file=sys.stderr)
 
 
-def _choices(table: object) -> str:
-    assert isinstance(table, dict)
-    return ", ".join(table)
-
-
 def _named(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError("up to 64 letters, digits, dots, dashes and underscores")
     return text
 
 
-def _one_of(text: str, table: object) -> str:
-    if not isinstance(table, dict) or text not in table:
-        raise ValueError(f"one of: {_choices(table)}")
+def _one_of(text: str, table: Collection[str]) -> str:
+    if text not in table:
+        raise ValueError(f"one of: {', '.join(table)}")
     return text
 
 
@@ -202,12 +197,8 @@ def manifest_of(answers: Answers, folder: Path) -> tuple[str, str]:
     """
     link = LINKS[answers.link]
     if answers.model in SIZES:
-        size = SIZES[answers.model]
-        model, tokenizer, flags = (
-            _built_in(answers.model, size),
-            '"bytes"       # or a tokenizer.json beside this file',
-            "",
-        )
+        size, flags = SIZES[answers.model], ""
+        model, tokenizer = _built_in(answers.model, size), '"bytes"       # or a tokenizer.json beside this file'
         lr, batch = size.lr, size.batch
     else:
         model, tokenizer, flags = _of_transformers(answers.model, folder)
@@ -265,6 +256,12 @@ context = {size.context}        # tokens of a training sequence
 """
 
 
+def _built_in(name: str, size: Size) -> str:
+    sizes = "".join(f"{key} = {getattr(size, key)}\n" for key in ("layers", "width", "heads"))
+    context = f"context = {size.context}        # tokens of a training sequence\n"
+    return f"[model]\n# {name}, {size.needs}.\n{sizes}{context}"
+
+
 def _of_transformers(model: str, folder: Path) -> tuple[str, str, str]:
     """Return the table [model], the lines about the tokenizer, and the flags of `thinwire plan`."""
     from blake3 import blake3
@@ -303,10 +300,7 @@ def _first(values: dict[str, object], *names: str) -> int:
 
 def node_lines(answers: Answers) -> list[str]:
     """Return lines for node.toml that suit the answers."""
-    lines = []
-    if answers.data:
-        data = answers.data if answers.data.startswith("hf:") else str(Path(answers.data).absolute())
-        lines.append(f"data = {json.dumps(data, ensure_ascii=False)}")
-    if up := LINKS[answers.link].up:
-        lines.append(f'up = "{up}"    # leaves a fifth of the uplink free')
-    return lines
+    data, up = answers.data, LINKS[answers.link].up
+    place = data if data.startswith("hf:") else str(Path(data).absolute())
+    lines = [f"data = {json.dumps(place, ensure_ascii=False)}"] if data else []
+    return [*lines, f'up = "{up}"    # leaves a fifth of the uplink free'] if up else lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,11 +44,6 @@ class Evaluation:
     loss: float
     samples: int
     tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        """Exponential of the loss."""
-        return math.exp(min(self.loss, 700.0))
 
 
 @dataclass(frozen=True, slots=True)
