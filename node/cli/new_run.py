@@ -60,9 +60,6 @@ ADMISSION = {
     "invited": "peers with an invite of yours, or of a peer that was invited",
     "open": "any key that finds the run, after a trial if the method has one",
 }
-TRIALS = ("diloco", "muloco")
-"""Methods with trials of newcomers."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -134,8 +131,7 @@ def init(
     print(f"what it would cost:  thinwire plan {file} --link {answers.link} --step SECONDS{parameters}")
     print(f"begin:               thinwire start {file}")
     if lines := node_lines(answers):
-        print(f"settings of this machine, for {config.directories.node_file}:")
-        print("\n".join(f"    {line}" for line in lines))
+        print(f"settings of this machine, for {config.directories.node_file}:", *lines, sep="\n    ")
 
 
 Check = Callable[[str], str]
@@ -201,13 +197,10 @@ def manifest_of(answers: Answers, folder: Path) -> tuple[str, str]:
         model, tokenizer = _built_in(answers.model, size), '"bytes"       # or a tokenizer.json beside this file'
         lr, batch = size.lr, size.batch
     else:
-        model, tokenizer, flags = _of_transformers(answers.model, folder)
-        lr, batch = 3e-4, 4
-    trial = ""
-    if answers.admission == "open":
+        (model, tokenizer, flags), lr, batch = _of_transformers(answers.model, folder), 3e-4, 4
+    trial = "trial_rounds = 8     # scored contributions of a newcomer before its contributions count\n"
+    if link.method != "diloco":
         trial = "trial_rounds = 0     # this method has no trials: a newcomer counts at once, and can do harm\n"
-        if link.method in TRIALS:
-            trial = "trial_rounds = 8     # scored contributions of a newcomer before its contributions count\n"
     return (
         f"""\
 # Manifest of a run: all its peers have this file's content, and its hash is the run id. Each change makes another run.
@@ -240,7 +233,7 @@ codec = "{link.codec}"
 
 [admission]
 mode = "{answers.admission}"     # {ADMISSION[answers.admission]}
-{trial}""",
+{trial if answers.admission == "open" else ""}""",
         flags,
     )
 
