@@ -13,10 +13,12 @@ GOLDEN = Path(__file__).parent / "golden" / "help.txt"
 COMMANDS = [
     *(
         "",
+        "init",
         "start",
         "join",
         "runs",
         "status",
+        "top",
         "logs",
         "page",
         "recover",
@@ -25,6 +27,8 @@ COMMANDS = [
         "revoke",
         "id",
         "export",
+        "generate",
+        "evaluate",
         "plan",
         "sim",
     ),

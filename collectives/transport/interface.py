@@ -6,7 +6,7 @@ Implementations: `ZmqTransport` (collectives/transport/zeromq/transport.py) for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -134,6 +134,10 @@ class Transport(Protocol):
 
     def totals(self) -> tuple[int, int]:
         """Return the bytes sent and received on all links since the transport opened, as counted on the wire."""
+        ...
+
+    def by_peer(self) -> Mapping[PeerId, tuple[int, int]]:
+        """Return the bytes on the wire to and from each peer since the transport opened."""
         ...
 
     def came(self, peer: PeerId) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from thinwire.node.cli import completion
 from thinwire.node.cli.arguments import (
     Advertise,
     Bootstrap,
@@ -43,7 +44,7 @@ from thinwire.node.cli.arguments import (
     Up,
     settings,
 )
-from thinwire.node.daemon.options import Options, memory_of
+from thinwire.node.daemon.options import Options
 
 if TYPE_CHECKING:
     from thinwire.node.runtime.config import Config, Flags
@@ -174,6 +175,7 @@ def join(
         str,
         typer.Argument(
             metavar="INVITE|RUN",
+            autocompletion=completion.runs,
             help="The invite that `thinwire start` or `invite` printed, or a run by its name or the start of its id.",
         ),
     ],
@@ -213,8 +215,10 @@ def runs(
 
 
 def _memory(size: str | None) -> int | None:
+    from thinwire.node.runtime.config import size_of
+
     try:
-        return None if size is None else memory_of(size)
+        return None if size is None else size_of(size)
     except ValueError as error:
         raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
 
@@ -302,24 +306,3 @@ def _print_pairs(pairs: list[tuple[str, str]], as_json: bool) -> None:
         return
     for name, value in pairs:
         print(f"{name:<5} {value}")
-
-
-def export(
-    context: typer.Context,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or directory for transformers.")],
-    run: Annotated[str, typer.Option("--run", metavar="ID", help="The run, by the start of its id.")] = "",
-    format: Annotated[
-        str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
-    ] = "safetensors",
-    homes: Annotated[
-        list[Path] | None,
-        typer.Option("--with", metavar="DIR", help="Daemon directory with other stages; may be given again."),
-    ] = None,
-    home: Home = None,
-    debug: Debug = False,
-) -> None:
-    """Write the weights of the newest valid checkpoint."""
-    from thinwire.node.training.export import export as write
-
-    config = settings(context, debug, {"home": home})
-    write(config, out, run, format, homes or ())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
+from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
 
@@ -45,6 +46,20 @@ def status(context: typer.Context, json: Json = False, home: Home = None, debug:
         from thinwire.node.peer.status_table import show
 
         show(said, time.time())
+
+
+def top(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot as text, as without a terminal.")] = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Show swarm, links, round and events of this machine's daemon on one screen."""
+    config = settings(context, debug, {"home": home})
+    from thinwire.node.cli.top.loop import show
+
+    if not show(config.directories, once=once):
+        raise _none_here(None)
 
 
 def logs(
@@ -98,7 +113,9 @@ def page(
 
 def recover(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by its name or the start of its id.")] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id.")
+    ] = "",
     now: Annotated[bool, typer.Option("--now", help="Continue now, and wait until it is done.")] = False,
     home: Home = None,
     debug: Debug = False,
@@ -160,7 +177,7 @@ def invite(
 
 def revoke(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="ID", help="Peer id, or serial of an invite.")],
+    target: Annotated[str, typer.Argument(metavar="ID", autocompletion=peers, help="Peer id, or serial of an invite.")],
     home: Home = None,
     debug: Debug = False,
 ) -> None:

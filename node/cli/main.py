@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from thinwire.node.cli import commands, daemon_commands
+from thinwire.node.cli import commands, daemon_commands, model_commands, new_run
 from thinwire.node.cli.arguments import CliSession
+from thinwire.node.cli.completion import first_word
 from thinwire.node.runtime.console import record_traceback, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
 from thinwire.swarm.identity.errors import HintedError
@@ -50,7 +51,6 @@ app = typer.Typer(
     name="thinwire",
     help="Train one model on many machines that share nothing but ordinary internet links.",
     epilog=EXIT_CODES,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -77,10 +77,12 @@ def options(
 config_app = typer.Typer(help="This machine's settings.", rich_markup_mode=None)
 config_app.command("show")(commands.config_show)
 
+app.command("init")(new_run.init)
 app.command("start")(commands.start)
 app.command("join")(commands.join)
 app.command("runs")(commands.runs)
 app.command("status")(daemon_commands.status)
+app.command("top")(daemon_commands.top)
 app.command("logs")(daemon_commands.logs)
 app.command("page")(daemon_commands.page)
 app.command("recover")(daemon_commands.recover)
@@ -88,7 +90,9 @@ app.command("invite")(daemon_commands.invite)
 app.command("doctor")(commands.doctor)
 app.command("revoke")(daemon_commands.revoke)
 app.command("id")(commands.show_id)
-app.command("export")(commands.export)
+app.command("export")(model_commands.export)
+app.command("generate")(model_commands.generate)
+app.command("evaluate")(model_commands.evaluate)
 app.add_typer(config_app, name="config")
 
 
@@ -139,8 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session, termination = CliSession(), Termination()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        first = next((word for word in arguments if not word.startswith("-")), "")
-        group = command_line(first)
+        group = command_line(first_word(list(arguments)))
         with termination:
             code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
         if sys.stdout is not None:  # the parent process may have closed it

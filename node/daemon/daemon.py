@@ -21,11 +21,13 @@ import torch
 from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.mapping import Mapping
 from thinwire.node.daemon.options import Options
+from thinwire.node.daemon.progress_line import ProgressLine
 from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.report_sinks import ReportSinks
+from thinwire.node.peer.status import Status
 from thinwire.node.pipeline.groups.build import learner, next_of
 from thinwire.node.pipeline.groups.host_learner import HostLearner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
@@ -33,7 +35,7 @@ from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.console import LOGGER, log_style, set_up_logging
+from thinwire.node.runtime.console import LOGGER, LiveLine, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
@@ -65,14 +67,20 @@ def join(invite: str | Invite, config: Config, options: Options) -> int:
 
 def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
     warning, directories = check_open_files(extend=True), entry.config.directories
-    daemon = Daemon(entry, options, here=here, warning=warning)
-    set_up_logging(log_style(options.log), directories.log, debug=options.debug)
-    with hold(directories.lock):
-        if sys.platform == "win32":
-            return asyncio.run(daemon.run())
-        import uvloop
+    style = log_style(options.log)
+    live = LiveLine() if style == "rich" else None
+    daemon = Daemon(entry, options, here=here, warning=warning, live=live)
+    set_up_logging(style, directories.log, debug=options.debug, live=live)
+    try:
+        with hold(directories.lock):
+            if sys.platform == "win32":
+                return asyncio.run(daemon.run())
+            import uvloop
 
-        return uvloop.run(daemon.run())
+            return uvloop.run(daemon.run())
+    finally:
+        if live is not None:
+            live.hide()
 
 
 def _hand_out(invite: str) -> None:
@@ -95,10 +103,13 @@ def _held_out(learner: Learner) -> float:
 class Daemon:
     """One peer process.
 
-    `here`: directory of files named by the manifest. `warning`: reported as an alarm.
+    `here`: directory of files named by the manifest. `warning`: reported as an alarm. `live`: shows the progress.
     """
 
-    def __init__(self, entry: RunEntry, options: Options, *, here: Path, warning: str = "") -> None:
+    def __init__(
+        self, entry: RunEntry, options: Options, *, here: Path, warning: str = "", live: LiveLine | None = None
+    ) -> None:
+        self._live_line, self._progress = live, ProgressLine()
         self._entry, self._options, self._here, self._warning = entry, options, here, warning
         self._device = choose_device(entry.config.device)
         self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
@@ -111,7 +122,11 @@ class Daemon:
         """Run until the run's last round, a signal, or an error. Return the exit code."""
         loop = asyncio.get_running_loop()
         report_sinks = ReportSinks(
-            self._entry.config, self._entry.run_id, self._device, lambda: "" if self._made is None else self._made.said
+            self._entry.config,
+            self._entry.run_id,
+            self._device,
+            lambda: "" if self._made is None else self._made.said,
+            show=self._show,
         )
         self._report = report_sinks.report
         if self._warning:
@@ -122,6 +137,8 @@ class Daemon:
             if self._stopping and number == HANGUP:
                 return
             if self._stopping:
+                if self._live_line is not None:
+                    self._live_line.hide()  # it has hidden the cursor
                 os._exit(128 + number)
             self._stopping = True
             LOGGER.warning("stopping after this round; once more to stop at once")
@@ -176,8 +193,18 @@ class Daemon:
             moves=moves,
             evaluate=_held_out,
             every=self._entry.config.evaluate_every,
-            invited=_hand_out,
+            invited=self._invite,
         )
+
+    def _show(self, status: Status) -> None:
+        """Show the progress on a terminal."""
+        if self._live_line is not None:
+            self._live_line.show(self._progress.text(status, self._options.rounds or status.rounds))
+
+    def _invite(self, invite: str) -> None:
+        if self._live_line is not None:
+            self._live_line.hide()  # until the next status, so that the invite has a separate line
+        _hand_out(invite)
 
     async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
         teller = asyncio.create_task(report_sinks.keep_telling(life.peer))

@@ -6,19 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def memory_of(text: str) -> int:
-    """Return the bytes of a size such as "2GiB", "512 MiB" or "1.5G" (all powers of two).
-
-    Raises ValueError.
-    """
-    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
-        raise ValueError(f"{text!r} is no size")
-    return size
-
 
 def seconds_of(text: str) -> int:
     """Return the seconds of a duration such as "90s", "30m", "12h" or "7d". Raises ValueError."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import numpy as np
 import torch
 from thinwire.node.daemon.options import Options
 from thinwire.node.local_swarm import loss_plot
@@ -42,8 +41,9 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.training.causal_model import generate
-from thinwire.node.training.export import all_weights
+from thinwire.node.training.initial_weights import vector_of
 from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.stored_model import all_weights
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -171,7 +171,7 @@ def _load(swarm: FinishedSwarm, child: Child, found: Proof) -> SavedModel:
         model=config.model,
     )
     weights = all_weights(loaded.snapshot.fragments)
-    training.write(np.concatenate([weights[piece.name].reshape(-1) for piece in training.layout.pieces]))
+    training.write(vector_of(weights, training.layout, loaded.path))
     prompt, sample = write_on(training, swarm.manifest.run.seed)
     return SavedModel(str(loaded.path), evaluate(training), prompt, sample)
 
@@ -188,7 +188,7 @@ def write_on(training: LocalLearner, seed: int) -> tuple[str, str]:
     model, most = training.trainer.model, math.isqrt(int(WORK // (2 * training.size)))
     length = min(SAMPLE_TOKENS, max(1, most))
     start_there, context = start.to(training.trainer.device), training.manifest.model.context
-    tokens = generate(model, start_there, length, context, TEMPERATURE, TOP_K, generator)
+    tokens = generate(model, start_there, length, context, TEMPERATURE, TOP_K, generator, training.tokenizer.vocab)
     ids = tokens[0].tolist()
     decode = training.tokenizer.decode
     return decode(ids[: start.shape[1]]), decode(ids[start.shape[1] :])

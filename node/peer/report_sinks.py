@@ -11,9 +11,10 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.stalls import recover
-from thinwire.node.peer.status import this_process, write_status
+from thinwire.node.peer.status import Status, this_process, write_status
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.console import LOGGER
+from thinwire.node.runtime.console import EVENT, LOGGER
+from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.runtime.process_lock import unwritable
 
@@ -24,7 +25,7 @@ STATUS_SECONDS = 1.0
 class ReportSinks:
     """Outputs of one process, with the run's event log; `report` is the reporter that the peer uses.
 
-    Raises InUseError.
+    show: gets each status, too. Raises InUseError.
     """
 
     def __init__(
@@ -34,21 +35,24 @@ class ReportSinks:
         device: str = "",
         group: Callable[[], str] = lambda: "",
         logger: Logger = LOGGER,
+        show: Callable[[Status], None] = lambda status: None,
     ) -> None:
         events = config.directories.run(run_id).events
+        self._show = show
         self._request, self._process = config.directories.run(run_id).recover_request, this_process()
         try:
-            self._log, self._status = EventLog(events), config.directories.status
+            self._log, self._status = EventLog(events, config.events_limit), config.directories.status
         except OSError as error:
             raise unwritable(events, error) from None
         self.report = Reporter(
             self._write,
-            say=logger.log,
+            say=lambda level, text, event: logger.log(level, "%s", text, extra={EVENT: event}),
             wall=time.time,
             name=config.name,
             device=device,
             process=self._process,
             group=group,
+            memory=lambda: memory_of_process(device),
         )
 
     def _write(self, kind: str, fields: Mapping[str, object]) -> None:
@@ -56,7 +60,9 @@ class ReportSinks:
 
     def tell(self, peer: Peer) -> None:
         """Write status.json."""
-        write_status(self._status, self.report.snapshot(peer))
+        status = self.report.snapshot(peer)
+        write_status(self._status, status)
+        self._show(status)
 
     async def keep_telling(self, peer: Peer) -> None:
         """Update status.json, and look for requests of `recover` and `revoke`, until cancelled."""

@@ -12,6 +12,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.runtime.console import bytes_text, count_text, plain
+from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
 
@@ -31,21 +32,23 @@ ALARMS = 64
 class Reporter:
     """Reporter of one peer. All parts of the peer send events to `emit`, on the loop's thread.
 
-    write: receives every event, kind and fields. say: receives lines for people with their level. wall: seconds since
+    write: receives every event, kind and fields. say: receives lines for people with their level,
+    and the event behind each, its "kind" included. wall: seconds since
     1970. process: number and start (seconds since 1970) of the process, for the status. group: describes the group with
-    which this peer holds the model.
+    which this peer holds the model. memory: returns the bytes of main memory and of the GPU that the process occupies.
     """
 
     def __init__(
         self,
         write: Callable[[str, Mapping[str, object]], None],
         *,
-        say: Callable[[int, str], None] = lambda level, text: None,
+        say: Callable[[int, str, Mapping[str, object]], None] = lambda level, text, event: None,
         wall: Callable[[], float],
         name: str = "",
         device: str = "",
         process: tuple[int, float] = (0, 0.0),
         group: Callable[[], str] = lambda: "",
+        memory: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.phase: Phase = "starting"
         self.device = device
@@ -60,27 +63,22 @@ class Reporter:
         self._alarms: dict[str, None] = {}
         self._lineages = LineageAlarms()
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
-        self._group = group
+        self._group, self._memory = group, memory
         self._away: dict[PeerId, str] = {}
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and print it if people should know it."""
         self._write(kind, fields)
-        text = " · ".join(
-            str(value)[:8] if key in ("peer", "run") else str(value)
-            for key, value in fields.items()
-            if value not in ("", None) and key != "digest"
-        )
         if kind == "lineage":
             self._lineages.begin(fields)
         if kind == "alarm":
             self.alarm = str(fields.get("detail", ""))
             if len(self._alarms) < ALARMS:
                 self._alarms[self.alarm] = None
-            self._say(WARNING, self.alarm)
+            self._say(WARNING, self.alarm, {"kind": kind, **fields})
         else:
             level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
-            self._say(level, f"{kind} {text}")
+            self._say(level, event_text(kind, fields), {"kind": kind, **fields})
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
         """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
@@ -127,6 +125,7 @@ class Reporter:
             WARNING if missing else INFO,
             f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
             f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
+            {"kind": "round", **fields},
         )
 
     def evaluated(self, number: int, loss: float) -> None:
@@ -146,10 +145,12 @@ class Reporter:
     def summary(self, peer: Peer) -> None:
         """Print the lineage and the alarms of this process, at its end; nothing if there were none."""
         if peer.ready and (names := lineages(peer)):
-            self._say(INFO, f"ended in lineage {', '.join(name[:8] for name in names)}")
+            text = f"ended in lineage {', '.join(name[:8] for name in names)}"
+            self._say(INFO, text, {"kind": "ended", "lineages": names})
         told = self._lineages.told
         for alarm in self._alarms:
-            self._say(WARNING, f"alarm of this run: {told.get(alarm, alarm)}")
+            text = told.get(alarm, alarm)
+            self._say(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
 
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""
@@ -160,6 +161,7 @@ class Reporter:
     def snapshot(self, peer: Peer) -> Status:
         """Return the status; for a peer that is not ready only its identity."""
         process, started = self._process
+        memory, gpu_memory = self._memory()
         status = Status(
             process=process,
             process_started=started,
@@ -170,6 +172,8 @@ class Reporter:
             phase=self.phase,
             device=self.device,
             alarm=self.alarm,
+            memory=memory,
+            gpu_memory=gpu_memory,
         )
         return self._full(status, peer) if peer.ready else status
 
@@ -178,10 +182,11 @@ class Reporter:
         invite = peer.invite()
         round, digest = replica.newest
         up, down = peer.traffic()
-        others, seats = [], peer.seats()
+        others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
             loss, _, _ = session.stats.get(other, (None, 0.0, 0))
+            sent, received = traffic.get(other, (0, 0))
             others.append(
                 PeerStatus(
                     peer=other.hex(),
@@ -196,6 +201,9 @@ class Reporter:
                     seat=seats.told(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
+                    up=sent,
+                    down=received,
+                    rtt=session.roster.distances.rtt(other),
                 )
             )
         return msgspec.structs.replace(
@@ -224,6 +232,7 @@ class Reporter:
             stalls=stalls(peer),
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
+            ready=tuple(sorted(one.hex() for one in session.ready)),
         )
 
 

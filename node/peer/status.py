@@ -17,7 +17,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `age`: seconds since its last message. `loss`: None until it has announced one. `seat`: its stage of the model and
     its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`: id of
-    the peer that relays between the two; empty: none.
+    the peer that relays between the two; empty: none. `up`, `down`: bytes sent to it and received from it by this process.
+    `rtt`: seconds to it and back over an idle link; 0: unknown.
     """
 
     peer: str
@@ -31,6 +32,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     seat: str = ""
     sick: str = ""
     relay: str = ""
+    up: int = 0
+    down: int = 0
+    rtt: float = 0.0
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +70,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
-    None: not evaluated yet.
+    None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
+    main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved.
     """
 
     process: int
@@ -102,6 +107,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stalls: tuple[Stall, ...] = ()
     lineage: str = ""
     continued: tuple[str, ...] = ()
+    ready: tuple[str, ...] = ()
+    memory: int = 0
+    gpu_memory: int = 0
 
     @property
     def saved_factor(self) -> float:

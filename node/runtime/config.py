@@ -41,6 +41,12 @@ MAPPED_PORTS = 15
 SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
+EVENTS_LIMIT = 10**9
+"""Default limit of an event log in bytes, so that no year adds more."""
+
+LEAST_EVENTS = 10**6
+"""Least limit of an event log in bytes."""
+
 _MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
 HF = "hf:"
 """Beginning of what names a model or data of the Hugging Face libraries."""
@@ -86,6 +92,7 @@ class Config:
     map_port: bool
     bootstrap: tuple[str, ...]
     directory_python: str
+    events_limit: int
     home: Path | None
     directories: Directories
     sources: Mapping[str, str]
@@ -221,6 +228,30 @@ def _rate(value: Any) -> Rate | None:
     return Rate(rate)
 
 
+def size_of(text: str, unit: int = 1024) -> int:
+    """Return the bytes of a size such as "2GiB", "512 MiB" or "1.5G". Raises ValueError.
+
+    unit: of K, M, G and T, if they are not followed by "i".
+    """
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    power = 0 if found is None else " KMGT".index(found[2].upper() or " ")
+    if found is None or not (size := int(float(found[1]) * (1024 if found[3] else unit) ** power)):
+        raise ValueError(f"{text!r} is no size")
+    return size
+
+
+def _events_limit(value: Any) -> int:
+    if value in (0, "0") and value is not False:
+        return 0
+    try:
+        size = size_of(str(value), 1000)
+    except ValueError:
+        size = 0
+    if not LEAST_EVENTS <= size < 1 << 50:
+        raise ValueError('a size of at least 1 MB, such as "500MB", or 0 for no limit')
+    return size
+
+
 def _switch(value: Any) -> bool:
     values = {"true": True, "false": False}
     if type(value) is not bool and not (isinstance(value, str) and value in values):
@@ -284,6 +315,12 @@ SETTINGS = (
         "multiaddresses of nodes of the DHT with the public directory; empty: those seen before",
     ),
     Setting("directory_python", "", _command, 'Python interpreter that has hivemind; "": the one of thinwire'),
+    Setting(
+        "events_limit",
+        EVENTS_LIMIT,
+        _events_limit,
+        'most bytes of the event log of a run, such as "500MB", whose oldest events are then removed; 0: no limit',
+    ),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
 )
 """All settings, in the order of `thinwire config show`."""

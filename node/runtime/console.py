@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import logging.handlers
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 LOGGER = logging.getLogger("thinwire")
 LogStyle: TypeAlias = Literal["rich", "plain", "json"]
+
+EVENT = "event"
+"""Attribute of a log record with the event behind it: "kind" and fields."""
 
 _FILE_BYTES = 4 << 20
 _FILES = 3
@@ -69,11 +71,18 @@ def log_style(wanted: str) -> LogStyle:
 
 
 class _Json(logging.Formatter):
+    """Formatter of one JSON object a line: wall, level, message, and the event's kind and fields.
+
+    A number that is not finite is null.
+    """
+
     def format(self, record: logging.LogRecord) -> str:
-        line = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        import msgspec
+
+        own = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+            own["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode({"kind": "message", **getattr(record, EVENT, {}), **own}).decode()
 
 
 class _Short(logging.Formatter):
@@ -84,10 +93,10 @@ class _Short(logging.Formatter):
         return f"{self.formatTime(record, '%H:%M:%S')} {mark}{record.getMessage()}"
 
 
-def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) -> None:
+def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False, live: LiveLine | None = None) -> None:
     """Send the logger "thinwire" to stderr in `style`, and to the file `log`.
 
-    The file gets debug messages too, and is rotated.
+    The file gets debug messages too, and is rotated. live: line below the messages, which replaces those of good rounds.
 
     A second call starts over. A log file that cannot be written gives one warning. NO_COLOR is respected.
     """
@@ -96,7 +105,7 @@ def set_up_logging(style: LogStyle, log: Path | None, *, debug: bool = False) ->
         handler.close()
     LOGGER.setLevel(logging.DEBUG)
     LOGGER.propagate = False
-    LOGGER.addHandler(_terminal(style, debug))
+    LOGGER.addHandler(_terminal(style, debug, live))
     if log is not None:
         _add_file(LOGGER, log)
 
@@ -150,17 +159,66 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             LOGGER.warning("cannot write the log file %s: %s", self.baseFilename, error.strerror)
 
 
-def _terminal(style: LogStyle, debug: bool) -> logging.Handler:
+class LiveLine:
+    """Last line of a terminal, which each `show` replaces; log messages appear above it.
+
+    It shows nothing on a terminal that cannot move its cursor.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(stderr=True)
+        self._live = Live(
+            console=self.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self.able = self.console.is_terminal and not self.console.is_dumb_terminal
+
+    def show(self, text: str) -> None:
+        """Replace the line; text that does not fit is cut, so that nothing wraps."""
+        from rich.text import Text
+
+        if not self.able:
+            return
+        line = Text(plain(text))
+        # A character in the last column would make some terminals wrap.
+        line.truncate(max(1, self.console.width - 1), overflow="ellipsis")
+        try:
+            if not self._live.is_started:
+                self._live.start()
+            self._live.update(line, refresh=True)
+        except OSError:
+            self.able = False  # the terminal was closed; the daemon leaves the swarm in order
+
+    def hide(self) -> None:
+        """Remove the line, and show the cursor again."""
+        with suppress(OSError):
+            self._live.stop()
+
+
+class _NotGoodRounds(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or getattr(record, EVENT, {}).get("kind") != "round"
+
+
+def _terminal(style: LogStyle, debug: bool, live: LiveLine | None) -> logging.Handler:
     handler: logging.Handler
     if style == "rich":
         from rich.console import Console
         from rich.logging import RichHandler
 
         handler = RichHandler(
-            console=Console(stderr=True), show_path=False, show_level=False, log_time_format="%H:%M:%S", markup=False
+            console=live.console if live else Console(stderr=True),
+            show_path=False,
+            show_level=False,
+            log_time_format="%H:%M:%S",
+            markup=False,
         )
         if not debug:
             handler.setFormatter(_NoTraceback())
+        if live is not None and live.able:
+            handler.addFilter(_NotGoodRounds())
     else:
         handler = logging.StreamHandler(sys.stderr)
         plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s") if debug else _Short()

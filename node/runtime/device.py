@@ -36,3 +36,15 @@ def choose_device(wanted: str) -> str:
             f"this machine has no device {wanted}", f"available: {', '.join(there)}; choose with --device"
         )
     return name
+
+
+def memory_of_process(device: str) -> tuple[int, int]:
+    """Return the bytes of main memory that this process occupies, and those that it has reserved on a GPU."""
+    import psutil
+
+    reserved = 0
+    if device.startswith("cuda"):
+        import torch
+
+        reserved = torch.cuda.memory_reserved(device)
+    return psutil.Process().memory_info().rss, reserved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,17 @@ class Directories:
     def run(self, run_id: bytes) -> RunDirectory:
         """The files of one run."""
         return RunDirectory(self.runs / run_id.hex()[:16])
+
+    def run_names(self) -> dict[str, str]:
+        """Return the names of all runs by the first half of their ids; "" if the manifest cannot be read."""
+        folders = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        return {folder.name: _name_of(RunDirectory(folder).manifest) for folder in folders if folder.is_dir()}
+
+    def runs_called(self, wanted: str) -> list[str]:
+        """Return the first halves of the ids of the runs with this name, or else of those whose id begins so."""
+        names = self.run_names()
+        called = [run for run, name in names.items() if wanted and name == wanted]
+        return called or [run for run in names if run.startswith(wanted[:16].lower())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,14 @@ class RunDirectory:
     def events(self) -> Path:
         """Event log, see node/runtime/event_log.py."""
         return self.path / "events.jsonl"
+
+
+def _name_of(manifest: Path) -> str:
+    try:
+        name = tomllib.loads(manifest.read_text())["run"]["name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return name if isinstance(name, str) and name.isprintable() else ""
 
 
 def directories(home: Path | None) -> Directories:

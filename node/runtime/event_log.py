@@ -2,12 +2,21 @@
 
 A line has "at" (monotonic seconds, for durations), "wall" (seconds since 1970, for people), "kind", and the event's own
 fields. A number that is not finite is null.
+
+A large log is divided: when the file has SEGMENT bytes, it is moved to the folder of the same name without its suffix and
+compressed, as BEGIN-END.jsonl.gz, and a new file begins. BEGIN and END are offsets in the log as if it were one file.
+Readers use such offsets, so that a division changes nothing for them. The oldest segments are removed when all files
+together exceed a limit.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
+import re
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +32,21 @@ Emit: TypeAlias = Callable[[str, Mapping[str, object]], None]
 _OWN = {"at", "wall", "kind"}
 _BLOCK = 1 << 16
 
+SEGMENT = 4 << 20
+"""Bytes after which a file is moved and compressed. That takes about a tenth of a second."""
+
+_SEGMENT_NAME = re.compile(r"(\d{15})-(\d{15})\.jsonl(\.gz)?")
+_LEVEL = 3  # of compression: twice as fast as the usual 6, and little larger
+
+
+def event_text(kind: str, fields: Mapping[str, object]) -> str:
+    """Return an event as a line for people."""
+    return f"{kind} " + " · ".join(
+        str(value)[:8] if key in ("peer", "run") else str(value)
+        for key, value in fields.items()
+        if value not in ("", None) and key not in ("digest", *_OWN)
+    )
+
 
 class EventLog:
     """Writer of an event log.
@@ -30,13 +54,22 @@ class EventLog:
     A line is handed to the system when `append` returns, so it survives a kill (not a power cut).
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open or create; truncate a line torn by a kill, so that every line is whole. Raises OSError."""
+    def __init__(self, path: Path, limit: int = 0) -> None:
+        """Open or create; truncate a line torn by a kill, so that every line is whole. Raises OSError.
+
+        limit: most bytes of all files; 0: no limit.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = _whole_lines(self._descriptor)
-        self._torn = True
+        self._path, self._limit, self._segment = path, limit, min(SEGMENT, limit // 4 or SEGMENT)
+        self._open()
         self.lost = 0
+        with suppress(OSError):
+            self._compress()
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = _whole_lines(self._descriptor)
+        self._full, self._torn = self._segment, True
 
     def append(self, kind: str, fields: Fields, *, at: float, wall: float) -> bool:
         """Write one event; return False if the disk does not take it.
@@ -48,6 +81,8 @@ class EventLog:
         if clash := _OWN & fields.keys():
             raise ValueError(f"an event field must not be named {', '.join(sorted(clash))}")
         line = msgspec.json.encode({"at": at, "wall": wall, "kind": kind, **fields}) + b"\n"
+        if self._size >= self._full and not self._torn:
+            self._divide()
         try:
             if self._torn:
                 os.ftruncate(self._descriptor, self._size)
@@ -64,9 +99,72 @@ class EventLog:
         self._size += written
         return True
 
+    def _divide(self) -> None:
+        """Move the file away and begin a new one. If the disk refuses, continue, and try again later."""
+        folder, begin = _folder(self._path), _end(_segments(self._path))
+        before, target = self._descriptor, folder / f"{begin:015d}-{begin + self._size:015d}.jsonl"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            os.rename(self._path, target)
+        except OSError:
+            self._full = self._size + self._segment
+            return
+        try:
+            self._open()
+        except OSError:
+            with suppress(OSError):
+                os.rename(target, self._path)
+            self._full = self._size + self._segment
+            return
+        os.close(before)
+        with suppress(OSError):
+            self._compress()
+
+    def _compress(self) -> None:
+        """Compress the segments that are not, and remove the oldest ones above the limit. Raises OSError."""
+        segments = _segments(self._path)
+        for index, (begin, end, file) in enumerate(segments):
+            if file.suffix == ".gz":
+                file.with_suffix("").unlink(missing_ok=True)  # left by a kill
+                continue
+            draft, target = file.with_name(f".{file.name}.gz"), file.with_name(f"{file.name}.gz")
+            with open(file, "rb") as source, gzip.open(draft, "wb", _LEVEL) as compressed:
+                shutil.copyfileobj(source, compressed, 1 << 20)
+            os.replace(draft, target)
+            file.unlink()
+            segments[index] = begin, end, target
+        sizes = [file.stat().st_size for _, _, file in segments]
+        most = self._limit - self._segment if self._limit else sum(sizes)
+        for place, (_, _, file) in enumerate(segments):
+            if sum(sizes[place:]) <= most:
+                break
+            file.unlink()
+
     def close(self) -> None:
         """Close the file; nothing is waiting to be written."""
         os.close(self._descriptor)
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder of the segments of a log."""
+    return path.with_suffix("")
+
+
+def _segments(path: Path) -> list[tuple[int, int, Path]]:
+    """Return (begin, end, file) of the segments of a log, in their order."""
+    try:
+        names = sorted(os.listdir(_folder(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    # The compressed file follows the other one in the order of names, and replaces it.
+    found = {
+        match[1]: (int(match[1]), int(match[2]), name) for name in names if (match := _SEGMENT_NAME.fullmatch(name))
+    }
+    return [(begin, end, _folder(path) / name) for begin, end, name in found.values()]
+
+
+def _end(segments: list[tuple[int, int, Path]]) -> int:
+    return segments[-1][1] if segments else 0
 
 
 def _whole_lines(descriptor: int) -> int:
@@ -90,19 +188,18 @@ class EventLogReader:
     damaged: int
 
 
-def read_events(path: Path, offset: int = 0) -> EventLogReader:
-    """Read whole lines from `offset` (bytes) on. A partly written line is left for the next call.
+def end_of_events(path: Path) -> int:
+    """Return the offset behind the last event."""
+    return _end(_segments(path)) + (path.stat().st_size if path.exists() else 0)
 
-    An absent file has no events; a file that became shorter than `offset` is read from its start. Raises OSError.
+
+def read_events(path: Path, offset: int = 0) -> EventLogReader:
+    """Read whole lines from `offset` (bytes) on, also from compressed segments.
+
+    A partly written line is left for the next call. An absent file has no events; a log that became shorter than `offset`
+    is read from the start of its file. Raises OSError.
     """
-    try:
-        with open(path, "rb") as file:
-            if offset > os.fstat(file.fileno()).st_size:
-                offset = 0
-            file.seek(offset)
-            data = file.read()
-    except FileNotFoundError:
-        return EventLogReader([], 0, 0)
+    offset, data = _read(path, offset)
     data = data[: data.rfind(b"\n") + 1]
     events: list[dict[str, Any]] = []
     damaged = 0
@@ -117,3 +214,39 @@ def read_events(path: Path, offset: int = 0) -> EventLogReader:
         else:
             damaged += 1
     return EventLogReader(events, offset + len(data), damaged)
+
+
+def _read(path: Path, offset: int) -> tuple[int, bytes]:
+    """Return the content of a log from `offset` on, and the offset at which it begins."""
+    while True:
+        try:
+            with open(path, "rb") as file:
+                segments, begin = (found := _segments(path)), _end(found)
+                opened, size = os.fstat(file.fileno()), os.fstat(file.fileno()).st_size
+                try:
+                    present = os.stat(path)
+                except FileNotFoundError:
+                    continue
+                if (opened.st_ino, opened.st_dev) != (present.st_ino, present.st_dev):
+                    continue  # the log was divided between the two looks
+                if offset > begin + size:
+                    offset = begin
+                file.seek(max(0, offset - begin))
+                newest = file.read()
+        except FileNotFoundError:
+            segments = _segments(path)
+            if not segments:
+                return 0, b""
+            newest = b""
+        parts: list[bytes] = []
+        at = offset
+        try:
+            for begin, end, segment in segments:
+                if end > offset:
+                    with gzip.open(segment) if segment.suffix == ".gz" else open(segment, "rb") as old:
+                        at = begin if not parts and begin > offset else at  # older ones were removed
+                        old.seek(max(0, offset - begin))
+                        parts.append(old.read())
+        except FileNotFoundError:
+            continue  # compressed or removed meanwhile
+        return at, b"".join((*parts, newest))

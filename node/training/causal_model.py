@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from thinwire.node.training.tokenizer import Tokenizer
 from thinwire.node.training.transformer import cross_entropy
 from torch import Tensor, nn
 
@@ -41,7 +43,6 @@ def loss_of(model: nn.Module, call: Callable[..., Any] | None = None) -> Loss:
     return lambda tokens, targets: cross_entropy(logits_of(call, tokens), targets)
 
 
-@torch.no_grad()
 def generate(
     model: nn.Module,
     tokens: Tensor,
@@ -50,23 +51,74 @@ def generate(
     temperature: float = 1.0,
     top_k: int = 0,
     generator: torch.Generator | None = None,
+    vocab: int = 0,
 ) -> Tensor:
-    """Continue token ids [B, T] (T ≥ 1) by n tokens: [B, T + n].
+    """Continue token ids [B, T] (T ≥ 1) by n tokens: [B, T + n]. `continuation` describes the arguments."""
+    return torch.cat((tokens, *continuation(model, tokens, n, context, temperature, top_k, generator, vocab)), dim=1)
+
+
+def continuation(
+    model: nn.Module,
+    tokens: Tensor,
+    n: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+    vocab: int = 0,
+) -> Iterator[Tensor]:
+    """Yield n tokens [B, 1], one after the other, that continue token ids [B, T] (T ≥ 1).
 
     temperature 0 takes the most likely token; top_k > 0 draws among that many. The model sees only the last `context`
-    tokens. Draws on the CPU, from `generator` (a CPU generator, or None for torch's global one).
+    tokens. Draws on the CPU, from `generator` (a CPU generator, or None for torch's global one). vocab: token ids that may
+    be drawn, because a model may have more than its tokenizer; 0: all.
     """
     training = model.training
     model.eval()
-    for _ in range(n):
-        logits = logits_of(model, tokens[:, -context:])[:, -1].float().cpu()
-        if temperature <= 0:
-            drawn = logits.argmax(dim=-1, keepdim=True)
-        else:
-            if 0 < top_k < logits.shape[-1]:
-                least = logits.topk(top_k).values[:, -1:]
-                logits = logits.masked_fill(logits < least, -math.inf)
-            drawn = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
-        tokens = torch.cat((tokens, drawn.to(tokens.device, tokens.dtype)), dim=1)
-    model.train(training)
-    return tokens
+    try:
+        for _ in range(n):
+            with torch.no_grad():
+                logits = logits_of(model, tokens[:, -context:])[:, -1, : vocab or None].float().cpu()
+            if temperature <= 0:
+                drawn = logits.argmax(dim=-1, keepdim=True)
+            else:
+                if 0 < top_k < logits.shape[-1]:
+                    least = logits.topk(top_k).values[:, -1:]
+                    logits = logits.masked_fill(logits < least, -math.inf)
+                drawn = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1, generator=generator)
+            drawn = drawn.to(tokens.device, tokens.dtype)
+            tokens = torch.cat((tokens, drawn), dim=1)
+            yield drawn
+    finally:
+        model.train(training)
+
+
+def written(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: bytes,
+    n: int,
+    *,
+    context: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> Iterator[str]:
+    """Yield the text of n tokens that continue a prompt (UTF-8), in pieces of whole characters.
+
+    An empty prompt stands for the beginning of a document. `continuation` describes the other arguments.
+    """
+    start = tokenizer.encode(prompt)
+    if not start.size:
+        start = tokenizer.separator
+    device = next(model.parameters()).device
+    tokens = torch.from_numpy(start.astype(np.int64))[None].to(device)
+    generator = torch.Generator().manual_seed(seed)
+    drawn, shown = [], len(tokenizer.decode(start.tolist()))
+    for token in continuation(model, tokens, n, context, temperature, top_k, generator, tokenizer.vocab):
+        drawn.append(int(token))
+        text = tokenizer.decode([*start.tolist(), *drawn])
+        # The end of the text may be the first bytes of a character.
+        whole = text if len(drawn) == n else text.rstrip("\ufffd")
+        yield whole[shown:]
+        shown = max(shown, len(whole))

@@ -7,82 +7,54 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
-from thinwire.node.runtime.directories import Directories, RunDirectory, directories
+from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
-from thinwire.node.state.checkpoint_store import CheckpointStore
-from thinwire.node.state.fragments import joined
-from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array, Tensors, pieces
+from thinwire.node.training.stored_model import MANIFEST_KEY, NoModelError, StoredModel
 from thinwire.node.training.tokenizer import byte_tokenizer_file
-from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.manifest.parser import parse
 
 FORMATS = ("safetensors", "transformers", "peft")
 _PIECE = 4 << 20
 _NORM_EPSILON = 1e-5
 
 
-class ExportError(HintedError):
+class ExportError(NoModelError):
     """Nothing to export in this format, or no place to write it."""
 
-    exit_code: ClassVar[int] = 2
 
+def export(model: StoredModel, out: Path, format: str) -> None:
+    """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-def export(config: Config, out: Path, run: str, format: str, homes: Sequence[Path] = ()) -> None:
-    """Write the newest valid checkpoint to `out` and print a description to stdout. Raises ExportError.
-
-    run: start of a run's id, "" if there is only one. homes: directories of daemons that hold other stages of the model.
     An existing file is replaced in one step.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
-    directory = find_run(config.directories.runs, run)
-    snapshot, path = _newest(config.directories, directory)
-    rounds = _rounds(snapshot)
-    fragments = dict(snapshot.fragments)
-    for home in homes:
-        others = directories(home)
-        other, _ = _newest(others, find_run(others.runs, snapshot.run_id.hex()))
-        added = other.fragments.keys() - fragments.keys()
-        fragments |= {stage: other.fragments[stage] for stage in added}
-        rounds |= {stage: _rounds(other)[stage] for stage in added}
-    weights = all_weights(fragments)
-    if directory.manifest.exists() or format != "safetensors":
-        manifest = read_manifest(directory)
-        if missing := [str(stage) for stage in range(manifest.pipeline.stages) if stage not in fragments]:
-            raise ExportError(
-                f"the checkpoint lacks {', '.join(missing)} of the model's {manifest.pipeline.stages} stages",
-                "add the directories of daemons that hold them: --with DIRECTORY",
-            )
+    weights = model.weights
     try:
         if format == "transformers":
-            weights, description = for_transformers(weights, manifest, directory)
+            manifest = model.described()
+            weights, description = for_transformers(weights, manifest, model.directory)
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "model.safetensors", weights)
             (out / "config.json").write_bytes(description)
-            _write_tokenizer(out, manifest, directory)
+            _write_tokenizer(out, manifest, model.directory)
         elif format == "peft":
-            weights, description = for_peft(weights, manifest, directory)
+            weights, description = for_peft(weights, model.described(), model.directory)
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "adapter_model.safetensors", weights)
-            (out / directory.adapter_config.name).write_bytes(description)
+            (out / model.directory.adapter_config.name).write_bytes(description)
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(out, weights)
+            write_tensors(out, weights, {MANIFEST_KEY: model.toml} if model.toml else {})
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error.strerror}", "choose a writable path") from None
     count = sum(tensor.size for tensor in weights.values())
-    at = sorted({rounds[stage] for stage in fragments})
-    text = f"round {at[0]}" if len(at) == 1 else f"rounds {at[0]} to {at[-1]}, since stages are not equally far"
-    print(f"{out}: {len(weights)} tensors, {count} parameters, {text}, {path}")
+    print(f"{out}: {len(weights)} tensors, {count} parameters, {model.origin}")
 
 
 def _write_tokenizer(out: Path, manifest: Manifest, directory: RunDirectory) -> None:
@@ -99,71 +71,17 @@ def _write_tokenizer(out: Path, manifest: Manifest, directory: RunDirectory) -> 
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path | None]:
-    loaded = CheckpointStore(run.checkpoints, RealDisk(), Identity.load(home.key)).load()
-    if loaded.snapshot is None:
-        reasons = "; ".join(loaded.remarks) or "there are no checkpoints yet"
-        raise ExportError(f"no good checkpoint in {run.checkpoints}", reasons)
-    return loaded.snapshot, loaded.path
+def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file completely or not at all. Raises OSError.
 
-
-def _rounds(snapshot: Snapshot) -> dict[int, int]:
-    """Return the last round by fragment."""
-    separate = {stage: standing[0] for stage, standing in (snapshot.standings or {}).items()}
-    return dict.fromkeys(snapshot.fragments, snapshot.round) | separate
-
-
-def find_run(runs: Path, start: str) -> RunDirectory:
-    """Return the only run, or the only one whose id begins with `start`. Raises ExportError."""
-    names = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    if not names:
-        raise ExportError(f"there are no runs in {runs}", "train first, or give the daemon's directory with --home")
-    found = [name for name in names if name.startswith(start[:16])]
-    if len(found) != 1:
-        problem = f"{len(found)} runs begin with {start!r}" if start else f"there are {len(found)} runs"
-        raise ExportError(problem, f"choose with --run: {', '.join(names)}")
-    return RunDirectory(runs / found[0])
-
-
-def read_manifest(directory: RunDirectory) -> Manifest:
-    """Return the run's manifest as stored by the daemon.
-
-    Raises ExportError, or ManifestError if it was changed since.
+    metadata: more entries of its header.
     """
-    try:
-        return parse(directory.manifest.read_bytes(), str(directory.manifest))
-    except OSError as error:
-        hint = "--format safetensors needs no manifest"
-        raise ExportError(f"cannot read {directory.manifest}: {error.strerror}", hint) from None
-
-
-def all_weights(fragments: Mapping[int, FragmentState]) -> dict[str, Array]:
-    """Return the slow weights of all fragments by parameter name.
-
-    Raises ExportError if two fragments have the same name, or if part of a parameter is missing: the checkpoint belongs to a
-    peer that holds a part of the model.
-    """
-    weights: dict[str, Array] = {}
-    for index, fragment in sorted(fragments.items()):
-        if twice := weights.keys() & fragment.weights.keys():
-            raise ExportError(f"fragment {index} holds {min(twice)} again", "the checkpoint is not of one model")
-        weights |= fragment.weights
-    try:
-        return joined(weights)
-    except ValueError as error:
-        raise ExportError(
-            f"{error} in this checkpoint", "add the directories of daemons that hold the rest: --with"
-        ) from None
-
-
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a safetensors file completely or not at all. Raises OSError."""
     disk = RealDisk()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     file = disk.create(draft)
     try:
         # transformers refuses a file without this metadata
-        for piece in pieces(tensors, _PIECE, {"format": "pt"}):
+        for piece in pieces(tensors, _PIECE, {"format": "pt", **(metadata or {})}):
             file.write(piece)
         file.sync()
         disk.rename(draft, path)

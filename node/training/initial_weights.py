@@ -17,7 +17,7 @@ from thinwire.compression.core.types import Floats
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import fragment_index, fragment_state
-from thinwire.node.state.tensor_file import Array, TensorFileError, parse
+from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors, parse
 from thinwire.swarm.identity.errors import HintedError
 
 KEY = "model.weights"
@@ -42,6 +42,14 @@ def load_weights(paths: Sequence[Path], layout: Layout) -> Floats:
 
     Raises WeightsError if one of the layout's parameters is missing, has another shape or two values, or is not finite.
     """
+    return vector_of(read_weights(paths), layout, paths[0])
+
+
+def read_weights(paths: Sequence[Path]) -> dict[str, Array]:
+    """Return the parameters in safetensors files and in checkpoints' directories.
+
+    Raises WeightsError if two sources have other values of one parameter.
+    """
     tensors, path = dict[str, Array](), paths[0]
     try:
         for path in paths:
@@ -51,12 +59,19 @@ def load_weights(paths: Sequence[Path], layout: Layout) -> Floats:
                     raise ValueError(f"another source has other values of {name}")
             tensors |= found
         path = paths[0]
-        found = joined(tensors)
+        return joined(tensors)
     except OSError as error:
         raise WeightsError(f"cannot read {error.filename}: {error.strerror}", _HINT) from None
     except (TensorFileError, ValueError) as error:
         raise WeightsError(f"{path}: {error}", _HINT) from None
-    theta = np.empty(layout.total, np.float32)
+
+
+def vector_of(tensors: Tensors, layout: Layout, path: Path) -> Floats:
+    """Return tensors as one vector in the order of the layout; `path` is their origin, for messages.
+
+    Raises WeightsError if one of the layout's parameters is missing or has another shape, or if there are more.
+    """
+    theta, found = np.empty(layout.total, np.float32), dict(tensors)
     for piece in layout.pieces:
         tensor = found.pop(piece.name, None)
         if tensor is None or tensor.shape != piece.shape or tensor.dtype.kind != "f":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,16 @@ from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.batches import Batches, Split, cursor_after, lesson_of, shards_of, split, trial_batches
+from thinwire.node.training.batches import (
+    Batch,
+    Batches,
+    Split,
+    cursor_after,
+    lesson_of,
+    shards_of,
+    split,
+    trial_batches,
+)
 from thinwire.node.training.corpus import Progress, open_corpus
 from thinwire.node.training.initial_weights import WeightsError, check_weights, load_weights
 from thinwire.node.training.inner_optimizer import InnerConfig
@@ -27,6 +36,15 @@ from thinwire.node.training.user_model import checkpoint_activations, make_model
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.messages.registry import PeerId
 from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss in nats per token, of this many samples with this many tokens."""
+
+    loss: float
+    samples: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +101,47 @@ class LocalLearner:
     def held_out_loss(self) -> float:
         """Return the loss of the present model on held-out samples.
 
-        It is in nats per token; NaN if nothing is held out. It takes about a tenth of the time of a round's steps, because a
-        forward pass is a third of a sample's work. All evaluations of a run use the same samples, at most HELD_OUT.
+        It is in nats per token; NaN if nothing is held out. All evaluations of a run use the same samples.
+        """
+        return self.trainer.evaluate(self.evaluation())
+
+    def evaluation(self) -> Iterator[Batch]:
+        """Yield the held-out samples on which a run is evaluated, at most HELD_OUT.
+
+        They take about a tenth of the time of a round's steps, because a forward pass is a third of a sample's work.
         """
         inner, steps = self.manifest.inner, max(1, self.manifest.pace)
         samples = max(1, min(HELD_OUT, round(0.3 * steps * inner.batch * inner.accumulate)))
         size = min(inner.batch, samples)
-        return self.trainer.evaluate(self.split.evaluation(size, samples // size))
+        return self.split.evaluation(size, samples // size)
+
+    def evaluate(self, samples: int | None = None, *, whole: bool = False) -> Evaluation | None:
+        """Evaluate the present model on held-out samples; return None if there are none.
+
+        whole: use all of the text.
+        samples: most sequences, spread evenly over the text; 0: all; None: those on which the run is evaluated.
+        """
+        split, batch = self.split, self.manifest.inner.batch
+        if whole:
+            split = replace(split, held_out=np.arange(split.starts[-1]))
+        if not split.held_out.size:
+            return None
+        if samples is not None:
+            size, count = split.held_out.size, min(samples or split.held_out.size, split.held_out.size)
+            split = replace(split, held_out=split.held_out[np.arange(count) * size // count])
+        batches = split.evaluation(batch, -(-split.held_out.size // batch))
+        if samples is None:
+            batches = replace(self, split=split).evaluation()
+        used = 0
+
+        def counted() -> Iterator[Batch]:
+            nonlocal used
+            for inputs, targets in batches:
+                used += len(inputs)
+                yield inputs, targets
+
+        loss = self.trainer.evaluate(counted())
+        return Evaluation(loss, used, used * self.manifest.model.context)
 
     def skip_to(self, round: int, peers: int) -> None:
         """Set the state of a peer that has trained for `round` rounds in a group of `peers`."""
@@ -172,9 +224,12 @@ def prepare(
     model: str = "",
     compiled: bool = False,
     checkpointing: bool = False,
+    tokenizer: Tokenizer | None = None,
     say: Callable[[str], object] = str,
 ) -> LocalLearner:
     """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
+
+    tokenizer: that of the manifest, if it is loaded already.
 
     data: see source_of. say: shows a line of progress to the owner.
 
@@ -190,7 +245,7 @@ def prepare(
         )
     if threads:
         torch.set_num_threads(threads)
-    tokenizer = load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
+    tokenizer = tokenizer or load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
     made = build(manifest, tokenizer.vocab, model, here)
     if manifest.lora.rank:
         if weights:

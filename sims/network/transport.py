@@ -165,6 +165,9 @@ class SimTransport:
         traffic = self.traffic
         return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
 
+    def by_peer(self) -> dict[PeerId, tuple[int, int]]:
+        return {}  # a simulation counts the bytes of a peer, not those of its links
+
     def came(self, peer: PeerId) -> int:
         link = self.links.get(peer)
         if link is None:

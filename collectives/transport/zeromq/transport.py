@@ -225,6 +225,11 @@ class ZmqTransport:
         link = self._connections.links.get(peer)
         return (link.relay or None) if link is not None else None
 
+    def by_peer(self) -> dict[PeerId, tuple[int, int]]:
+        """Return the bytes sent to and received from each peer that ever had a link."""
+        found = self._connections.traffic().items()
+        return {peer: (one.control_up + one.bulk_up, one.control_down + one.bulk_down) for peer, one in found}
+
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         link = self._connections.links.get(peer)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from thinwire.node.peer.status import Status, alive, read_status
 from thinwire.node.runtime.directories import Directories
-from thinwire.node.runtime.event_log import read_events
+from thinwire.node.runtime.event_log import end_of_events, read_events
 
 ROUNDS = 4096
 """Rounds of the history, the latest ones."""
@@ -80,7 +80,7 @@ class RunView:
             left_out = SECRET | PRIVATE if self._public else SECRET
             shown = {name: value for name, value in msgspec.to_builtins(status).items() if name not in left_out}
             if self._public:
-                shown["peers"] = [{**peer, "address": ""} for peer in shown["peers"]]
+                shown["peers"] = [{**peer, "address": "", "rtt": 0.0} for peer in shown["peers"]]
         running, saved = status is not None and alive(status), 0.0 if status is None else status.saved_factor
         return {"status": shown, "running": running, "saved_factor": saved, "phase": self._phase}
 
@@ -98,8 +98,7 @@ class RunView:
         if status is not None and status.run:
             path = self._directories.run(bytes.fromhex(status.run)).events
             if path != self._path:
-                size = path.stat().st_size if path.exists() else 0
-                self._path, self._offset = path, max(0, size - HISTORY_BYTES)
+                self._path, self._offset = path, max(0, end_of_events(path) - HISTORY_BYTES)
                 self._clear()
         if self._path is None:
             return 0, [], []

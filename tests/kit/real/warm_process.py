@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,12 +35,22 @@ def _server() -> Path:
 
 
 class WarmProcess:
-    """Process with the methods of subprocess.Popen that the tests use. `network`: file of its namespace, "": ours."""
+    """Process with the methods of subprocess.Popen that the tests use.
 
-    def __init__(self, arguments: Sequence[str], out: Path, errors: Path, network: str = "") -> None:
+    `network`: file of its namespace, "": ours. `environment`: more variables than ours.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        out: Path,
+        errors: Path,
+        network: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         wanted = {
             "arguments": list(arguments),
-            "env": dict(os.environ),
+            "env": {**os.environ, **(environment or {})},
             "cwd": os.getcwd(),
             "network": network,
             "out": str(out),

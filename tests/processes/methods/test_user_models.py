@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from kit.daemons import COMMAND
 from safetensors.numpy import load_file
+from thinwire.node.cli import main
 from thinwire.node.peer.status import read_status
 from thinwire.node.peer.status_table import summary
 from thinwire.node.runtime.directories import directories
@@ -53,7 +54,7 @@ def trained(founder, other):
         assert daemon.of("round")[-1]["loss"] < 5.0  # from 5.5
 
 
-def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path):
+def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path, capsys):
     here = machine(rounds=3, steps=10, method="sparseloco")
     folder = here.path / "tiny"
     folder.mkdir()
@@ -85,6 +86,9 @@ def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path
     assert all(np.array_equal(weights[name], value.detach()) for name, value in loaded.named_parameters())
     text = torch.frombuffer(bytearray(here.text.read_bytes()[:64]), dtype=torch.uint8)[None].long()
     assert loaded(text, labels=text).loss.item() < 5.0
+    words = ["generate", "--tokens", "4", "--prompt", "lorem", "--threads", "1", "--home", str(other.home)]
+    assert main.main(words) == 2 and "--model hf:FOLDER" in capsys.readouterr().err
+    assert main.main([*words, "--model", f"hf:{folder}"]) == 0 and capsys.readouterr().out.startswith("lorem")
 
 
 def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(machine):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.daemon.options import Options, memory_of
+from thinwire.node.daemon.options import Options
 from thinwire.node.local_swarm import baseline, evaluation, loss_plot
 from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm.baseline import train
@@ -23,7 +23,7 @@ from thinwire.node.local_swarm.launcher import LocalSwarm, PlaceError, UsageErro
 from thinwire.node.local_swarm.live_view import Display, Row, Snapshot, clock_text, line, row, table
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
 from thinwire.node.runtime import plotting
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.config import load, size_of
 from thinwire.node.training.batches import shards_of
 from thinwire.node.training.local_learner import prepare
 from thinwire.swarm.manifest.parser import parse
@@ -344,13 +344,13 @@ def test_child_killed_on_purpose_is_no_failure(tmp_path):
     ("text", "size"), [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5g", 3 << 29), ("900", 900), ("7M", 7 << 20)]
 )
 def test_memory_sizes_parse(text, size):
-    assert memory_of(text) == size
+    assert size_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "2 pounds", "1e9", "nan"])
 def test_invalid_memory_sizes_are_refused(text):
     with pytest.raises(ValueError, match="no size"):
-        memory_of(text)
+        size_of(text)
 
 
 def test_measurements_of_large_model_have_fewer_samples(training, monkeypatch):

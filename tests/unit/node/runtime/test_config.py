@@ -71,6 +71,22 @@ def test_invalid_rate_is_refused(home, text):
     assert "20Mbit/s" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "size"), [('"500MB"', 500_000_000), ('"1GiB"', 1 << 30), ("2000000", 2_000_000), ("0", 0), ('"0"', 0)]
+)
+def test_limit_of_the_event_log_is_a_size(home, text, size):
+    assert load({"home": home}, {}).events_limit == 10**9
+    node_toml(home, f"events_limit = {text}\n")
+    assert load({"home": home}, {}).events_limit == size
+
+
+@pytest.mark.parametrize("text", ['""', '"lots"', "true", "false", "1", '"10kB"', '"9999999TB"', "[]", "-5"])
+def test_invalid_limit_of_the_event_log_is_refused(home, text):
+    node_toml(home, f"events_limit = {text}\n")
+    with pytest.raises(ConfigError, match="events_limit .* cannot be used"):
+        load({"home": home}, {})
+
+
 def test_home_from_environment_finds_its_file(home):
     node_toml(home, "port = 9\n")
     settings = load({}, {"THINWIRE_HOME": str(home)})

@@ -1,8 +1,17 @@
+import contextlib
+import fcntl
 import json
 import logging
+import math
+import os
+import pty
+import re
+import struct
+import termios
 
 import pytest
-from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, log_style, set_up_logging
+from rich.cells import cell_len
+from thinwire.node.runtime.console import EVENT, LOGGER, LiveLine, bytes_text, count_text, log_style, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +43,12 @@ def test_log_file_always_has_tracebacks_and_details(tmp_path, capsys, monkeypatc
     assert ("a detail" in said.err) is debug
     if style == "json":
         lines = [json.loads(line) for line in said.err.splitlines()]
-        assert lines[0]["message"] == "round 3" and lines[-1]["level"] == "error" and "wheel" in lines[-1]["traceback"]
+        assert (
+            lines[0]["message"] == "round 3"
+            and lines[0]["kind"] == "message"
+            and lines[-1]["level"] == "error"
+            and "wheel" in lines[-1]["traceback"]
+        )
     else:
         assert ("Traceback" in said.err) is debug
     text = log.read_text()
@@ -84,3 +98,49 @@ def test_byte_counts_are_formatted(count, text):
 )
 def test_counts_are_formatted(count, text):
     assert count_text(count) == text
+
+
+def test_json_lines_have_the_fields_of_the_event(capsys):
+    set_up_logging("json", None)
+    LOGGER.info("%s", "round 3 · loss -", extra={EVENT: {"kind": "round", "round": 3, "loss": math.nan, "level": 1}})
+    line = json.loads(capsys.readouterr().err)
+    assert {key: line[key] for key in ("kind", "round", "loss", "level", "message")} == {
+        **{"kind": "round", "round": 3, "loss": None, "level": "info", "message": "round 3 · loss -"}
+    }
+
+
+def test_live_line_is_silent_without_a_terminal(capsys):
+    line = LiveLine()
+    line.show("round 1")
+    set_up_logging("rich", None, live=line)
+    LOGGER.info("round 1", extra={EVENT: {"kind": "round"}})
+    line.hide()
+    assert capsys.readouterr().err.count("round 1") == 1  # the message stays
+
+
+def test_live_line_on_a_terminal_stays_below_messages_and_survives_its_end(monkeypatch):
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with open(terminal, "w") as stderr:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", stderr)
+        live = LiveLine()
+        set_up_logging("rich", None, live=live)
+        live.show("round 1 \x1b[31m" + "雪" * 80)
+        LOGGER.info("good", extra={EVENT: {"kind": "round"}})
+        LOGGER.warning("missing", extra={EVENT: {"kind": "round"}})
+        LOGGER.info("joined")
+        live.hide()
+        said = os.read(controller, 1 << 16).decode()
+        lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).splitlines()
+        assert max(map(cell_len, lines)) <= 80 and any(line.startswith("round 1 ?[31m雪") for line in lines)
+        assert "good" not in said and said.index("missing") < said.index("joined")
+        assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+        os.close(controller)
+        live.show("round 2")
+        live.show("round 3")
+        live.hide()
+        # Prevent an error about buffered output when the file is closed.
+        with contextlib.suppress(OSError):
+            stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stderr.fileno())

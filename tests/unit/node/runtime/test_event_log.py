@@ -1,4 +1,5 @@
 import errno
+import gzip
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
 from thinwire.node.runtime import event_log
 from thinwire.node.runtime.config import load
-from thinwire.node.runtime.event_log import EventLog, read_events
+from thinwire.node.runtime.event_log import EventLog, end_of_events, read_events
 from thinwire.node.runtime.process_lock import InUseError
 
 
@@ -166,3 +167,93 @@ def test_unopenable_event_log_is_named(tmp_path):
     with pytest.raises(InUseError, match="events.jsonl") as error:
         ReportSinks(config, b"r" * 32)
     assert error.value.exit_code == 3 and "--home" in error.value.hint
+
+
+def numbered(log, first, last):
+    for number in range(first, last):
+        assert log.append("n", {"n": number, "text": "x" * 100}, at=0.0, wall=0.0)
+
+
+def numbers(tail):
+    return [event["n"] for event in tail.events]
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    monkeypatch.setattr(event_log, "SEGMENT", 2000)
+
+
+def test_divided_log_is_read_as_one(tmp_path, short_segments):
+    path = tmp_path / "events.jsonl"
+    log, offset, seen = EventLog(path), 0, []
+    for number in range(100):
+        numbered(log, number, number + 1)
+        if number % 7 == 0:  # a reader that looks now and then
+            tail = read_events(path, offset)
+            offset, seen = tail.offset, seen + numbers(tail)
+    tail = read_events(path, offset)
+    assert seen + numbers(tail) == list(range(100)) == numbers(read_events(path)) and not tail.damaged
+    assert tail.offset == end_of_events(path) == read_events(path).offset
+    segments = sorted(one.name for one in (tmp_path / "events").iterdir())
+    assert len(segments) > 5 and all(name.endswith(".jsonl.gz") for name in segments) and path.stat().st_size < 2300
+    log.close()
+    log = EventLog(path)  # a restart
+    numbered(log, 100, 130)
+    assert numbers(read_events(path, offset)) == [*numbers(tail), *range(100, 130)]
+
+
+def test_oldest_segments_are_removed_above_the_limit(tmp_path, short_segments):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, 8000)
+    for number in range(2000):
+        log.append("n", {"n": number, "text": os.urandom(40).hex()}, at=0.0, wall=0.0)
+        files = [path, *(tmp_path / "events").glob("*")]
+        assert sum(file.stat().st_size for file in files) <= 8000 + 200
+    tail = read_events(path)
+    first = numbers(tail)[0]
+    assert 1500 < first < 2000 and numbers(tail) == list(range(first, 2000)) and tail.damaged == 0
+    assert tail.offset == end_of_events(path)
+    assert read_events(path, tail.offset).events == []
+
+
+def test_segment_that_a_kill_left_is_compressed_at_the_next_start(tmp_path, short_segments):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    numbered(log, 0, 60)
+    log.close()
+    *_, newest = sorted((tmp_path / "events").iterdir())
+    plain = newest.with_suffix("")
+    plain.write_bytes(gzip.decompress(newest.read_bytes()))  # killed after the compressed one had its name
+    assert numbers(read_events(path)) == list(range(60))
+    EventLog(path).close()
+    assert not plain.exists()
+    plain.write_bytes(gzip.decompress(newest.read_bytes()))  # killed while it was compressed
+    newest.unlink()
+    path.unlink()  # and before the new file was there
+    whole = numbers(read_events(path))
+    assert whole == list(range(len(whole))) and len(whole) > 40
+    EventLog(path).close()
+    assert newest.exists() and not plain.exists() and numbers(read_events(path)) == whole
+
+
+def test_log_continues_in_one_file_if_the_disk_refuses_a_division(tmp_path, short_segments):
+    path = tmp_path / "events.jsonl"
+    (tmp_path / "events").write_text("no folder")
+    log = EventLog(path)
+    numbered(log, 0, 100)
+    assert numbers(read_events(path)) == list(range(100)) and path.stat().st_size > 10_000 and log.lost == 0
+
+
+def test_log_continues_in_one_file_if_no_new_one_can_be_opened(tmp_path, short_segments, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log, usual = EventLog(path), os.open
+
+    def refuse(*arguments):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(event_log.os, "open", refuse)
+    numbered(log, 0, 60)
+    monkeypatch.setattr(event_log.os, "open", usual)
+    assert numbers(read_events(path)) == list(range(60)) and log.lost == 0 and path.stat().st_size > 6000
+    numbered(log, 60, 100)
+    assert numbers(read_events(path)) == list(range(100)) and any((tmp_path / "events").iterdir())

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from thinwire.node.training.causal_model import cross_entropy, generate, logits_of, loss_of
+from thinwire.node.training.causal_model import cross_entropy, generate, logits_of, loss_of, written
+from thinwire.node.training.tokenizer import Bytes
 from torch import Tensor, nn
 
 
@@ -53,3 +54,25 @@ def test_generate_continues_with_a_model_of_any_form(kind: type[Plain]) -> None:
     best = model.table.argmax(-1)
     assert logits_of(model, TOKENS)[0, -1].tolist() == model.table[6].tolist()
     assert generate(model, TOKENS, 2, 3, temperature=0)[0, 7:].tolist() == [int(best[6]), int(best[best[6]])]
+
+
+class Letters(nn.Module):
+    """A model that continues with the bytes of a text in a circle; its last token id is no byte."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__()
+        follows = torch.full((257, 257), -9.0)
+        follows[:, 256] = 5.0
+        for this, following in zip(text, text[1:] + text[:1], strict=True):
+            follows[this, following] = 4.0
+        self.table = nn.Parameter(follows)
+
+    def forward(self, tokens: Tensor) -> object:
+        return self.table[tokens]
+
+
+@pytest.mark.parametrize(("n", "parts"), [(4, ["", "¢", "a", "\ufffd"]), (5, ["", "¢", "a", "", "é"])])
+def test_written_text_comes_in_whole_characters_of_the_tokenizer(n: int, parts: list[str]) -> None:
+    model = Letters("x¢aé".encode())
+    found = written(model, Bytes(), b"x", n, context=8, temperature=0.0, top_k=0, seed=1)
+    assert list(found) == parts

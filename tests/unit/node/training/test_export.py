@@ -159,7 +159,7 @@ def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     trained(home, round=1)
     trained(home, round=2, run=b"\xee" * 32)
     code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
-    assert code == 2 and "there are 2 runs" in err and "0505050505050505, eeeeeeeeeeeeeeee" in err
+    assert code == 2 and "there are 2 runs" in err and "0505050505050505 (toy), eeeeeeeeeeeeeeee (toy)" in err
     assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ffff")[0] == 2
     code, said, _ = outcome(capsys, tmp_path / "m", "--home", home, "--run", "eeee")
     assert code == 0 and "round 2," in said
@@ -210,5 +210,5 @@ def test_export_mistakes_are_reported(tmp_path, capsys):
     assert code == 2 and "which the built-in model does not have" in err
     manifest.unlink()
     code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
-    assert code == 2 and "cannot read" in err
+    assert code == 2 and "there is no manifest for" in err
     assert np.all([not path.name.startswith(".") for path in tmp_path.iterdir()])

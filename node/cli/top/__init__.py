@@ -1,0 +1,1 @@
+"""The command `thinwire top`: one screen about the daemon of this machine."""
