@@ -239,17 +239,6 @@ mode = "{answers.admission}"     # {ADMISSION[answers.admission]}
 
 
 def _built_in(name: str, size: Size) -> str:
-    return f"""\
-[model]
-# {name}, {size.needs}.
-layers = {size.layers}
-width = {size.width}
-heads = {size.heads}
-context = {size.context}        # tokens of a training sequence
-"""
-
-
-def _built_in(name: str, size: Size) -> str:
     sizes = "".join(f"{key} = {getattr(size, key)}\n" for key in ("layers", "width", "heads"))
     context = f"context = {size.context}        # tokens of a training sequence\n"
     return f"[model]\n# {name}, {size.needs}.\n{sizes}{context}"
