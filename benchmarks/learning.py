@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from thinwire.node.training import transformer
 from thinwire.node.training.batches import Batches, Split, shards_of, split
 from thinwire.node.training.corpus import open_corpus
-from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.models.tokenizer import load_tokenizer
 
 SHARDS = 256
 

@@ -27,8 +27,8 @@ from thinwire.node.pipeline.recovery.stage_source import FASTER, average
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.tokenizer import load_tokenizer
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.tokenizer import load_tokenizer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 AFTER = (20, 40, 60)
 """Steps after the loss at which is looked."""

@@ -30,8 +30,8 @@ from thinwire.node.pipeline.planner.search import search
 from thinwire.node.training.batches import Batch, Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.tokenizer import load_tokenizer
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.tokenizer import load_tokenizer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 STAGES, SHARDS, REPLAN = 6, 16, 10
 

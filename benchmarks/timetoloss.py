@@ -31,9 +31,9 @@ from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.models.tokenizer import load_tokenizer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.trainer import Trainer
-from thinwire.node.training.transformer import ModelConfig, Transformer
 
 SHARDS, VOCABULARY = 16, 256
 PARTS = {"subspace 8x": 8, "subspace 32x": 32}

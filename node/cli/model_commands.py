@@ -86,7 +86,7 @@ def generate(
 ) -> None:
     """Let the model of the newest checkpoint continue a text."""
     config = settings(context, debug, {"home": home, "model": model, "device": device, "threads": threads})
-    from thinwire.node.training.causal_model import written
+    from thinwire.node.training.models.causal_model import written
 
     stored = _stored(config, source, homes)
     made, tokenizer = stored.model(config, Path())

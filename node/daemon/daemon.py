@@ -44,9 +44,9 @@ from thinwire.node.training.batches import Batches
 from thinwire.node.training.corpus import DEFAULT_DATA, Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
-from thinwire.node.training.lora import write_config
-from thinwire.node.training.tokenizer import load_tokenizer, tokenizer_file
-from thinwire.node.training.user_model import check_named, config_file
+from thinwire.node.training.models.lora import write_config
+from thinwire.node.training.models.tokenizer import load_tokenizer, tokenizer_file
+from thinwire.node.training.models.user_model import check_named, config_file
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest

@@ -40,9 +40,9 @@ from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore
-from thinwire.node.training.causal_model import generate
-from thinwire.node.training.initial_weights import vector_of
 from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.models.causal_model import generate
+from thinwire.node.training.models.initial_weights import vector_of
 from thinwire.node.training.stored_model import all_weights
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest

@@ -37,7 +37,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
-from thinwire.node.training.initial_weights import digest_of, missing_weights
+from thinwire.node.training.models.initial_weights import digest_of, missing_weights
 from thinwire.swarm.identity.admission_token import TokenError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed

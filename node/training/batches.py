@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.training.corpus import Corpus
-from thinwire.node.training.tokenizer import DataError
+from thinwire.node.training.models.tokenizer import DataError
 from thinwire.swarm.messages.registry import PeerId
 from thinwire.swarm.rendezvous_hash import rank
 

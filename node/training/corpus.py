@@ -21,7 +21,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.node.runtime.config import HF
-from thinwire.node.training.tokenizer import DataError, Tokenizer
+from thinwire.node.training.models.tokenizer import DataError, Tokenizer
 
 STANDARD_LIBRARY_LIMIT = 30 << 20
 """Most bytes of the standard library's source to use."""

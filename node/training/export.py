@@ -14,8 +14,8 @@ from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.tensor_file import Array, Tensors, pieces
+from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 from thinwire.node.training.stored_model import MANIFEST_KEY, NoModelError, StoredModel
-from thinwire.node.training.tokenizer import byte_tokenizer_file
 from thinwire.swarm.manifest.manifest import Manifest
 
 FORMATS = ("safetensors", "transformers", "peft")
@@ -121,7 +121,7 @@ def for_peft(
     if not manifest.lora.rank:
         raise ExportError("the run trains a whole model, not an adapter", "use --format transformers or safetensors")
     try:
-        from thinwire.node.training.lora import in_peft
+        from thinwire.node.training.models.lora import in_peft
 
         return in_peft(weights), directory.adapter_config.read_bytes()
     except OSError as error:
@@ -169,7 +169,7 @@ def llama(weights: Mapping[str, Array], manifest: Manifest) -> tuple[dict[str, A
         raise ExportError(
             f"the checkpoint has {min(left)}, which the built-in model does not have", "use --format safetensors"
         )
-    from thinwire.node.training.transformer import THETA
+    from thinwire.node.training.models.transformer import THETA
 
     description: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],

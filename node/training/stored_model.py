@@ -18,11 +18,11 @@ from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array
-from thinwire.node.training.initial_weights import read_weights, vector_of
 from thinwire.node.training.local_learner import LocalLearner, build, prepare
-from thinwire.node.training.lora import with_adapter
-from thinwire.node.training.tokenizer import Tokenizer, load_tokenizer
-from thinwire.node.training.user_model import check_named
+from thinwire.node.training.models.initial_weights import read_weights, vector_of
+from thinwire.node.training.models.lora import with_adapter
+from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
+from thinwire.node.training.models.user_model import check_named
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 from thinwire.node.training.batches import Batch, Batches, Cursor
-from thinwire.node.training.causal_model import Loss, loss_of
 from thinwire.node.training.inner_optimizer import (
     InnerConfig,
     learning_rate,
@@ -19,6 +18,7 @@ from thinwire.node.training.inner_optimizer import (
     save_optimizer,
 )
 from thinwire.node.training.learner import StepReport, Stop
+from thinwire.node.training.models.causal_model import Loss, loss_of
 from thinwire.swarm.identity.errors import HintedError
 from torch import nn
 

@@ -17,7 +17,7 @@ from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import StepReport
 from thinwire.node.training.local_learner import batches_of
-from thinwire.node.training.tokenizer import load_tokenizer
+from thinwire.node.training.models.tokenizer import load_tokenizer
 from thinwire.sims.peers.learners import ObservedLearner
 from thinwire.sims.scenario.scenario import PeerSpec
 from thinwire.swarm.identity.stage_claim import Seat

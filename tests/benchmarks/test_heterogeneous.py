@@ -8,7 +8,7 @@ import pytest
 import torch
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 SIZE = ModelConfig(256, layers=2, width=32, heads=2, context=16)
 

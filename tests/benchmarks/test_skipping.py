@@ -8,8 +8,8 @@ import pytest
 from thinwire.node.training.batches import split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.tokenizer import load_tokenizer
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.tokenizer import load_tokenizer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from thinwire.node.state.fragments import shares
-from thinwire.node.training.transformer import ModelConfig
+from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.identity.stage_claim import Seat, Seating
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId

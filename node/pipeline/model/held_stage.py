@@ -11,7 +11,7 @@ from thinwire.node.pipeline.model.section import ENDS, Section, cut, fragment_of
 from thinwire.node.pipeline.model.subspace_projection import SubspaceProjection
 from thinwire.node.state.fragments import fragments_of, shares
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.manifest.manifest import Manifest
 
 

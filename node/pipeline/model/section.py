@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from thinwire.node.state.layout import Layout, layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer, cross_entropy
+from thinwire.node.training.models.transformer import ModelConfig, Transformer, cross_entropy
 from torch import Tensor, nn
 
 ENDS = "ends"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from thinwire.compression.activations import subspace
 from thinwire.node.pipeline.model.section import Section
-from thinwire.node.training.transformer import Block, Transformer
+from thinwire.node.training.models.transformer import Block, Transformer
 from torch import Tensor, nn
 
 

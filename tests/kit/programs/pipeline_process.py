@@ -24,7 +24,7 @@ from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.transformer import ModelConfig
+from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.presets import WAN

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from thinwire.node.training.tokenizer import byte_tokenizer_file
+from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 
 
 def test_two_daemons_start_join_finish_and_resume(machine):

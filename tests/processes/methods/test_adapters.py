@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from thinwire.node.training.lora import base_digest
+from thinwire.node.training.models.lora import base_digest
 
 CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
 CONTENT = json.dumps(CONFIG).encode()

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.sims.planner.question import PeerMachine, PlanError, count, question
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse

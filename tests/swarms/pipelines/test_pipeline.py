@@ -23,8 +23,8 @@ from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.trainer import Trainer
-from thinwire.node.training.transformer import ModelConfig, Transformer
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.frame import Frame

@@ -26,7 +26,7 @@ from thinwire.node.training.batches import Batches, split
 from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.learner import WorkShare
 from thinwire.node.training.local_learner import prepare
-from thinwire.node.training.tokenizer import DataError
+from thinwire.node.training.models.tokenizer import DataError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Contribution

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.node.state.fragments import parts_of, shares, stages_of
 from thinwire.node.state.layout import Layout, Piece, layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.manifest.manifest import ManifestError
 
 

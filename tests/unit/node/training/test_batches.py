@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.training.batches import Batches, Cursor, Split, cursor_after, shards_of, split
 from thinwire.node.training.corpus import Corpus
-from thinwire.node.training.tokenizer import DataError
+from thinwire.node.training.models.tokenizer import DataError
 
 
 def numbers(count: int, parts: int = 1) -> Corpus:

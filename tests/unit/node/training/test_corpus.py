@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from thinwire.node.training import corpus as corpus_module
 from thinwire.node.training.corpus import STANDARD_LIBRARY_LIMIT, Corpus, Progress, Source, open_corpus, source_of
-from thinwire.node.training.tokenizer import Bytes, DataError
+from thinwire.node.training.models.tokenizer import Bytes, DataError
 
 
 def text_of(corpus: Corpus) -> bytes:

@@ -11,8 +11,8 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.snapshot import FragmentState, Snapshot
-from thinwire.node.training.tokenizer import byte_tokenizer_file
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.tokenizer import byte_tokenizer_file
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.identity import Identity
 
 RUN = b"\x05" * 32

@@ -16,8 +16,8 @@ from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.export import all_weights
-from thinwire.node.training.initial_weights import WeightsError, load_weights
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.initial_weights import WeightsError, load_weights
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.parser import parse
 

@@ -13,7 +13,7 @@ from thinwire.node.pipeline.groups.stage_join import anew, crowded
 from thinwire.node.pipeline.groups.stage_join import seat as take
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.stage_claim import Seat, Seating
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse

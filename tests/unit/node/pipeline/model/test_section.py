@@ -8,7 +8,7 @@ from thinwire.node.pipeline.model.section import Section, cut, fragments, sectio
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 CONFIG = ModelConfig(vocab=29, layers=5, width=16, heads=2, context=12)
 K, SEED, MICROS = 6, 3, 6

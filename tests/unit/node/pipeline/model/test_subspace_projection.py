@@ -16,7 +16,7 @@ from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.subspace_projection import SubspaceProjection
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.manifest.parser import parse
 
 K, SEED, WIDTH, VOCAB = 4, 7, 16, 23

@@ -9,7 +9,7 @@ from thinwire.node.pipeline.recovery.recovery_arbiter import judge_of
 from thinwire.node.pipeline.recovery.stage_source import FASTER, StageSource, average, between, plus, rescue
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
-from thinwire.node.training.transformer import ModelConfig, Transformer
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.stage_claim import Seating
 
 

@@ -14,7 +14,7 @@ from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.micro_batch_attempt import NO_WAY_BACK, NO_WAY_ON
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.transformer import ModelConfig
+from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, Activation, Apply, Close, Hop, Passed, Route, Tally
 

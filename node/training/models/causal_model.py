@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from thinwire.node.training.tokenizer import Tokenizer
-from thinwire.node.training.transformer import cross_entropy
+from thinwire.node.training.models.tokenizer import Tokenizer
+from thinwire.node.training.models.transformer import cross_entropy
 from torch import Tensor, nn
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

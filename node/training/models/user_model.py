@@ -18,8 +18,8 @@ import torch
 from thinwire.node.runtime.config import HF
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
-from thinwire.node.training.causal_model import logits_of
-from thinwire.node.training.initial_weights import WeightsError
+from thinwire.node.training.models.causal_model import logits_of
+from thinwire.node.training.models.initial_weights import WeightsError
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.validation import MODULE_FUNCTION

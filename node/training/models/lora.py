@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from thinwire.node.runtime.config import HF
 from thinwire.node.state.tensor_file import Array
-from thinwire.node.training.initial_weights import check_digest
-from thinwire.node.training.user_model import ModelError, config_file, read_pretrained
+from thinwire.node.training.models.initial_weights import check_digest
+from thinwire.node.training.models.user_model import ModelError, config_file, read_pretrained
 from thinwire.swarm.manifest.manifest import Manifest
 from torch import nn
 

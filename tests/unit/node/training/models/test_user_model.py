@@ -10,9 +10,9 @@ import pytest
 import torch
 from thinwire.node.cli import main
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.initial_weights import WeightsError, digest_of
 from thinwire.node.training.local_learner import prepare
-from thinwire.node.training.user_model import ModelError, make_model
+from thinwire.node.training.models.initial_weights import WeightsError, digest_of
+from thinwire.node.training.models.user_model import ModelError, make_model
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from thinwire.node.training.causal_model import cross_entropy, generate, logits_of, loss_of, written
-from thinwire.node.training.tokenizer import Bytes
+from thinwire.node.training.models.causal_model import cross_entropy, generate, logits_of, loss_of, written
+from thinwire.node.training.models.tokenizer import Bytes
 from torch import Tensor, nn
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import blake3
 import pytest
 import torch
-from thinwire.node.training.initial_weights import WeightsError, digest_of
 from thinwire.node.training.local_learner import LocalLearner, prepare
-from thinwire.node.training.lora import base_digest, in_peft
-from thinwire.node.training.user_model import ModelError
+from thinwire.node.training.models.initial_weights import WeightsError, digest_of
+from thinwire.node.training.models.lora import base_digest, in_peft
+from thinwire.node.training.models.user_model import ModelError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from torch import nn

@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from thinwire.node.training.causal_model import generate
-from thinwire.node.training.transformer import ModelConfig, Transformer, rotary_table, rotate
+from thinwire.node.training.models.causal_model import generate
+from thinwire.node.training.models.transformer import ModelConfig, Transformer, rotary_table, rotate
 
 SMALL = ModelConfig(vocab=50, layers=2, width=32, heads=4, context=16)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import blake3
 import numpy as np
 import pytest
-from thinwire.node.training.tokenizer import Bytes, DataError, byte_tokenizer_file, load_tokenizer
+from thinwire.node.training.models.tokenizer import Bytes, DataError, byte_tokenizer_file, load_tokenizer
 
 
 @pytest.fixture(scope="module")

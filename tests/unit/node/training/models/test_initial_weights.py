@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.initial_weights import WeightsError, check_weights, digest_of, load_weights
+from thinwire.node.training.models.initial_weights import WeightsError, check_weights, digest_of, load_weights
 from torch import nn
 
 

@@ -1,0 +1,1 @@
+"""Models that a run can train, their first weights, and their tokenizers."""
