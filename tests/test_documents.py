@@ -103,6 +103,9 @@ def test_command_of_a_document_has_valid_arguments(line):
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {argument for argument in arguments if "=" not in argument} <= set(targets)
         return
+    if arguments[0].startswith("--"):
+        assert any(arguments[0] in option.opts for option in command_line().params)
+        return
     command = command_line(arguments[0]).commands[arguments[0]]
     command.make_context(arguments[0], arguments[1:])
 
