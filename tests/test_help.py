@@ -21,6 +21,7 @@ COMMANDS = [
         "top",
         "logs",
         "page",
+        "replay",
         "recover",
         "invite",
         "doctor",

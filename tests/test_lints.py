@@ -148,6 +148,7 @@ MAY_OPEN = {
         "node/cli/daemon_commands.py": "the age of a status, for a person",
         "node/cli/log_tail.py": "follows a log, for a person",
         "node/cli/page/run_view.py": PAGE,
+        "node/cli/page/past_run.py": PAGE,
         "node/cli/top/screen.py": "shows the local time of events, to a person",
         "node/cli/recovery.py": "waits for the daemon, for a person",
         "node/daemon/daemon.py": "makes the doors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -17,8 +18,12 @@ from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
+    from thinwire.node.cli.page.run_view import RunView
     from thinwire.node.peer.status import Status
     from thinwire.node.runtime.config import Config
+
+
+Port = Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0: any free one.")]
 
 
 class NoDaemonError(HintedError):
@@ -56,9 +61,10 @@ def top(
 ) -> None:
     """Show swarm, links, round and events of this machine's daemon on one screen."""
     config = settings(context, debug, {"home": home})
+    from thinwire.node.cli.page.run_view import RunView
     from thinwire.node.cli.top.loop import show
 
-    if not show(config.directories, once=once):
+    if not show(RunView(config.directories), once=once):
         raise _none_here(None)
 
 
@@ -83,7 +89,7 @@ def logs(
 
 def page(
     context: typer.Context,
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0: any free one.")] = 7380,
+    port: Port = 7380,
     host: Annotated[str, typer.Option("--host", help="Address of this machine to listen on.")] = "127.0.0.1",
     public: Annotated[
         bool, typer.Option("--public", help="Leave out addresses; needed to serve other machines.")
@@ -93,6 +99,12 @@ def page(
 ) -> None:
     """Serve a page, an API and metrics of this machine's daemon, until Ctrl-C."""
     config = settings(context, debug, {"home": home})
+    from thinwire.node.cli.page.run_view import RunView
+
+    _serve(lambda: RunView(config.directories, public=public), host, port, public)
+
+
+def _serve(make_view: Callable[[], RunView], host: str, port: int, public: bool) -> None:
     if not public and not _is_loopback(host):
         raise InputError(
             f"a page on {host} would show the addresses of all peers to other machines",
@@ -103,12 +115,50 @@ def page(
     except ModuleNotFoundError as error:
         raise NoPageError(f"{error.name} is not installed", "pip install 'thinwire[page]'") from None
     try:
-        serve(config.directories, host, port, public=public)
+        serve(make_view, host, port, public=public)
     except OSError as error:
         raise NoPageError(
             f"cannot listen on {host} port {port}: {error.strerror}",
             "choose another port with --port, 0 for any free one",
         ) from None
+
+
+def replay(
+    context: typer.Context,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id.")
+    ] = "",
+    speed: Annotated[
+        float, typer.Option("--speed", metavar="X", min=0.001, help="How many times as fast as it was.")
+    ] = 60.0,
+    first: Annotated[int, typer.Option("--round", metavar="N", min=0, help="Begin with this round.")] = 0,
+    page: Annotated[bool, typer.Option("--page", help="Serve it as a page instead of a screen.")] = False,
+    port: Port = 7380,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
+    """Show a past run of this machine again, on the screen of `top` or as a page."""
+    config = settings(context, debug, {"home": home})
+    from thinwire.node.cli.page.past_run import PastRun, past_clock
+    from thinwire.node.runtime.directories import RunDirectory
+
+    names = config.directories.run_names()
+    found = config.directories.runs_called(run)
+    if len(found) != 1:
+        known = ", ".join(f"{one} ({name})" if name else one for one, name in names.items())
+        raise InputError(f"{len(found)} runs are called or begin with {run!r}", f"name one of: {known or 'none yet'}")
+    directory, name = RunDirectory(config.directories.runs / found[0]), names[found[0]]
+    clock = past_clock(directory, speed, first)
+    if clock is None:
+        raise InputError(f"run {name or found[0]} has no events", "its event log was removed, or it has not begun")
+    if page:
+        _serve(lambda: PastRun(config.directories, directory, name, clock), "127.0.0.1", port, False)
+        return
+    from thinwire.node.cli.top.loop import show
+
+    if not sys.stdout.isatty():
+        clock.skip_to(clock.last)  # one snapshot: its end
+    show(PastRun(config.directories, directory, name, clock), once=False)
 
 
 def recover(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from thinwire.node.peer.status import Status, alive, read_status
@@ -44,6 +44,13 @@ PRIVATE_NOTES = ("kind", "wall", "peer", "round", "reason", "cause")
 """Fields of an event that a public page shows. The others may contain addresses and paths."""
 
 
+class Tail(NamedTuple):
+    """Events after an offset, and the offset behind them."""
+
+    events: list[dict[str, Any]]
+    offset: int
+
+
 class RunView:
     """Reader of one home. public: leave out everything that tells where peers are."""
 
@@ -62,10 +69,14 @@ class RunView:
         """Return the last status; None if no daemon has run here."""
         return read_status(self._directories.status)
 
+    def running(self, status: Status) -> bool:
+        """Return True if the daemon that wrote a status still runs."""
+        return alive(status)
+
     def healthy(self) -> bool:
         """Return True if the daemon runs and writes its status."""
         status = self.status()
-        return status is not None and alive(status) and time.time() - status.wall < STALE_SECONDS
+        return status is not None and self.running(status) and time.time() - status.wall < STALE_SECONDS
 
     def state(self) -> dict[str, Any]:
         """Return what `/api/v1/state` answers: `present`, and the history up to `offset` of the event log."""
@@ -81,7 +92,7 @@ class RunView:
             shown = {name: value for name, value in msgspec.to_builtins(status).items() if name not in left_out}
             if self._public:
                 shown["peers"] = [{**peer, "address": "", "rtt": 0.0} for peer in shown["peers"]]
-        running, saved = status is not None and alive(status), 0.0 if status is None else status.saved_factor
+        running, saved = status is not None and self.running(status), 0.0 if status is None else status.saved_factor
         return {"status": shown, "running": running, "saved_factor": saved, "phase": self._phase}
 
     def news(self) -> dict[str, Any]:
@@ -92,17 +103,26 @@ class RunView:
         before, rounds, notes = self._read()
         return {"before": before, "offset": self._offset, "rounds": rounds, "notes": notes}
 
-    def _read(self) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
-        """Read new events. Return the offset before them, the rounds, and the other events."""
+    def _find_log(self) -> None:
+        """Begin anew with the log of the run that the status names, if that is another one."""
         status = self.status()
         if status is not None and status.run:
             path = self._directories.run(bytes.fromhex(status.run)).events
             if path != self._path:
                 self._path, self._offset = path, max(0, end_of_events(path) - HISTORY_BYTES)
                 self._clear()
+
+    def _tail(self, offset: int) -> Tail:
+        assert self._path is not None
+        found = read_events(self._path, offset)
+        return Tail(found.events, found.offset)
+
+    def _read(self) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
+        """Read new events. Return the offset before them, the rounds, and the other events."""
+        self._find_log()
         if self._path is None:
             return 0, [], []
-        before, tail = self._offset, read_events(self._path, self._offset)
+        before, tail = self._offset, self._tail(self._offset)
         if tail.offset < before:
             self._clear()
         self._offset = tail.offset

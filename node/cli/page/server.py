@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,8 +17,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from thinwire.node.cli.page.metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
-from thinwire.node.peer.status import alive
-from thinwire.node.runtime.directories import Directories
 
 POLL_SECONDS = 1.0
 """Pause between two looks at the files of the daemon."""
@@ -37,9 +35,9 @@ HEADERS = {
 PAGE = Path(__file__).with_name("page.html")
 
 
-def application(directories: Directories, *, public: bool = False) -> Starlette:
-    """Return the ASGI application for the daemon of these directories. public: see RunView."""
-    view, page = RunView(directories, public=public), PAGE.read_text(encoding="utf-8")
+def application(make_view: Callable[[], RunView], *, public: bool = False) -> Starlette:
+    """Return the ASGI application that shows what `make_view` reads. public: answer requests to any host name."""
+    view, page = make_view(), PAGE.read_text(encoding="utf-8")
     open_streams = 0
 
     def answer(value: object, code: int = 200) -> Response:
@@ -60,7 +58,7 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
         """Yield the news of the event log, and the state without its history whenever the status has changed."""
         nonlocal open_streams
         open_streams += 1
-        own, shown = RunView(directories, public=public), 0.0
+        own, shown = make_view(), 0.0
         own.news()
         try:
             while not await request.is_disconnected():
@@ -77,7 +75,7 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         status = view.status()
-        text = exposition(status, status is not None and alive(status))
+        text = exposition(status, status is not None and view.running(status))
         return Response(text, headers=HEADERS, media_type="text/plain; version=0.0.4")
 
     async def health(request: Request) -> Response:
@@ -94,8 +92,8 @@ def application(directories: Directories, *, public: bool = False) -> Starlette:
     )
 
 
-def serve(directories: Directories, host: str, port: int, *, public: bool) -> None:
-    """Serve until a signal. Raises OSError if the port is taken."""
+def serve(make_view: Callable[[], RunView], host: str, port: int, *, public: bool) -> None:
+    """Serve until a signal, see `application`. Raises OSError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,7 +102,7 @@ def serve(directories: Directories, host: str, port: int, *, public: bool) -> No
         bound = listening.getsockname()[1]
         print(f"http://{f'[{host}]' if ':' in host else host}:{bound}/", flush=True)
         config = uvicorn.Config(
-            application(directories, public=public), log_level="warning", access_log=False, server_header=False,
+            application(make_view, public=public), log_level="warning", access_log=False, server_header=False,
             limit_concurrency=256, timeout_graceful_shutdown=1,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])

@@ -14,7 +14,6 @@ from rich.live import Live
 from rich.text import Text
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.top.screen import TABS, Rates, everything, screen
-from thinwire.node.runtime.directories import Directories
 
 SECONDS = 1.0
 """Pause between two refreshes; the daemon writes its status as often."""
@@ -23,12 +22,12 @@ COLUMNS = 80
 """Width of a snapshot that goes to no terminal."""
 
 
-def show(directories: Directories, *, once: bool) -> bool:
-    """Show the daemon until the key q or a signal; return False if none has run here.
+def show(view: RunView, *, once: bool) -> bool:
+    """Show a run until the key q or a signal; return False if there is none.
 
     One snapshot is printed with `once`, and where stdin or stdout is no terminal that can move its cursor.
     """
-    console, view, rates = Console(highlight=False), RunView(directories), Rates()
+    console, rates = Console(highlight=False), Rates()
     state = view.state()
     if state["status"] is None:
         return False

@@ -50,7 +50,7 @@ def play(files, first=1, last=2):
 
 
 def client(files, public=False):
-    return TestClient(application(files, public=public), base_url="http://localhost")
+    return TestClient(application(lambda: RunView(files, public=public), public=public), base_url="http://localhost")
 
 
 def test_state_has_the_status_and_the_history(files):
@@ -81,9 +81,14 @@ def test_no_answer_contains_the_invite_and_no_public_one_an_address(files):
 
 def test_private_page_refuses_names_of_other_hosts(files):
     """A page of a stranger could otherwise read it under a name that points to this machine."""
-    made = TestClient(application(files), base_url="http://evil.example")
+    made = TestClient(application(lambda: RunView(files)), base_url="http://evil.example")
     assert made.get("/api/v1/state").status_code == 400
-    assert TestClient(application(files, public=True), base_url="http://evil.example").get("/").status_code == 200
+    assert (
+        TestClient(application(lambda: RunView(files, public=True), public=True), base_url="http://evil.example")
+        .get("/")
+        .status_code
+        == 200
+    )
 
 
 def test_health_is_bad_without_daemon_or_with_an_old_status(files):
