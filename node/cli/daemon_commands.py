@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
+from thinwire.node.cli.arguments import Debug, Home, InputError, Json, run_called, settings
 from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
@@ -140,17 +140,13 @@ def replay(
     """Show a past run of this machine again, on the screen of `top` or as a page."""
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.past_run import PastRun, past_clock
-    from thinwire.node.runtime.directories import RunDirectory
 
-    names = config.directories.run_names()
-    found = config.directories.runs_called(run)
-    if len(found) != 1:
-        known = ", ".join(f"{one} ({name})" if name else one for one, name in names.items())
-        raise InputError(f"{len(found)} runs are called or begin with {run!r}", f"name one of: {known or 'none yet'}")
-    directory, name = RunDirectory(config.directories.runs / found[0]), names[found[0]]
+    directory, name = run_called(config.directories, run)
     clock = past_clock(directory, speed, first)
     if clock is None:
-        raise InputError(f"run {name or found[0]} has no events", "its event log was removed, or it has not begun")
+        raise InputError(
+            f"run {name or directory.path.name} has no events", "its event log was removed, or it has not begun"
+        )
     if page:
         _serve(lambda: PastRun(config.directories, directory, name, clock), "127.0.0.1", port, False)
         return

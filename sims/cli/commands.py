@@ -6,10 +6,14 @@ The simulator is imported inside the functions, so that the help of a command do
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from thinwire.node.cli.arguments import CliSession, Debug, InputError, Json
+from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, run_called, settings
+from thinwire.node.cli.completion import runs
+
+if TYPE_CHECKING:
+    from thinwire.sims.planner.outcome import Outcome
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
@@ -121,6 +125,16 @@ def plan(
     tries: Annotated[
         int | None, typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: how long to search.")
     ] = None,
+    outcome: Annotated[
+        str,
+        typer.Option(
+            "--outcome",
+            metavar="RUN",
+            autocompletion=runs,
+            help="Compare with the rounds of this run; gives --step, --peers.",
+        ),
+    ] = "",
+    home: Home = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -136,19 +150,39 @@ def plan(
     from thinwire.sims.planner import plan as planner
     from thinwire.sims.planner.question import question
 
+    came = _outcome(context, outcome, home, debug) if outcome else None
+    if came is not None:
+        step, peers = step or (None if speed else came.step), peers or (None if link else came.peers)
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
         speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory, site=site,
     )  # fmt: skip
     answer = planner.plan(asked)
+    if came is not None:
+        from thinwire.sims.planner.outcome import comparison
+
+        compared = comparison(answer, came)
     if json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        whole = answer if came is None else {"plan": answer, "outcome": came, "comparison": compared}
+        print(msgspec.json.format(msgspec.json.encode(whole)).decode())
         return
-    from thinwire.sims.planner.plan_view import show
+    from thinwire.sims.planner import plan_view
 
-    show(answer)
+    if came is None:
+        plan_view.show(answer)
+    else:
+        plan_view.show_comparison(came, compared)
+
+
+def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> Outcome:
+    """Return the outcome of a run of this machine. Raises InputError, PlanError."""
+    from thinwire.node.runtime.event_log import read_events
+    from thinwire.sims.planner.outcome import outcome_of
+
+    directory, _ = run_called(settings(context, debug, {"home": home}).directories, run)
+    return outcome_of(read_events(directory.events).events)
 
 
 def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -> None:

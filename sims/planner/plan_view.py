@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from thinwire.node.runtime.console import bytes_text
 from thinwire.sims.network.regions import MBIT
+from thinwire.sims.planner.outcome import Comparison, Outcome, Unit
 from thinwire.sims.planner.pipeline_costs import Pipeline
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.question import Question
@@ -25,6 +28,29 @@ def show(plan: Plan) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     console.print(Group(*_parts(plan, console.width >= WIDE)), highlight=False)
+
+
+def show_comparison(outcome: Outcome, rows: Sequence[Comparison]) -> None:
+    """Print plan and outcome side by side."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    print(f"Medians of {outcome.rounds} rounds of {outcome.steps:g} steps with {outcome.peers} contributors")
+    table = _table("", ("",), ("planned", "came", "ratio"))
+    for row in rows:
+        planned, came = (_figure(row.unit, value) for value in (row.planned, row.came))
+        table.add_row(row.name, planned, came, "-" if row.ratio is None else f"{row.ratio:.2f}")
+    console.print(table, highlight=False)
+
+
+def _figure(unit: Unit, value: float) -> str:
+    match unit:
+        case "seconds":
+            return seconds_text(value)
+        case "bytes":
+            return bytes_text(value)
+        case _:
+            return percent(value)
 
 
 def _parts(plan: Plan, wide: bool) -> list[RenderableType]:
