@@ -103,7 +103,7 @@ def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
 
 
 def run_called(home: Directories, wanted: str) -> tuple[RunDirectory, str]:
-    """Return the files and the name of the only run with this name or start of its id; "" names a single run.
+    """Return files and name of the only run with this name or start of its id; "" names a single run.
 
     Raises InputError.
     """

@@ -1,4 +1,4 @@
-"""Comparison of a plan with what a run has done: seconds, bytes and utilisation of its rounds, from the event log."""
+"""Comparison of a plan with the rounds of a run: seconds, bytes and utilisation, from its event log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEWEST = 3
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Medians of the rounds of one peer: seconds of a round and of its exchange, bytes, inner steps, contributors."""
+    """Medians of the rounds of one peer: seconds of round and exchange, bytes, inner steps, contributors."""
 
     rounds: int
     seconds: float
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Figure of a plan, figure of the outcome, and their ratio (came / planned; None if nothing was planned)."""
+    """Figure of a plan, figure of the outcome, and their ratio (None if the plan has zero)."""
 
     name: str
     unit: Unit
@@ -66,7 +66,7 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome:
     if len(pairs) < FEWEST:
         raise PlanError(
             f"{len(pairs)} rounds can be compared, and {FEWEST} are needed",
-            "let the run go on; a round counts if another peer contributed and the one before is of the same process",
+            "train longer; a round counts if another peer contributed and the same process made the round before",
         )
 
     def median(values: Sequence[float]) -> float:
@@ -84,7 +84,7 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome:
 
 
 def comparison(plan: Plan, outcome: Outcome) -> list[Comparison]:
-    """Return plan and outcome side by side: seconds, bytes per peer, and the part of the time in which peers compute."""
+    """Return plan and outcome side by side: seconds, bytes per peer, and utilisation."""
     planned = plan.round
     exchange = planned.agreement + planned.data
     total = max(planned.computing, exchange) if plan.question.hidden else planned.computing + exchange

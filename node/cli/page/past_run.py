@@ -114,13 +114,13 @@ class PastRun(RunView):
 
 
 def events_of(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the events of a run in their order, the latest HISTORY_BYTES of them; none if there is no log."""
+    """Return the latest HISTORY_BYTES of the events of a run; none if there is no log."""
     start = max(0, end_of_events(run.events) - HISTORY_BYTES)
     return read_events(run.events, start).events
 
 
 def past_clock(run: RunDirectory, speed: float, round: int = 0) -> PastClock | None:
-    """Return a clock that begins with the first event, or with the event of a round; None if there are no events."""
+    """Return a clock that begins with the first event, or with a round; None if there are no events."""
     events = events_of(run)
     if not events:
         return None

@@ -104,7 +104,7 @@ class RunView:
         return {"before": before, "offset": self._offset, "rounds": rounds, "notes": notes}
 
     def _find_log(self) -> None:
-        """Begin anew with the log of the run that the status names, if that is another one."""
+        """Change to the log of the run that the status names, if that is another one."""
         status = self.status()
         if status is not None and status.run:
             path = self._directories.run(bytes.fromhex(status.run)).events

@@ -36,7 +36,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def application(make_view: Callable[[], RunView], *, public: bool = False) -> Starlette:
-    """Return the ASGI application that shows what `make_view` reads. public: answer requests to any host name."""
+    """Return the ASGI application for a view of a run. public: answer requests to any host name."""
     view, page = make_view(), PAGE.read_text(encoding="utf-8")
     open_streams = 0
 

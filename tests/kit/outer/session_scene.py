@@ -76,6 +76,7 @@ class Scene:
         if kept is not None:
             self.replica.kept = kept
         roster = SimpleNamespace(
+            bans=(),
             record=SimpleNamespace(sequence=sequence, peer_id=ME),
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),

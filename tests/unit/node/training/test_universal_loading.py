@@ -15,9 +15,9 @@ from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.export import all_weights
 from thinwire.node.training.models.initial_weights import WeightsError, load_weights
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
+from thinwire.node.training.stored_model import all_weights
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.parser import parse
 
