@@ -44,11 +44,14 @@ STALL = 5
 SLOWER = 3
 """Multiple of the longest time between two chunks of a source: it is late only after that, too."""
 
-SILENCE = 60.0
+SILENCE = 600.0
 """Seconds without a chunk of any source after which a transfer has failed.
 
-Sources pause between chunks (send_priority.py).
+Sources pause between chunks (send_priority.py): for 96 s at 1 Mbit/s, and longer if several peers join.
 """
+
+LATEST = 120.0
+"""Longest time in seconds after which a source counts as late, so that none can delay a transfer for long."""
 
 LAST_ROUND = 2**32 - 2
 """First round whose offers are not accepted, because the next number would not fit a message."""
@@ -202,7 +205,7 @@ async def _fetch(
     now = asyncio.get_running_loop().time
     moved = dict.fromkeys(sources, now())
     late: set[PeerId] = set()
-    last, longest = now(), STALL * patience
+    last, longest = now(), dict.fromkeys(sources, STALL * patience)
 
     def give_up(peer: PeerId) -> None:
         """Stop using a source; request the chunks that it still owes from others."""
@@ -228,8 +231,8 @@ async def _fetch(
             return None
         # A source has `longest` for its next chunk, whatever other sources send meanwhile.
         owing = [peer for peer in sources if load[peer] and peer not in late]
-        slowest = min(owing, key=lambda one: moved[one], default=None)
-        until = last + max(SILENCE, longest) if slowest is None else moved[slowest] + longest
+        slowest = min(owing, key=lambda one: moved[one] + longest[one], default=None)
+        until = last + SILENCE if slowest is None else moved[slowest] + longest[slowest]
         try:
             async with asyncio.timeout_at(until):
                 peer, frame = await receive_queue.get()
@@ -251,7 +254,7 @@ async def _fetch(
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
         if len(frame.payload) == size and frame.hashed() == hashes[message.index]:
             chunks[message.index] = partial.chunks[hashes[message.index]] = frame.payload
-            longest = max(longest, SLOWER * (now() - moved[peer]))
+            longest[peer] = min(LATEST, max(longest[peer], SLOWER * (now() - moved[peer])))
             last = moved[peer] = now()
             late.discard(peer)
         else:

@@ -1,8 +1,8 @@
 """Order of frames that share the uplink: frames of rounds first, then state for joiners.
 
-State waits while rounds have frames to send, to any peer, and has a tenth of the uplink at other times, too: a round that
+State waits while rounds have frames to send, to any peer, and has 1/PART of the uplink at other times, too: a round that
 begins finds at most one frame of state before its own. Usually it finds none, because state is sent while this peer trains,
-if there is time before its next contribution according to the last round. But a tenth of the bytes is state, so that a
+if there is time before its next contribution according to the last round. But 1/PART of the bytes is state, so that a
 joiner makes progress in a swarm that always exchanges. And state does not wait for frames that do not move: a peer that
 takes no data delays no other peer.
 """
@@ -24,7 +24,7 @@ STUCK = 2.0
 """Seconds without a sent round frame after which state stops waiting; longer where frames take longer."""
 
 INSTANT = 1e-6
-"""Seconds that no clock can wait for."""
+"""Seconds that are too short to wait for."""
 
 SLOW, SLOWEST = 3, 15.0
 """Multiple of the last frame's duration that a frame may take, and the upper limit of that in seconds."""

@@ -6,6 +6,7 @@ An error means no suggestions: text on the terminal would disturb the line that 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,7 +26,7 @@ def runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     every = list(names.values())
     pairs = [(name if name and every.count(name) == 1 else run, run) for run, name in names.items()]
     if not any(word.startswith(incomplete) for word, _ in pairs):
-        pairs = [(run, names[run]) for run in names]
+        pairs = [(run, _harmless(names[run])) for run in names]
     return pairs
 
 
@@ -35,7 +36,12 @@ def peers(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
     config = _config(context)
     said = None if config is None else read_status(config.directories.status)
-    return [(one.peer, one.name or one.state) for one in said.peers] if said is not None else []
+    return [(one.peer, _harmless(one.name) or one.state) for one in said.peers] if said is not None else []
+
+
+def _harmless(text: str) -> str:
+    """Return a text of a stranger for a shell, some of which evaluate what they show: letters, digits and `._-` stay."""
+    return re.sub(r"[^A-Za-z0-9 ._-]", "_", text)
 
 
 def first_word(arguments: list[str]) -> str:

@@ -90,6 +90,7 @@ def generate(
 
     stored = _stored(config, source, homes)
     made, tokenizer = stored.model(config, Path())
+    shown = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     parts = written(
         *(made, tokenizer, prompt.encode("utf-8", "surrogateescape"), tokens),
         context=stored.described().model.context,
@@ -98,10 +99,10 @@ def generate(
         seed=seed,
     )
     if json:
-        _print_json({"from": stored.origin, "prompt": prompt, "text": "".join(parts)})
+        _print_json({"from": stored.origin, "prompt": shown, "text": "".join(parts)})
         return
     print(f"from {stored.origin}", file=sys.stderr)
-    sys.stdout.write(prompt)
+    sys.stdout.write(shown)
     for part in parts:
         sys.stdout.write(part)
         sys.stdout.flush()

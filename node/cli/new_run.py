@@ -181,7 +181,9 @@ def _modelled(text: str, folder: Path) -> str:
 
 
 def _readable(text: str) -> str:
-    if text and not text.startswith("hf:") and not Path(text.partition("#")[0]).exists():
+    from thinwire.node.runtime.disk import present
+
+    if text and not text.startswith("hf:") and not present(Path(text.partition("#")[0])):
         raise ValueError("a file or folder that exists, or hf:DATASET")
     return text
 
@@ -264,7 +266,7 @@ def _of_transformers(model: str, folder: Path) -> tuple[str, str, str]:
         tokenizer = f'"{name}"\ntokenizer_hash = "{blake3(file.read_bytes()).hexdigest()}"'
     table = f"""\
 [model]
-# Other peers agree to it with `thinwire join INVITE --model hf:FOLDER`, docs/models-and-data.md.
+# Other peers agree to it with `thinwire join INVITE --model hf:FOLDER`, docs/guides/models-and-data.md.
 kind = "hf"
 name = "{name}"
 config_hash = "{blake3(content).hexdigest()}"

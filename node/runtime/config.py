@@ -42,7 +42,7 @@ SLOWEST, FASTEST = 125_000, 2**40
 """Range of a rate limit in bytes/s; below it, other peers would wait too long for our data."""
 
 EVENTS_LIMIT = 10**9
-"""Default limit of an event log in bytes, so that no year adds more."""
+"""Default limit of an event log in bytes, about what a year of events takes."""
 
 LEAST_EVENTS = 10**6
 """Least limit of an event log in bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import os
@@ -82,7 +83,11 @@ class _Json(logging.Formatter):
         own = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             own["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode({"kind": "message", **getattr(record, EVENT, {}), **own}).decode()
+        told = {"kind": "message", **getattr(record, EVENT, {}), **own}
+        try:
+            return msgspec.json.encode(told).decode()
+        except UnicodeEncodeError:  # a path that is no text: escaped, the line is pure ASCII
+            return json.dumps(msgspec.to_builtins(told))
 
 
 class _Short(logging.Formatter):

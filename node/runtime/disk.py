@@ -157,3 +157,11 @@ class RealDisk:
 
     def remove_directory(self, path: Path) -> None:
         os.rmdir(path)
+
+
+def present(path: Path) -> bool:
+    """Return True if a path exists; a text that no path can have names none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

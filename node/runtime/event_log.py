@@ -15,6 +15,7 @@ import gzip
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ Emit: TypeAlias = Callable[[str, Mapping[str, object]], None]
 
 _OWN = {"at", "wall", "kind"}
 _BLOCK = 1 << 16
+
+LARGE = 4
+"""Segments of more than so many times the usual size are not compressed."""
 
 SEGMENT = 4 << 20
 """Bytes after which a file is moved and compressed. That takes about a tenth of a second."""
@@ -121,28 +125,41 @@ class EventLog:
             self._compress()
 
     def _compress(self) -> None:
-        """Compress the segments that are not, and remove the oldest ones above the limit. Raises OSError."""
+        """Remove the oldest segments above the limit, then compress those that are not. Raises OSError.
+
+        A segment of an older version may be large. It stays as it is, because compression would stop the caller.
+        """
         segments = _segments(self._path)
-        for index, (begin, end, file) in enumerate(segments):
-            if file.suffix == ".gz":
-                file.with_suffix("").unlink(missing_ok=True)  # left by a kill
-                continue
-            draft, target = file.with_name(f".{file.name}.gz"), file.with_name(f"{file.name}.gz")
-            with open(file, "rb") as source, gzip.open(draft, "wb", _LEVEL) as compressed:
-                shutil.copyfileobj(source, compressed, 1 << 20)
-            os.replace(draft, target)
-            file.unlink()
-            segments[index] = begin, end, target
         sizes = [file.stat().st_size for _, _, file in segments]
         most = self._limit - self._segment if self._limit else sum(sizes)
-        for place, (_, _, file) in enumerate(segments):
-            if sum(sizes[place:]) <= most:
-                break
-            file.unlink()
+        while segments and sum(sizes) > most:
+            segments.pop(0)[2].unlink()
+            sizes.pop(0)
+        for begin, end, file in segments:
+            if file.suffix == ".gz":
+                file.with_suffix("").unlink(missing_ok=True)  # left by a kill
+            elif end - begin <= LARGE * self._segment:
+                _compress_file(file)
 
     def close(self) -> None:
         """Close the file; nothing is waiting to be written."""
         os.close(self._descriptor)
+
+
+def _compress_file(file: Path) -> None:
+    """Replace a segment by its compressed form, which is on the disk before. Raises OSError."""
+    draft = file.with_name(f".{file.name}.gz")
+    try:
+        with open(file, "rb") as source, open(draft, "wb") as target:
+            with gzip.GzipFile("", "wb", _LEVEL, target) as compressed:
+                shutil.copyfileobj(source, compressed, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(draft, file.with_name(f"{file.name}.gz"))
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    file.unlink()
 
 
 def _folder(path: Path) -> Path:
@@ -216,6 +233,17 @@ def read_events(path: Path, offset: int = 0) -> EventLogReader:
     return EventLogReader(events, offset + len(data), damaged)
 
 
+def _content(segment: Path, start: int, size: int) -> bytes:
+    """Return `size` bytes of a segment; a damaged one is one invalid line of this size. Raises OSError."""
+    try:
+        with gzip.open(segment) if segment.suffix == ".gz" else open(segment, "rb") as file:
+            file.seek(start)
+            found = file.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        found = b""
+    return found if len(found) == size else b" " * (size - 1) + b"\n"
+
+
 def _read(path: Path, offset: int) -> tuple[int, bytes]:
     """Return the content of a log from `offset` on, and the offset at which it begins."""
     while True:
@@ -243,10 +271,8 @@ def _read(path: Path, offset: int) -> tuple[int, bytes]:
         try:
             for begin, end, segment in segments:
                 if end > offset:
-                    with gzip.open(segment) if segment.suffix == ".gz" else open(segment, "rb") as old:
-                        at = begin if not parts and begin > offset else at  # older ones were removed
-                        old.seek(max(0, offset - begin))
-                        parts.append(old.read())
+                    at = begin if not parts and begin > offset else at  # older ones were removed
+                    parts.append(_content(segment, max(0, offset - begin), end - max(offset, begin)))
         except FileNotFoundError:
             continue  # compressed or removed meanwhile
         return at, b"".join((*parts, newest))

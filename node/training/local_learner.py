@@ -243,17 +243,13 @@ def prepare(
             f"run {manifest.run.name} trains a custom model",
             "take part from Python: thinwire.join(…) and swarm.wrap(model, optimizer)",
         )
-    if threads:
-        torch.set_num_threads(threads)
     tokenizer = tokenizer or load_tokenizer(manifest.data.tokenizer, here, manifest.data.tokenizer_hash)
-    made = build(manifest, tokenizer.vocab, model, here)
-    if manifest.lora.rank:
-        if weights:
-            raise WeightsError(
-                "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
-                "remove it: the base weights are those of the model that --model or the manifest names",
-            )
-        made = with_adapter(manifest, made, model)
+    if manifest.lora.rank and weights:
+        raise WeightsError(
+            "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
+            "remove it: the base weights are those of the model that --model or the manifest names",
+        )
+    made = build(manifest, tokenizer.vocab, model, here, threads)
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
     layout = layout_of(made)
     if weights:
@@ -317,10 +313,16 @@ def _given(weights: Sequence[Path], manifest: Manifest, model: nn.Module, layout
     return theta
 
 
-def build(manifest: Manifest, vocab: int, named: str = "", here: Path = Path()) -> nn.Module:
-    """Return the manifest's model with its initial parameters; see make_model for `named` and `here`."""
+def build(manifest: Manifest, vocab: int, named: str = "", here: Path = Path(), threads: int = 0) -> nn.Module:
+    """Return the manifest's model with its initial parameters, its adapter included.
+
+    See make_model for `named` and `here`. threads: threads of torch from now on; 0: its default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
     shape = manifest.model
     if shape.kind != "transformer":
-        return make_model(manifest, named, vocab, here)
+        model = make_model(manifest, named, vocab, here)
+        return with_adapter(manifest, model, named) if manifest.lora.rank else model
     config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
     return Transformer(config, manifest.run.seed)

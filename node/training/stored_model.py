@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
-from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.disk import RealDisk, present
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of
@@ -20,7 +20,6 @@ from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array
 from thinwire.node.training.local_learner import LocalLearner, build, prepare
 from thinwire.node.training.models.initial_weights import read_weights, vector_of
-from thinwire.node.training.models.lora import with_adapter
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.user_model import check_named
 from thinwire.swarm.identity.errors import HintedError
@@ -84,10 +83,7 @@ class StoredModel:
         """
         self.check(config)
         tokenizer = self.tokenizer(here)
-        manifest = self.described()
-        model = build(manifest, tokenizer.vocab, config.model, here)
-        if manifest.lora.rank:
-            model = with_adapter(manifest, model, config.model)
+        model = build(self.described(), tokenizer.vocab, config.model, here, config.threads)
         layout = layout_of(model)
         layout.write(model, vector_of(self.weights, layout, self.path))
         return model.to(choose_device(config.device)), tokenizer
@@ -127,7 +123,7 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
     wanted: name of a run, start of its id, or path; "": the run `default`, or the only one. homes: directories of daemons
     that hold other stages of the model. Raises NoModelError, and WeightsError for a path.
     """
-    if wanted and Path(wanted).exists() and not home.runs_called(wanted):
+    if wanted and present(Path(wanted)) and not home.runs_called(wanted):
         return _from_path(Path(wanted))
     directory = find_run(home, wanted, default)
     snapshot, path = _newest(home, directory)

@@ -48,7 +48,7 @@ Statement: TypeAlias = Accusation | Departure
 class StoredVerdict(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Verdict of a quorum, with lineage and round of the state that this peer had then.
 
-    These are those of the quorum, not those of the false result: the verdict belongs to this history, and ends with it.
+    Lineage and round are those of the quorum, not of the false result: the verdict belongs to this history, and ends with it.
     """
 
     verdict: Verdict

@@ -184,7 +184,7 @@ class Members:
 
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
         """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
-        if member.state != "banned":
+        if member.state != "banned" or not member.note:
             self.items.add(gossip_items.announce(other))
             note = gossip_items.prove(member.record, other)
             self._ban(member, note, f"two records with sequence {other.sequence}", now)
@@ -218,11 +218,13 @@ class Members:
     def pardon(self, peer: PeerId) -> None:
         """Drop the verdict against a peer. A known peer is forgotten: its record brings it back.
 
-        Evidence and revocations are valid for ever.
+        Evidence, proofs and revocations are valid for ever: a peer with such a note stays banned.
         """
         if not self.excluded.judged(peer):
             return
         del self.excluded.convicted[peer]
+        if peer in self.banned and self.table[peer].note:
+            return
         if peer in self.banned:
             self._forget(peer)
         self.events.append(Event("pardoned", peer))
@@ -251,7 +253,7 @@ class Members:
         if one.peer_id not in self.table:
             self.accept(one, now)
         member = self.table.get(one.peer_id)
-        if member is not None and member.state != "banned":
+        if member is not None and (member.state != "banned" or not member.note):
             member.record = one
             self.ban(member, other, now)
 

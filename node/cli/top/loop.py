@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from select import select
 
@@ -73,7 +73,8 @@ def _keys() -> Iterator[_Pressed]:
         tty.setcbreak(descriptor)
         yield _Pressed(descriptor)
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error, OSError):  # the terminal may be gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 class _Pressed:
@@ -86,5 +87,8 @@ class _Pressed:
         places = [] if self._descriptor is None else [self._descriptor]
         if not select(places, [], [], seconds)[0] or self._descriptor is None:
             return ""
-        read = os.read(self._descriptor, 16).decode("ascii", "replace")
+        try:
+            read = os.read(self._descriptor, 16).decode("ascii", "replace")
+        except OSError:  # the terminal is gone
+            return "q"
         return read[0] if len(read) == 1 else "" if read else "q"  # longer: an arrow key, for example

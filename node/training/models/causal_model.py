@@ -57,6 +57,10 @@ def generate(
     return torch.cat((tokens, *continuation(model, tokens, n, context, temperature, top_k, generator, vocab)), dim=1)
 
 
+COLDEST = 1e-4
+"""Temperature below which the most likely token is taken: logits divided by less would overflow."""
+
+
 def continuation(
     model: nn.Module,
     tokens: Tensor,
@@ -79,7 +83,7 @@ def continuation(
         for _ in range(n):
             with torch.no_grad():
                 logits = logits_of(model, tokens[:, -context:])[:, -1, : vocab or None].float().cpu()
-            if temperature <= 0:
+            if temperature < COLDEST:
                 drawn = logits.argmax(dim=-1, keepdim=True)
             else:
                 if 0 < top_k < logits.shape[-1]:

@@ -10,7 +10,7 @@ import pytest
 from kit.outer.chains import certificate
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, STALL, PartialState, fetch_state
+from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, LATEST, STALL, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of
@@ -218,6 +218,32 @@ def test_slow_source_does_not_delay_a_fast_one():
     slow, quick = Source(NEW, delay=1.0), Source(NEW, delay=0.001)
     fetched, _ = fetch([slow, quick], OLD)
     assert whole(fetched, OLD) == NEW and len(slow.asked) <= IN_FLIGHT
+
+
+def test_sources_that_pause_between_chunks_on_slow_uplinks_are_no_failure():
+    """A chunk of 1 MiB at 1 Mbit/s, of which state has a twelfth, takes 104 s."""
+    fetched, _ = fetch([Source(NEW, delay=104.0), Source(NEW, delay=104.0)], OLD)
+    assert fetched is not None and whole(fetched, OLD) == NEW
+
+
+class Teaser(Source):
+    """Source that sends each chunk just before it counts as late."""
+
+    times = 0
+
+    @property
+    def delay(self):
+        self.times += 1
+        return 0.01 if self.times == 1 else 0.95 * STALL * PATIENCE * 2.9 ** (self.times - 2)
+
+    @delay.setter
+    def delay(self, _):
+        pass
+
+
+def test_source_that_delays_every_chunk_cannot_delay_the_transfer_without_limit():
+    fetched, seconds = fetch([Teaser(NEW), Source(NEW)], OLD)
+    assert whole(fetched, OLD) == NEW and seconds < IN_FLIGHT * LATEST
 
 
 def test_fetch_of_different_states_takes_that_of_most_members():

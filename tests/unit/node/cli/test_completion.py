@@ -77,3 +77,14 @@ def test_completion_script_works_in_bash(home, tmp_path):
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "THINWIRE_HOME": str(home)}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240, env=environment)
     assert done.stdout.split() == ["alpha"], done.stderr
+
+
+def test_names_of_strangers_reach_no_shell_that_would_run_them(tmp_path):
+    """zsh evaluates the help of a suggestion, and a backslash undoes the shell's own quoting."""
+    peers = (PeerStatus(peer="ef" * 32, name=r"\$(touch owned) `id` ;|&'\""),)
+    where = directories(tmp_path)
+    assert write_status(where.status, Status(process=1, process_started=0.0, wall=1.0, peer="ab" * 32, peers=peers))
+    words, _ = suggested("thinwire revoke ", tmp_path, "zsh")
+    told = " ".join(words)
+    assert "ef" * 32 in told and "touch owned" in told
+    assert not set("\\$`;|&") & set(told.partition("ef" * 32)[2])

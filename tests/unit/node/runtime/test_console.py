@@ -144,3 +144,9 @@ def test_live_line_on_a_terminal_stays_below_messages_and_survives_its_end(monke
         with contextlib.suppress(OSError):
             stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stderr.fileno())
+
+
+def test_json_line_of_a_path_that_is_no_text_is_not_lost(capsys):
+    set_up_logging("json", None)
+    LOGGER.info("cannot read %s", "a\udcff")
+    assert json.loads(capsys.readouterr().err)["message"] == "cannot read a\udcff"

@@ -257,3 +257,44 @@ def test_log_continues_in_one_file_if_no_new_one_can_be_opened(tmp_path, short_s
     assert numbers(read_events(path)) == list(range(60)) and log.lost == 0 and path.stat().st_size > 6000
     numbered(log, 60, 100)
     assert numbers(read_events(path)) == list(range(100)) and any((tmp_path / "events").iterdir())
+
+
+def test_damaged_segment_costs_its_events_only(tmp_path, short_segments):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    numbered(log, 0, 60)
+    log.close()
+    whole, end = numbers(read_events(path)), end_of_events(path)
+    first, second, *_ = sorted((tmp_path / "events").iterdir())
+    first.write_bytes(first.read_bytes()[:40])
+    second.write_bytes(b"")
+    tail = read_events(path)
+    assert tail.damaged == 2 and tail.offset == end and 0 < len(tail.events) < 60
+    assert numbers(tail) == whole[-len(tail.events) :]
+
+
+def test_oldest_segments_are_removed_although_the_disk_takes_no_compressed_ones(tmp_path, short_segments, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, 8000)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(event_log.gzip, "GzipFile", full)
+    numbered(log, 0, 500)
+    assert sum(file.stat().st_size for file in [path, *(tmp_path / "events").iterdir()]) <= 8000 + 2200
+    assert all(file.suffix == ".jsonl" for file in (tmp_path / "events").iterdir()), "no drafts are left"
+    assert numbers(read_events(path))[-1] == 499
+
+
+def test_large_log_of_an_older_version_is_not_compressed(tmp_path, short_segments):
+    """Compression would stop the event loop for seconds."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    line = b'{"at": 0.0, "wall": 0.0, "kind": "n", "n": -1}\n'
+    log.close()
+    path.write_bytes(line * 500)
+    log = EventLog(path)
+    numbered(log, 0, 2)
+    (segment,) = (tmp_path / "events").iterdir()
+    assert segment.suffix == ".jsonl" and numbers(read_events(path)) == [-1] * 500 + [0, 1]

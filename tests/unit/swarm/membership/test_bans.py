@@ -181,6 +181,22 @@ def test_evidence_outlasts_a_verdict_whichever_comes_first(first):
     assert any(ITEM in getattr(message, "items", ()) for _, message in sent), "others learn of it"
 
 
+@pytest.mark.parametrize("first", ["proof", "verdict"])
+def test_proof_of_two_records_outlasts_a_verdict_whichever_comes_first(first):
+    roster, proof = roster_of(), gossip_items.prove(record(1), record(1, port=4001))
+    steps = [
+        lambda: roster.handle(OTHER.peer_id, Gossip((proof,)), 1.0),
+        lambda: roster.convict((verdict_on(LIAR),), 1.0),
+    ]
+    for step in steps if first == "proof" else reversed(steps):
+        step()
+    roster.events.clear()
+    roster.pardon(LIAR.peer_id)
+    assert roster.banned == [LIAR.peer_id] and not roster.events
+    roster.learn(record(1, sequence=2), 2.0)
+    assert not roster.alive(LIAR.peer_id)
+
+
 def test_verdict_on_oneself_is_not_stored_but_evidence_is():
     """The peer may have followed a lineage that has lost since; others repeat a verdict that still counts."""
     roster = roster_of(index=1, others=0)

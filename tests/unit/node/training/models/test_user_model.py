@@ -176,7 +176,7 @@ def test_first_weights_from_a_folder_of_transformers_are_checked_by_hash_and_nev
     def prepared(weights: Path, more: str = "") -> object:
         return prepare(
             hf(path, weights=more), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path / "cache",
-            here=tmp_path, clock=lambda: 0.0, weights=weights, model=f"hf:{path}",
+            here=tmp_path, clock=lambda: 0.0, weights=[weights] if weights else [], model=f"hf:{path}",
         )  # fmt: skip
 
     with pytest.raises(WeightsError, match="does not name the weights") as unnamed:
