@@ -51,7 +51,7 @@ Sources pause between chunks (send_priority.py): for 96 s at 1 Mbit/s, and longe
 """
 
 LATEST = 120.0
-"""Longest time in seconds after which a source counts as late, so that none can delay a transfer for long."""
+"""Seconds after which any source counts as late, so that none can delay a transfer for long."""
 
 LAST_ROUND = 2**32 - 2
 """First round whose offers are not accepted, because the next number would not fit a message."""

@@ -40,7 +40,7 @@ def peers(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _harmless(text: str) -> str:
-    """Return a text of a stranger for a shell, some of which evaluate what they show: letters, digits and `._-` stay."""
+    """Return the text of a stranger without what a shell would evaluate: letters, digits and `._-` stay."""
     return re.sub(r"[^A-Za-z0-9 ._-]", "_", text)
 
 

@@ -220,29 +220,31 @@ def test_slow_source_does_not_delay_a_fast_one():
     assert whole(fetched, OLD) == NEW and len(slow.asked) <= IN_FLIGHT
 
 
-def test_sources_that_pause_between_chunks_on_slow_uplinks_are_no_failure():
-    """A chunk of 1 MiB at 1 Mbit/s, of which state has a twelfth, takes 104 s."""
-    fetched, _ = fetch([Source(NEW, delay=104.0), Source(NEW, delay=104.0)], OLD)
-    assert fetched is not None and whole(fetched, OLD) == NEW
+class Pausing(Source):
+    """Source that offers its state at once, and sends chunks after `pauses`; the last one is for all later chunks."""
 
-
-class Teaser(Source):
-    """Source that sends each chunk just before it counts as late."""
-
-    times = 0
+    def __init__(self, raw, *pauses):
+        self.times, self.pauses = -1, pauses
+        super().__init__(raw)
 
     @property
     def delay(self):
         self.times += 1
-        return 0.01 if self.times == 1 else 0.95 * STALL * PATIENCE * 2.9 ** (self.times - 2)
+        return 0.01 if not self.times else self.pauses[min(self.times, len(self.pauses)) - 1]
 
     @delay.setter
     def delay(self, _):
         pass
 
 
+def test_sources_that_pause_between_chunks_on_slow_uplinks_are_no_failure():
+    """A chunk of 1 MiB at 1 Mbit/s, of which state has a twelfth, takes 104 s."""
+    fetched, _ = fetch([Pausing(NEW, 104.0), Pausing(NEW, 104.0)], OLD)
+    assert fetched is not None and whole(fetched, OLD) == NEW
+
+
 def test_source_that_delays_every_chunk_cannot_delay_the_transfer_without_limit():
-    fetched, seconds = fetch([Teaser(NEW), Source(NEW)], OLD)
+    fetched, seconds = fetch([Pausing(NEW, *(0.95 * STALL * PATIENCE * 2.9**n for n in range(9))), Source(NEW)], OLD)
     assert whole(fetched, OLD) == NEW and seconds < IN_FLIGHT * LATEST
 
 
