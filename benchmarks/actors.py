@@ -1,4 +1,4 @@
-"""Single processes that are told what to do in lines of JSON, and may die on the way; and what torchft needs beside them."""
+"""Processes that a benchmark controls with lines of JSON, and that may be killed; and the lighthouse of torchft."""
 
 from __future__ import annotations
 

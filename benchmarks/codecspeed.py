@@ -1,12 +1,12 @@
-"""How fast the codecs are: GB/s of fp32 read, beside copying the same array and beside the same thing in plain torch.
+"""Speed of the codecs in GB/s of fp32 read, beside a copy of the same array and the same codec in plain torch.
 
     python benchmarks/codecspeed.py                  64 MiB of Gaussian values, every codec
-    python benchmarks/codecspeed.py --only int4      rows whose name has this in it
-    python benchmarks/codecspeed.py --json           the figures for machines
+    python benchmarks/codecspeed.py --only int4      rows with this text in their names
+    python benchmarks/codecspeed.py --json           the figures as JSON
 
-All of a table is measured in turn, again and again, so that a busy moment meets every row; the figure is the median. Dense
-codecs work chunk by chunk as in a round (2 MiB), with two threads on two chunks at a time. "Average" decodes and adds up the
-payloads of four peers, which counts as four arrays read; "accumulate" one. What a GPU does is measured where there is one.
+The rows of a table take turns, so that a busy moment affects all of them; a figure is the median. Dense codecs work chunk by
+chunk as in a round (2 MiB), with two threads on two chunks at a time. "Average" decodes and adds up the payloads of four
+peers, which counts as four arrays read; "accumulate" one. What a GPU does is measured where there is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A replica in stages in one process: what crosses its boundaries, there and back, is encoded and decoded as between peers."""
+"""A replica in stages in one process: activations and gradients are encoded and decoded as between peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a group in a swarm is: with even paths, with planned ones, and going past a third of the stages, in virtual time.
+"""Speed of a group of hosts in virtual time: with even paths, planned paths, and a third of the stages skipped.
 
 python benchmarks/groupplans.py
 """

@@ -1,4 +1,4 @@
-"""What weak peers that compress what crosses between them do to a swarm's model: perplexity beside that of full replicas only.
+"""Perplexity of a swarm with weak peers that compress their activations, beside a swarm of full replicas.
 
     python benchmarks/heterogeneous.py                 # an hour on one core
     python benchmarks/heterogeneous.py --rounds 20 --seeds 1 --only "one group: subspace 8x"

@@ -2,12 +2,12 @@
 
     python benchmarks/kill.py --torchft out/torchft          6 peers, 40 MB, 20 kills of ours, 5 of torchft's
 
-Every peer is a process that makes outer steps without pause. One of them, any, kills itself at a random moment of a step; time
+Every peer is a process that makes outer steps without pause. A random one kills itself at a random moment of a step; time
 counts from then to the last survivor's next commit. Then a new process joins while the others step on; time counts from its
-knock to the end of the first step that its contribution is in; it steps by itself until then. torchft's replicas have a
-heartbeat time-out of 5 s, as in their usual settings, and get a virtual environment at the path given. Each of their kills has
-processes and a lighthouse of its own: a newcomer of theirs found no quorum with the five that were left within two minutes. One
-in which a process says nothing for a minute and a half is over, and counts as failed.
+first request to the end of the first step that its contribution is in; it steps by itself until then. torchft's replicas have
+a heartbeat time-out of 5 s, as in their usual settings, and get a virtual environment at the path given. Each of their kills
+has processes and a lighthouse of its own: a newcomer of theirs found no quorum with the five that were left within two
+minutes. One in which a process says nothing for a minute and a half is over, and counts as failed.
 """
 
 from __future__ import annotations

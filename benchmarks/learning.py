@@ -1,4 +1,4 @@
-"""Programs that train the same model on emulated home links: what loss.py and overlap.py run."""
+"""Programs that train the same model on emulated home links, for loss.py and overlap.py."""
 
 from __future__ import annotations
 

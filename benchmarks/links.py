@@ -1,4 +1,4 @@
-"""An all-reduce between peers whose links are unequal: chunks dealt out equally, and by bandwidth, by turns in one session.
+"""An all-reduce between peers whose links are unequal: chunks assigned equally and by bandwidth, by turns in one session.
 
     python benchmarks/links.py                   100, 100, 100 and 10 Mbit/s, 60 ms round trip, 20 MB, int8
 

@@ -1,16 +1,16 @@
-"""An all-reduce on links that lose packets, in network namespaces with the kernel's own TCP: how near to what they allow?
+"""An all-reduce on links that lose packets, in network namespaces with the kernel's TCP, beside its bound.
 
     python benchmarks/lossy.py                   as root; 4 peers, 20 Mbit/s each way, 80 ms, no loss and 1 %, 20 MB, int8
 
-The least time is that of benchmarks/wan.py: everything a peer has to send by its rate, and two round trips; "with headers" what
-the same takes in packets of 1500 bytes, 52 of which are IP's and TCP's. Of a packet that is lost another one has to be sent, so
-that with loss p a link carries 1 − p of its rate at most; that is in no bound. The links of 20 Mbit/s are what two cores can
-emulate packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at 320 Mbit/s.
+The bound is that of benchmarks/wan.py: the bytes that a peer sends, divided by its rate, plus two round trips. "with headers"
+is the time of the same bytes in packets of 1500 bytes, 52 of which are IP's and TCP's. A lost packet is sent again, so with
+loss p a link carries at most 1 − p of its rate; no bound includes that. The links of 20 Mbit/s are what two cores can emulate
+packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at 320 Mbit/s.
 
 Between two turns nothing is sent for longer than 10 s, as between two rounds of training: a connection that BBR has seen busy
-for 10 s is slowed to four packets a round trip for 0.2 s, to see how long an empty way takes; with `--apart 0` that is in every
-second turn or so. Rings are in another order in every turn, because nothing is measured here by which they would be ordered,
-and a way that is taken for the first time begins slowly: so some turns do not count.
+for 10 s is slowed to four packets a round trip for 0.2 s, to measure the round trip of an empty link; with `--apart 0` that
+is in every second turn or so. Rings are in another order in every turn, because nothing measures the links here, and a link
+that is used for the first time begins slowly: so some turns do not count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a stage is worth that is brought back: held-out loss after the middle stage was lost, by where it comes from.
+"""Held-out loss after the middle stage was lost, by the source from which it was restored.
 
     python benchmarks/loststage.py                     # ten minutes on one core
     python benchmarks/loststage.py --steps 100 --seeds 1
 
 A byte model on the source of Python's standard library, a block in every stage. When it has trained for `--steps` steps the
-middle stage is lost, with its optimizer's moments. A copy is of a tenth of the training before; the mean is that of the
+middle stage is lost, with its optimizer's moments. A copy is as old as a tenth of the training; the mean is that of the
 neighbours, weighted by their last gradients (`rescue.average`), with a learning rate 1.1 times as high, as is that of a stage
 that begins anew. Columns: loss before, at once, and after so many steps more; "nothing lost" trains on as if nothing had been.
 """

@@ -1,4 +1,4 @@
-"""What this machine is and what else it does: a figure from a busy machine has to say so."""
+"""Description and load of this machine: a figure from a busy machine is marked as such."""
 
 from __future__ import annotations
 

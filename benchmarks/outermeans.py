@@ -1,4 +1,4 @@
-"""Outer steps on common parameters, made of the product's codecs, rules and memories; only the network is left out."""
+"""Outer steps on common parameters with the product's codecs, rules and residuals; only the network is left out."""
 
 from __future__ import annotations
 

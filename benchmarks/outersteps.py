@@ -1,4 +1,4 @@
-"""Swarms that make one outer step after the other, ours and torchft's: found them, step, let one die, let one join."""
+"""Swarms that make outer steps without pause, ours and torchft's: start, step, kill one peer, add one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A replica in stages: what boundaries cost on slow links, how long stages idle, what the runtime itself takes.
+"""A replica in stages: cost of boundaries on slow links, idle share of the stages, cost of the runtime.
 
     python benchmarks/pipeline.py
 
 Links are simulated: virtual seconds, real frames and codecs, a made-up computing time, a model that computes next to nothing.
-Four stages, 100 Mbit/s each way and 50 ms round trip unless said otherwise. The last figure is of processor seconds, one
+Four stages, 100 Mbit/s each way and 50 ms round trip unless said otherwise. The last figure is processor seconds of one
 thread: a step of a real model whose four stages are in one process, with every message encoded, signed and checked, but no
 socket, beside the same forward and backward passes without any of that.
 """

@@ -1,4 +1,4 @@
-"""Plans of pipelines against the best that is published, and what is left of them when a peer dies.
+"""Plans of pipelines beside the best published ones, and their quality after the death of a peer.
 
     python benchmarks/pipelineplans.py                       # 2 million tries each: a minute or two
     python benchmarks/pipelineplans.py --tries 500000 --seeds 5

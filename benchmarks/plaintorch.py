@@ -1,6 +1,7 @@
-"""The block quantizers as anybody would write them in torch: what the figures of benchmarks/codecspeed.py are compared with.
+"""The block quantizers in plain torch, as a reference for the figures of benchmarks/codecspeed.py.
 
-The arithmetic is the textbook's (scale rounded to the nearest, no strict format), so that nothing of ours slows it down.
+The arithmetic is the textbook's (scale rounded to the nearest, no strict format), so no strictness of the product slows it
+down.
 """
 
 from __future__ import annotations

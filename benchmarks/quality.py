@@ -1,11 +1,11 @@
-"""What a codec or an outer method costs in loss: a byte language model of some 100,000 parameters, trained every way we have.
+"""Loss that a codec or an outer method costs: a byte language model of about 100,000 parameters.
 
     python benchmarks/quality.py [--seeds 2] [--rounds 100] [--replicas 4] [--lr 4e-3] [--schedule cosine]
                                  [--only NAME ...] [--json FILE]
 
 Four replicas (or --replicas) in one process, each with its own shards of the standard library's source; codecs, rules, inner
-and outer optimizers are those of the product, only the network is left out. What is measured is the held-out loss (nats per
-byte) of the outer parameters at the end; where replicas differ, the mean of theirs. Everything follows from the seed.
+and outer optimizers are those of the product, only the network is left out. The figure is the held-out loss (nats per byte)
+of the outer parameters at the end; the mean over replicas if they differ. Everything follows from the seed.
 """
 
 from __future__ import annotations

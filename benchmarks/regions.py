@@ -1,13 +1,13 @@
-"""Rounds across the world in virtual time, beside what the links alone need: butterfly and ring, by what peers measure.
+"""Rounds across the world in virtual time, beside the bound of the links: butterfly and ring.
 
     python benchmarks/regions.py                    # ten regions, and 4 peers 80 ms apart; 100 Mbit/s, 40 MB of fp32 as int8
     python benchmarks/regions.py --only regions --parameters 2500000
 
 Every peer is the product's own code on a simulated network. In the ten regions there is a peer in each, with the round trips
-and the rates of one connection of `sims/network/regions.py`. "blind" rings go in another order in every round; the others
-follow what the peers have measured of each other meanwhile. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's
-link, and two round trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one
-on the result. What it takes to fill a ring and to empty it is in no bound.
+and the rates of one connection of `sims/network/regions.py`. "blind" rings have another order in every round; the others
+follow the measurements of the peers. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's link, and two round
+trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one on the result.
+What it takes to fill a ring and to empty it is in no bound.
 """
 
 from __future__ import annotations

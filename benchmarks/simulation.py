@@ -1,4 +1,4 @@
-"""How fast a swarm is played in virtual time, on one core.
+"""Speed of a simulated swarm on one core, in virtual seconds per CPU second.
 
     python benchmarks/simulation.py              # fifty peers, and seeds of the trial
     python benchmarks/simulation.py --full       # and a thousand peers for ten minutes

@@ -3,9 +3,9 @@
     python benchmarks/sites.py                      # 10 MB of fp32 as int8; 1 Gbit/s inside, 50 Mbit/s shared per site
     python benchmarks/sites.py --sites 3 --members 4 --mbit 20
 
-Every peer is the product's own code on a simulated network, where the line of a site is shared by all its peers. What counts
-is the time from the last announcement to the commit, the mean over rounds, and the bytes that leave a site in one. Beside them
-stands what the lines alone would need: 2 n (1 - n/N) of the payload as a butterfly, 2 (1 - 1/G) as a hierarchy.
+Every peer is the product's own code on a simulated network, where the line of a site is shared by all its peers. The figures
+are the time from the last announcement to the commit, the mean over rounds, and the bytes that leave a site in one. The bound
+is the time that the lines alone need: 2 n (1 - n/N) of the payload as a butterfly, 2 (1 - 1/G) as a hierarchy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What skipping stages does to a model: perplexity of all of it, and of half of it, trained with and without skipping.
+"""Effect of skipped stages on a model: perplexity of the whole and of half of it, with and without skipping.
 
     python benchmarks/skipping.py                      # a quarter of an hour on one core
     python benchmarks/skipping.py --steps 300 --seeds 1

@@ -2,11 +2,11 @@
 
     python benchmarks/skippipe.py
 
-Virtual time, real frames, a model that computes next to nothing and is said to take as long as the instance says. One origin
-and ten hosts, two of each of five stages: the cities of the published instance gcp12_33m2 without London, one of whose links
-is mistyped. "latency": all of a link's delay is on its way; "rate": most of it is bandwidth, which micro-batches on one link
-share. The origin knows nothing of the links at first. "full": no stage skipped, peers of a stage in turn by their measured
-speed; "full, planned": no stage skipped, paths planned.
+Virtual time, real frames, a model that computes almost nothing, whose duration is that of the instance. One origin and ten
+hosts, two of each of five stages: the cities of the published instance gcp12_33m2 without London, one of whose links is
+mistyped. "latency": all of a link's delay is latency; "rate": most of it is bandwidth, which micro-batches on one link share.
+The origin knows nothing of the links at first. "full": no stage skipped, peers of a stage in turn by their measured speed;
+"full, planned": no stage skipped, paths planned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The sparse codec's rows of benchmarks/codecspeed.py: from an accumulator to the payload's bytes, from a payload to its sum.
+"""Rows of the sparse codec in benchmarks/codecspeed.py: accumulator to payload, and payload to sum.
 
-Half of the model is one matrix, which threads share, the rest are four, which they take in turn. Plain torch does less: of
-encoding it has top-k and codes but neither levels to fit nor entropy coding, of adding up it is given indices and values.
+Half of the model is one matrix, which threads share, the rest are four, which they take in turn. Plain torch does less: its
+encoder has top-k and codes, but neither fitted levels nor entropy coding, and its sum starts from indices and values.
 """
 
 from __future__ import annotations

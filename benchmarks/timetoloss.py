@@ -1,4 +1,4 @@
-"""How long a replica of four stages takes to a fixed loss, for each boundary: steps of real training times seconds of one.
+"""Time of a replica of four stages to a fixed loss, for each boundary: steps of a real training × seconds of a step.
 
     python benchmarks/timetoloss.py                    # an hour on one core
     python benchmarks/timetoloss.py --seeds 1 --steps 200

@@ -1,8 +1,8 @@
-"""Milliseconds of an all-reduce of next to nothing, one after the other: `swarm.average` beside torch's gloo, by turns.
+"""Milliseconds of an all-reduce of a few values: `swarm.average` beside torch's gloo, by turns.
 
     python benchmarks/tiny.py        2 peers, 1 and 1000 values
 
-Ours is what a user calls: peers meet by name and number, agree on who is in it, exchange, vote. gloo only sums.
+`swarm.average` meets by name and number, agrees on the group, exchanges and votes. gloo only sums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A byte language model of some 100,000 parameters on several replicas in one process: what `quality.py` trains."""
+"""A byte language model of about 100,000 parameters on several replicas in one process, for `quality.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings in which replicas differ or do not wait for each other, with the product's own replicas and rounds."""
+"""Trainings of replicas that differ or do not wait for each other, with the product's replicas and rounds."""
 
 from __future__ import annotations
 
