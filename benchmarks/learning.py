@@ -17,9 +17,9 @@ import torch
 from actors import Actor, Lighthouse, close, free_port
 from homelinks import HomeLinks
 from numpy.typing import NDArray
-from thinwire.node.training.models import transformer
 from thinwire.node.training.batches import Batches, Split, shards_of, split
 from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.models import transformer
 from thinwire.node.training.models.tokenizer import load_tokenizer
 
 SHARDS = 256
