@@ -23,6 +23,7 @@ from thinwire.node.membership.health_monitor import HealthMonitor
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.membership.gossip_items import keep, read_verdict, spread
+from thinwire.swarm.membership.member_table import MAX_MEMBERS
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import (
     Ack,
@@ -125,6 +126,7 @@ class Presence:
         """Set if this peer itself is banned, for `ban_reason`."""
         self.ban_reason = ""
         self._outcasts: dict[PeerId, float] = {}
+        self._heard: dict[PeerId, float] = {}  # time of the last message of each peer, present or not
         self.watch = (
             HealthMonitor(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
             if wall is not None
@@ -175,6 +177,7 @@ class Presence:
             return
         if peer not in self.live:
             self._reach(peer)
+        self._note(peer)
         if self.watch is not None and self.watch.saw(peer, arrival.frame):
             return
         if type(arrival.frame.message) in MEMBERSHIP:
@@ -184,6 +187,16 @@ class Presence:
             handler = self._routes.get(family_of(arrival.frame.message))
             if handler is not None:
                 handler.on_frame(peer, arrival.frame)
+
+    def _note(self, peer: PeerId) -> None:
+        if len(self._heard) >= MAX_MEMBERS and peer not in self._heard:
+            self._heard = {one: at for one, at in self._heard.items() if one in self.live}
+        self._heard[peer] = self._now()
+
+    def silence_of(self, peer: PeerId) -> float:
+        """Return the seconds since the last message of a peer; 0 if none has come."""
+        heard = self._heard.get(peer)
+        return 0.0 if heard is None else self._now() - heard
 
     def _answer_outcast(self, peer: PeerId) -> None:
         """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""

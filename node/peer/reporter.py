@@ -194,6 +194,7 @@ class Reporter:
                     state=state,
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),
+                    age=peer.presence.silence_of(other),
                     loss=loss,
                     reason=f"banned: {session.roster.reason_of(other)}"
                     if state == "banned"

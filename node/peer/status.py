@@ -15,10 +15,10 @@ _LIMIT = 4 << 20
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as this one knows it.
 
-    `age`: seconds since its last message. `loss`: None until it has announced one. `seat`: its stage of the model and
-    its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`: id of
-    the peer that relays between the two; empty: none. `up`, `down`: bytes sent to it and received from it by this process.
-    `rtt`: seconds to it and back over an idle link; 0: unknown.
+    `age`: seconds since its last message, 0: none has come. `loss`: None until it has announced one. `seat`: its stage of the
+    model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`:
+    id of the peer that relays between the two; empty: none. `up`, `down`: bytes sent to it and received from it by this
+    process. `rtt`: seconds to it and back over an idle link; 0: unknown.
     """
 
     peer: str

@@ -33,6 +33,19 @@ def test_butterfly_survives_kill_of_one_of_six_at_any_phase(swarm, phase, victim
     virtual_loop.run(main(), seed=victim)
 
 
+def test_silence_of_a_peer_is_the_time_since_its_last_message(swarm):
+    async def main():
+        s = swarm(4, seed=1)
+        began = virtual_loop.current().time()
+        await scenes.lose(s, {0: "vote"})
+        one, dead, other = (s.nodes[index] for index in (1, 0, 2))
+        passed = virtual_loop.current().time() - began
+        assert 0 < one.presence.silence_of(other.id) < one.presence.silence_of(dead.id) < passed
+        assert one.presence.silence_of(b"?" * 32) == 0.0, "no message has come"
+
+    virtual_loop.run(main(), seed=1)
+
+
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(4, 12))])
 def test_butterfly_survives_kill_of_two_of_six_at_any_phase(swarm, seed):
     """Any two peers, at any phases of one round, equal or consecutive."""
