@@ -102,6 +102,7 @@ def until(condition, seconds=200):
         time.sleep(0.05)
 
 
+@pytest.mark.soak
 def test_scenario_is_played_by_real_daemons(started, tmp_path):
     process = started(20)
     out, err = process.communicate(timeout=250)

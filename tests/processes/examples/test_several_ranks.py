@@ -50,7 +50,7 @@ def run(tmp_path):
     "how",
     [
         pytest.param([], id="DistributedDataParallel", marks=pytest.mark.soak),
-        pytest.param(["--shard"], id="fully_shard"),
+        pytest.param(["--shard"], id="fully_shard", marks=pytest.mark.soak),
     ],
 )
 def test_example_of_several_ranks_and_another_peer_end_with_one_model(how):
