@@ -52,6 +52,7 @@ class RoundStarter:
         exchange, cut = manifest.exchange, replica.plan_grid
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
         self._me, self._votes, self._now = identity.peer_id, votes, now
+        self._members: frozenset[PeerId] = frozenset()
         watch = presence.watch if exchange.slow_peers == "no-ownership" else None
         self.factory = RoundFactory(
             identity,
@@ -149,7 +150,11 @@ class RoundStarter:
         commit = last.agreement.commit if last is not None else None
         present = commit.opened.alive if commit is not None else ()
         attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
-        others = [one for one in attended if one.peer != self._me and one.peer in replica.members]
+        members, self._members = (
+            self._members,
+            frozenset(replica.members),
+        )  # of the round before, which `attended` is about
+        others = [one for one in attended if one.peer != self._me and one.peer in members]
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self._fragment)
         return self.straggler_grace.graces()
