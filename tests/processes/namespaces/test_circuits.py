@@ -4,15 +4,15 @@ import time
 
 import pytest
 from kit.daemons import CAP
+from kit.real.namespaces import lacking
 from kit.real.rooms import Rooms
 from kit.real.translators import Translators
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
-from thinwire.sims.processes import netns_testbed
 
 pytestmark = [
     pytest.mark.trial,
-    pytest.mark.skipif(bool(netns_testbed.lacking()), reason=netns_testbed.lacking() or "-"),
+    pytest.mark.skipif(bool(lacking()), reason=lacking() or "-"),
 ]
 
 

@@ -46,8 +46,8 @@ def _scenario(seed):
     return replace(scenario, duration=SECONDS, interval=SECONDS, faults=ordered)
 
 
-DEFAULT, TRIAL = range(100, 103), range(103, 143)
-"""Seeds of the harsh mix in the default suite, and more with `make trial`. docs/scenarios.md names those that fail."""
+DEFAULT, TRIAL, SOAK = range(100, 103), range(103, 123), range(123, 143)
+"""Seeds of the harsh mix in the default suite, with `make trial`, and with `make soak`; docs/scenarios.md names those that fail."""
 
 MENDED = (31, 231, 270, 348, 350, 394)
 """Seeds that failed before a rule.
@@ -67,7 +67,14 @@ count what it trains before its model follows the round.
 
 
 @pytest.mark.timeout(900)  # a failing seed is shrunk
-@pytest.mark.parametrize("seed", [*DEFAULT, *(pytest.param(seed, marks=pytest.mark.trial) for seed in TRIAL)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *DEFAULT,
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in TRIAL),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in SOAK),
+    ],
+)
 def test_family_under_the_harsh_mix_violates_no_invariant(seed):
     found = trial.check_family(seed, "all", mix="harsh")
     assert found is None, found.text
