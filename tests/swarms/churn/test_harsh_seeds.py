@@ -47,7 +47,7 @@ def _scenario(seed):
 
 
 DEFAULT, TRIAL, SOAK = range(100, 103), range(103, 123), range(123, 143)
-"""Seeds of the harsh mix in the default suite, with `make trial`, and with `make soak`; docs/scenarios.md names those that fail."""
+"""Seeds of the harsh mix in the default suite, with `make trial`, and with `make soak` (docs/scenarios.md)."""
 
 MENDED = (31, 231, 270, 348, 350, 394)
 """Seeds that failed before a rule.
