@@ -40,7 +40,7 @@ codec = "{codec}"
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, equally by all programs. `pace`: seconds that a step takes at least."""
+    """Training that all programs have in common. `pace`: least seconds of a step."""
 
     peers: int
     layers: int

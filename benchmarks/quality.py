@@ -84,7 +84,7 @@ RUNS: dict[str, Callable[[Toy], float]] = {
 
 
 def table(losses: dict[str, list[float]]) -> str:
-    """What was measured, one way to train a line: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
+    """Results, one line for each way to train: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
     lines = [f"{'':<18} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
     usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
     for name, found in losses.items():

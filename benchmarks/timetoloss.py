@@ -46,7 +46,7 @@ def spec(name: str, width: int) -> str:
 
 
 def trained(name: str, data: Split, seed: int, told: argparse.Namespace) -> Trainer:
-    """What trains through a boundary."""
+    """Model, data and optimizer that train through a boundary."""
     size = ModelConfig(VOCABULARY, STAGES, told.width, heads=told.width // 32, context=told.context)
     whole = Section(Transformer(size, seed), range(STAGES), ends=True)
     boundary = Boundary(spec(name, told.width), told.width, VOCABULARY, seed)
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def table(counts: dict[str, list[float]], seconds: dict[str, dict[str, Any]]) -> str:
-    """What was found, a boundary a line."""
+    """Results, one line for each boundary."""
     lines = [
         f"| boundary | tokens/s ({MICROS} micro-batches) | step, s | steps to the loss | seconds to the loss | of exact |",
         "|---|---|---|---|---|---|",

@@ -24,7 +24,7 @@ SHARDS = 256
 
 @dataclass(frozen=True)
 class Toy:
-    """What is trained, and for how long: `rounds` of `steps` inner steps on each replica, of `batch` sequences."""
+    """Model, data and length of a training: `rounds` of `steps` inner steps on each replica, of `batch` sequences."""
 
     split: Split
     seed: int

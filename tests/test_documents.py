@@ -110,6 +110,15 @@ def test_command_of_a_document_has_valid_arguments(line):
     command.make_context(arguments[0], arguments[1:])
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_command_in_the_text_of_a_document_has_only_known_flags(document):
+    for line in re.findall(r"`thinwire ([a-z][^`\n]*)`", document.read_text()):
+        name, *rest = line.split()
+        known = command_line(name).commands
+        flags = {flag for option in known[name].params for flag in (*option.opts, *option.secondary_opts)}
+        assert {word for word in rest if word.startswith("--")} <= flags, line
+
+
 @pytest.mark.parametrize(("title", "code"), blocks("toml"))
 def test_toml_of_a_document_is_a_manifest_or_a_scenario(title, code):
     if SKIPPED in code:

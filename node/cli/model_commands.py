@@ -90,9 +90,10 @@ def generate(
 
     stored = _stored(config, source, homes)
     made, tokenizer = stored.model(config, Path())
-    shown = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    raw = prompt.encode("utf-8", "surrogateescape")
+    shown = raw.decode("utf-8", "replace")
     parts = written(
-        *(made, tokenizer, prompt.encode("utf-8", "surrogateescape"), tokens),
+        *(made, tokenizer, raw, tokens),
         context=stored.described().model.context,
         temperature=temperature,
         top_k=top_k,

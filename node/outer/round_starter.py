@@ -150,10 +150,8 @@ class RoundStarter:
         commit = last.agreement.commit if last is not None else None
         present = commit.opened.alive if commit is not None else ()
         attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
-        members, self._members = (
-            self._members,
-            frozenset(replica.members),
-        )  # of the round before, which `attended` is about
+        # `attended` is about the round before: a member that was late in it may be none now.
+        members, self._members = self._members, frozenset(replica.members)
         others = [one for one in attended if one.peer != self._me and one.peer in members]
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self._fragment)

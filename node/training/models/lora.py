@@ -64,7 +64,7 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
                 base_model_name_or_path=manifest.model.name if named.startswith(HF) else None,
             )
             adapted: nn.Module = inject_adapter_in_model(config, model, ADAPTER)
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except (ValueError, TypeError, NotImplementedError) as error:  # what peft raises for targets that do not fit
             raise ModelError(
                 f"no adapter fits {named}: {str(error).splitlines()[0]}",
                 "name linear layers of the model in lora.targets",
