@@ -12,6 +12,9 @@ FOLDERS := swarm compression collectives node sims
 DEMO_plain = --local 4 --chaos examples/demo.toml
 DEMO_pipeline = --local 2 --weak 3 --memory 7MiB --chaos --up 20Mbit/s examples/pipeline.toml
 
+# Tests start hundreds of processes. Without stored bytecode each of them would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test trial check lint lowest soak mutants bench docs clean
 
 # The checkout is installed in place. setuptools' editable finder cannot serve compression/ (it has no __init__.py), so a
@@ -24,6 +27,7 @@ $(VENV)/ready: pyproject.toml constraints.txt Makefile
 	ln -s "$(CURDIR)/node/public/__init__.py" "$(CURDIR)/node/public/__main__.py" "$(CURDIR)/node/public/py.typed" build/links/thinwire/
 	for d in $(FOLDERS); do ln -s "$(CURDIR)/$$d" build/links/thinwire/$$d; done
 	echo "$(CURDIR)/build/links" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/thinwire-links.pth"
+	$(BIN)/python -m compileall -q $(FOLDERS)
 	touch $@
 
 # Four peers, one of them killed on the way, one that joins late. DATA= names a file or a folder to train on.

@@ -67,7 +67,7 @@ def examine(
         run = simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, still=True, first=True)
         # A world is in reference cycles. The collector counts its objects, few among those of the imported modules, and
         # not its arrays, so without this the worlds of many seeds would wait for it.
-        gc.collect()
+        gc.collect(1)
         return run
 
     run = play()

@@ -150,8 +150,17 @@ def test_second_signal_ends_daemon_at_once(machine):
         assert daemon.exit() == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["start --local 2 {run}", "sim churn-storm --out {out}", "doctor {invite}"])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("start --local 2 {run}", signal.SIGINT),
+        ("sim churn-storm --out {out}", signal.SIGTERM),
+        ("doctor {invite}", signal.SIGINT),
+        pytest.param("start --local 2 {run}", signal.SIGTERM, marks=pytest.mark.soak),
+        pytest.param("sim churn-storm --out {out}", signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param("doctor {invite}", signal.SIGTERM, marks=pytest.mark.soak),
+    ],
+)
 def test_first_signal_ends_a_command_that_does_not_train_with_its_code(command, number, shared_machine, tmp_path):
     """Each command runs in a separate process, and is at work when the signal comes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -138,8 +138,13 @@ def test_scenario_is_played_in_network_namespaces(started, tmp_path):
     assert not list((tmp_path / "temporary").iterdir()) and not actors(tmp_path / "temporary")
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.trial),
+    ],
+)
 def test_interrupted_scenario_leaves_only_a_report(started, tmp_path, number):
     process = started(3600)
     temporary = tmp_path / "temporary"

@@ -18,7 +18,7 @@ from thinwire.sims.trials.families import CHURN, FAMILIES
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.method_specs import registry
 
-TRIAL, SOAK = 2, 200
+TRIAL, SOAK = 1, 200
 """Seeds of each family with `make trial` and with `make soak`, including the first ones."""
 
 TOGETHER = 20
@@ -31,8 +31,7 @@ OFTEN = ("merge", "powersgd")
 def _portions(name: str) -> list[Any]:
     first = () if name in OFTEN else (pytest.mark.trial,)
     return [
-        pytest.param(name, range(1), id=f"{name}-0", marks=first),
-        pytest.param(name, range(1, TRIAL), id=f"{name}-1", marks=pytest.mark.trial),
+        pytest.param(name, range(TRIAL), id=f"{name}-0", marks=first),
         *(
             pytest.param(name, range(max(at, TRIAL), at + TOGETHER), id=f"{name}-soak-{at}", marks=pytest.mark.soak)
             for at in range(0, SOAK, TOGETHER)

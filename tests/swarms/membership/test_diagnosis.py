@@ -48,7 +48,7 @@ def accused(told):
 VICTIM = identity_of(SICK).peer_id.hex()
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2, 3))])
 @pytest.mark.parametrize(
     ("cause", "sick", "evidence"),
     [
@@ -136,9 +136,8 @@ def healthy(seed, manifest=MANIFEST):
     "seed",
     [
         5,
-        *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(10) if seed != 5),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(10, 20)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 200)),
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2, 8)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(200) if seed not in (2, 5, 8)),
     ],
 )
 def test_healthy_peers_are_not_accused(seed):

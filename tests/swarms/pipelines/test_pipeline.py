@@ -247,7 +247,7 @@ def test_pipeline_step_equals_step_of_one_process(window, twins):
 
 
 PHASES = ["routed", "forward", "passed", "backward", "counted", "closed"]
-MORE = [pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 9)]
+MORE = [pytest.param(seed, marks=pytest.mark.soak if seed % 3 else pytest.mark.trial) for seed in range(2, 9)]
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -467,7 +467,10 @@ def test_messages_from_other_members_change_nothing():
     run(main())
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 20))])
+@pytest.mark.parametrize(
+    "seed",
+    [1, *(pytest.param(seed, marks=pytest.mark.soak if seed > 6 else pytest.mark.trial) for seed in range(2, 20))],
+)
 def test_hosts_apply_step_outcomes_under_random_faults(seed):
     """Five steps with at most one kill per stage, paused peers, and links that break or are cut for a while."""
 

@@ -113,7 +113,7 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("how", COLLECTIVES)
 def test_peer_that_takes_data_and_never_sends_is_put_out_after_three_rounds(monkeypatch, how, count):
     silent = Fault(5.0, "liar", (count - 1,), 1000.0, 0.0, "silent")

@@ -13,6 +13,8 @@ from thinwire.node.pipeline.planner.search import improve, mend, plan, search, w
 # Loose: so few tries are seconds away from the figures of docs/guides/pipelines.md.
 QUICK = [("shipped20", 36.5), ("gcp8_25m2", 37.0), ("5c20_33", 36.5)]
 TARGETS = [("shipped20", 33.6), ("gcp8_25m2", 36.5), ("5c20_33", 35.3), ("gcp12_33m2", 56.2), ("gcp20_25", 52.4)]
+SLOW = ("5c20_33", "gcp20_25")
+"""Graphs of TARGETS in `make soak` only: each search takes seconds."""
 
 
 @pytest.mark.parametrize(("name", "seconds"), QUICK)
@@ -24,8 +26,10 @@ def test_search_finds_good_plan_in_few_tries(published, name, seconds):
     assert len(found.paths) * made.rounds == made.microbatches
 
 
-@pytest.mark.trial
-@pytest.mark.parametrize(("name", "seconds"), TARGETS)
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [pytest.param(*case, marks=pytest.mark.soak if case[0] in SLOW else pytest.mark.trial) for case in TARGETS],
+)
 def test_search_meets_published_targets(published, name, seconds):
     made, found = plan(published(name), tries=500_000)
     assert violations(made, found.paths) == []
