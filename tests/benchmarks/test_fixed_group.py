@@ -79,11 +79,11 @@ def flat(several):
     ("codec", "tolerance"),
     [
         ("fp32", 1e-7),
-        ("fp16", 1e-3),
         ("int8(block=64)", 0.02),
-        ("int4(block=64)", 0.3),
-        ("int4(block=64,asymmetric=1,stochastic=1)", 0.3),
-        ("int3(block=64)", 0.7),
+        pytest.param("fp16", 1e-3, marks=pytest.mark.soak),
+        pytest.param("int4(block=64)", 0.3, marks=pytest.mark.soak),
+        pytest.param("int4(block=64,asymmetric=1,stochastic=1)", 0.3, marks=pytest.mark.soak),
+        pytest.param("int3(block=64)", 0.7, marks=pytest.mark.soak),
     ],
 )
 def test_allreduce_gives_every_peer_the_same_weighted_mean(codec, tolerance):

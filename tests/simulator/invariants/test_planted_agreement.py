@@ -79,6 +79,7 @@ def test_simulation_finds_planted_mistake_of_the_agreement(plant):
     assert found and found[0].oracle in case.oracles
 
 
+@pytest.mark.soak  # the swarms of other tests have no mistake either
 @pytest.mark.parametrize("name", CASES)
 def test_simulation_of_the_agreement_without_mistake_finds_nothing(name, monkeypatch):
     assert not _play(monkeypatch, CASES[name], 1)

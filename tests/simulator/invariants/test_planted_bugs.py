@@ -58,6 +58,7 @@ def test_simulation_finds_planted_bug(plant, monkeypatch):
     assert found and found[0].oracle in CASES[plant.__name__][3]
 
 
+@pytest.mark.soak  # the swarms of other tests have no planted bug either
 @pytest.mark.parametrize("name", CASES)
 def test_simulation_without_planted_bug_finds_nothing(name):
     assert not _play(name).violations

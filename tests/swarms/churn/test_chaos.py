@@ -8,7 +8,7 @@ import random
 import pytest
 from thinwire.sims.engine import virtual_loop
 
-SEEDS = 6
+SEEDS = 4
 SOAK = 400
 """Number of seeds with `make soak`, besides the first ones."""
 

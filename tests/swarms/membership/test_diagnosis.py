@@ -48,7 +48,7 @@ def accused(told):
 VICTIM = identity_of(SICK).peer_id.hex()
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2,))])
 @pytest.mark.parametrize(
     ("cause", "sick", "evidence"),
     [
@@ -84,15 +84,15 @@ METHODS = {
             for case in (
                 ("noloco", 40_000, 80.0, "slow upload", {"up": 1e5}),
                 ("streaming", 100_000, 50.0, "slow upload", {"up": 3e4}),
-                ("streaming", 100_000, 80.0, "lossy link", {"loss": 0.12}),
-                # With a quarter lost it could not keep up: single stalls take ten rounds, which here are half a second.
-                ("sparseloco", 100_000, 120.0, "lossy link", {"loss": 0.2}),
             )
         ),
         *(
             pytest.param(*case, marks=pytest.mark.soak)
             for case in (
                 ("noloco", 40_000, 80.0, "lossy link", {"loss": 0.25}),
+                ("streaming", 100_000, 80.0, "lossy link", {"loss": 0.12}),
+                # With a quarter lost it could not keep up: single stalls take ten rounds, which here are half a second.
+                ("sparseloco", 100_000, 120.0, "lossy link", {"loss": 0.2}),
                 ("noloco", 40_000, 80.0, "slow compute", {"step": 0.5}),
                 ("ring", 200_000, 150.0, "slow upload", {"up": 1e5}),
                 ("chains", 100_000, 50.0, "slow upload", {"up": 3e4}),

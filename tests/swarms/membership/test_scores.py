@@ -105,7 +105,7 @@ def test_one_of_two_members_cannot_leave_the_other_one_out(played):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 30))])
-@pytest.mark.parametrize("lie", ["", "shaky"])
+@pytest.mark.parametrize("lie", [pytest.param("", marks=pytest.mark.soak), "shaky"])
 def test_honest_members_are_never_left_out_although_the_model_has_converged(played, lie, seed):
     """After about twenty rounds the loss of the stub model is its noise. "shaky": one peer adds noise to its updates."""
     run = played(lie, at=2.0, seed=seed, seconds=160.0)

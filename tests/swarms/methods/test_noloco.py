@@ -405,7 +405,7 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("codec, group", [("fp32", 2), ("int8(block=256)", 3)])
+@pytest.mark.parametrize("codec, group", [pytest.param("fp32", 2, marks=pytest.mark.soak), ("int8(block=256)", 3)])
 @pytest.mark.parametrize("kind", sorted(LIES))
 def test_noloco_liar_is_noticed_and_violates_no_invariant(kind, codec, group):
     run = play(pairs(codec, peers=6, group=group, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))

@@ -4,8 +4,14 @@ import pytest
 from kit.reference.small_model import DOWN, LEFT, LOST, MISTAKES, UP, Model, Proposal, Rule, bound_by, explore
 
 
-@pytest.mark.parametrize("rule", [Rule.HIGHEST, Rule.POSSIBLE])
-@pytest.mark.parametrize(("acceptors", "ballots"), [(3, (1, 2, 3)), (3, (2, 3, 4)), (4, (1, 2, 3))])
+@pytest.mark.parametrize(
+    ("acceptors", "ballots", "rule"),
+    [
+        *((3, ballots, rule) for ballots in ((1, 2, 3), (2, 3, 4)) for rule in (Rule.HIGHEST, Rule.POSSIBLE)),
+        pytest.param(4, (1, 2, 3), Rule.HIGHEST, marks=pytest.mark.soak),
+        (4, (1, 2, 3), Rule.POSSIBLE),
+    ],
+)
 def test_round_decides_at_most_one_value_in_all_states(acceptors, ballots, rule):
     """Without ballot 1 the first of the three ballots can carry farewells, too."""
     outcome = explore(Model(acceptors, ballots, rule))

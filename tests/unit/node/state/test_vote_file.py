@@ -253,7 +253,7 @@ def test_vote_file_after_crash_during_save_has_either_record_or_a_new_life(size)
     """Sizes: one page, some pages, and an old record that is longer than the new one."""
     old, new = record(term=1, peers=60), record(term=2, peers=size)
     outcomes = set()
-    for at, seed in itertools.product(range(3), range(300)):
+    for at, seed in itertools.product(range(3), range(100)):
         disk = sim_disk(seed)
         store = vote_file(disk, seed)
         store.save(old)
