@@ -175,10 +175,18 @@ def copy_of(tree: Path) -> Path:
     return links.parent
 
 
+def put(tree: Path, module: str, text: str) -> None:
+    """Write a module into a copy, without its bytecode: that is recognized by size and second only."""
+    path = tree / module
+    path.write_text(text)
+    for stored in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        stored.unlink()
+
+
 def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
     """Run unit tests in a copy; return True if they pass within `limit` seconds."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "build" / "links"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree / "build" / "links"), "PYTHONDONTWRITEBYTECODE": ""}
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -226,10 +234,10 @@ def main(words: Sequence[str]) -> int:
         def lives(mutant: Mutant) -> bool:
             tree, tests = trees.get(), TARGETS[mutant.module]
             try:
-                (tree / mutant.module).write_text(changed(mutant))
+                put(tree, mutant.module, changed(mutant))
                 return survives(tree, tests, limits[tests])
             finally:
-                shutil.copy(ROOT / mutant.module, tree / mutant.module)
+                put(tree, mutant.module, (ROOT / mutant.module).read_text())
                 trees.put(tree)
 
         all_counted = all_survived = 0
