@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.kernels.common import half_to_float, inline, kernel
 
+LANES, WIDTHS = {8: 1, 4: 2, 3: 8}, {8: 1, 4: 1, 3: 3}
+"""Bits -> number of lanes, and bytes of a group."""
+
 LANE_SHIFT, GROUP_BYTES = np.zeros(9, np.int64), np.zeros(9, np.int64)
-LANE_SHIFT[[8, 4, 3]], GROUP_BYTES[[8, 4, 3]] = (0, 1, 3), (1, 1, 3)
-"""Indexed by bits: the binary logarithm of the number of lanes, and the bytes of a group."""
+for _bits in LANES:
+    LANE_SHIFT[_bits], GROUP_BYTES[_bits] = LANES[_bits].bit_length() - 1, WIDTHS[_bits]
+"""For kernels, indexed by bits: the binary logarithm of the number of lanes, and the bytes of a group."""
 
 
 def packed_bytes(n: int, bits: int, block: int) -> int:
@@ -24,8 +28,7 @@ def packed_bytes(n: int, bits: int, block: int) -> int:
 
 def group_bytes(count: int, bits: int) -> int:
     """Return the size in bytes of the codes of `count` elements of one block."""
-    lanes = 1 << int(LANE_SHIFT[bits])
-    return -(-count // lanes) * int(GROUP_BYTES[bits])
+    return -(-count // LANES[bits]) * WIDTHS[bits]
 
 
 @inline

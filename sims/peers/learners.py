@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,14 @@ class Stopwatch:
 def _stub_layout(parameters: int) -> Layout:
     digest = blake3(f"stub {parameters}".encode()).digest()
     return Layout((Piece("stub", (parameters,), "float32", 0, parameters),), parameters, digest)
+
+
+@lru_cache(maxsize=16)
+def _noise(seed: int | tuple[int, ...], size: int) -> Floats:
+    """Return the distance of an optimum from the common one. All peers that score a contribution draw the same one."""
+    drawn: Floats = SPREAD * np.random.default_rng(seed).standard_normal(size, np.float32)
+    drawn.flags.writeable = False
+    return drawn
 
 
 class Observed:
@@ -147,18 +155,18 @@ class StubLearner(Observed):
 
     def assign(self, share: WorkShare) -> None:
         self._lease = share.lease
-        own = np.random.default_rng((self._seed, self._made))
+        own = (self._seed, self._made)
         self._own = self._pull(share.me, share.round) if share.trial else self._optimum_of(own)
 
-    def _optimum_of(self, data: np.random.Generator) -> Floats:
-        return self._optimum + SPREAD * data.standard_normal(self.theta.size, np.float32)
+    def _optimum_of(self, data: int | tuple[int, ...]) -> Floats:
+        return self._optimum + _noise(data, self.theta.size)
 
     def _pull(self, peer: PeerId, round: int) -> Floats:
         """Return the optimum of the data that is assigned to a peer on trial."""
-        return self._optimum_of(np.random.default_rng(int.from_bytes(peer[:8], "big") + round))
+        return self._optimum_of(int.from_bytes(peer[:8], "big") + round)
 
     def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
-        other = self._optimum_of(np.random.default_rng(int.from_bytes(salt, "big")))
+        other = self._optimum_of(int.from_bytes(salt, "big"))
         found = []
         for optimum in (self._pull(peer, round), other):
             before, after = base - optimum, base - step - optimum
