@@ -74,7 +74,10 @@ def _stub_layout(parameters: int) -> Layout:
 
 @lru_cache(maxsize=16)
 def _noise(seed: int | tuple[int, ...], size: int) -> Floats:
-    """Return the distance of an optimum from the common one. All peers that score a contribution draw the same one."""
+    """Return the distance of an optimum from the common one.
+
+    All peers that score one contribution draw the same distance.
+    """
     drawn: Floats = SPREAD * np.random.default_rng(seed).standard_normal(size, np.float32)
     drawn.flags.writeable = False
     return drawn

@@ -144,8 +144,8 @@ class Node:
         while self.replica.round < self.swarm.rounds:
             number = self.replica.round + 1
             await self.train(number)
-            drawn = np.random.default_rng((self.index, number)).standard_normal(self.swarm.size, np.float32)
-            self.theta -= self.spoil(number, drawn * np.float32(0.01))
+            delta = np.random.default_rng((self.index, number)).standard_normal(self.swarm.size) * 0.01
+            self.theta -= self.spoil(number, delta.astype(np.float32))
             outcome = await self.rounds.sync(weight=100, loss=1.0, speed=1.0)
             if outcome.commit is not None:
                 self.missing[self.replica.round] = dict(outcome.missing)

@@ -69,6 +69,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): CAPPED,
     (
         "collectives/consensus/acceptor.py",
+        "mute |= record.lineage == terms.lineage and record.round >= terms.round",
+    ): "a record of this lineage and round is not seen here",
+    (
+        "collectives/consensus/acceptor.py",
         "return first or ballot <= self.promised or self._heeds(ballot, now)",
     ): "lower ballots were refused above",
     (
