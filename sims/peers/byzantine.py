@@ -191,14 +191,14 @@ def _equivocate(process: Process) -> None:
     send_queue = process.peer.presence.send_queue
     bulk = send_queue.bulk
 
-    def lying(to: PeerId, frame: Frame, *, later: bool = False) -> None:
+    def lying(to: PeerId, frame: Frame, **how: bool) -> None:
         if isinstance(frame.message, Result) and to[0] % 2:
             payload = bytearray(frame.payload)
             payload[len(payload) // 2] ^= 1
             frame = Frame(frame.message, payload)
-        bulk(to, frame, later=later)
+        bulk(to, frame, **how)
 
-    send_queue.bulk = lying  # type: ignore[method-assign]
+    send_queue.bulk = lying  # type: ignore
 
 
 def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
@@ -240,7 +240,7 @@ def _shift(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequen
 
 
 def _silence(process: Process) -> None:
-    process.peer.presence.send_queue.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
+    process.peer.presence.send_queue.bulk = lambda to, frame, **how: None  # type: ignore
 
 
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
