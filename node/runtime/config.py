@@ -325,7 +325,9 @@ SETTINGS = (
         lambda v: _integer(v, 1, 1024),
         "most connections that it passes on at one time; two peers need five",
     ),
-    Setting("map_port", False, _switch, "whether to ask the router to forward ports to this machine (NAT-PMP, UPnP)"),
+    Setting(
+        "map_port", False, _switch, "whether to ask the router to forward ports to this machine (PCP, NAT-PMP, UPnP)"
+    ),
     Setting(
         "bootstrap",
         (),
