@@ -1,6 +1,7 @@
 """Seconds until crashes are known, and false deaths, of swarms of rosters in virtual time.
 
-    python benchmarks/membership.py             up to 256 peers; 1,024 with --full
+    python benchmarks/membership.py                      up to 256 peers; 1,024 with --full
+    python benchmarks/membership.py --sizes 1024         only this size, with WAN
 
 The rosters are the product's, the network is that of the tests: latencies of 20 to 140 ms each way, 1 % of messages lost.
 All figures follow from seeds, so they are the same on every machine.
@@ -38,23 +39,31 @@ def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--full", action="store_true", help="also 1,024 peers, which take some minutes")
+    parser.add_argument("--sizes", type=int, nargs="+", choices=sorted(STATED), help="only these, with WAN")
     parser.add_argument(
         "--hours", type=float, default=2.0, help="virtual hours of 16 peers for each row of false deaths"
     )
     options = parser.parse_args()
-    print("| preset | peers (crashed) | first / 99 % know, s | p95 of 99 % | messages per peer and s | stated |")
-    print("|---|---|---|---|---|---|")
+    wanted = options.sizes or [count for count, _, _ in SIZES if options.full or count < 1024]
+    print(
+        "| preset | peers (crashed) | first / 99 % know, s | p95 of 99 % | false deaths | messages per peer and s | stated |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for name in PRESETS:
-        for count, crashed, seeds in SIZES if options.full else SIZES[:-1]:
-            if count > 64 and name != "WAN":
+        for count, crashed, seeds in SIZES:
+            if count not in wanted or (name != "WAN" and (count > 64 or options.sizes)):
                 continue
-            firsts, lasts, rate = detection(PRESETS[name], count, crashed, seeds, NEAR if name == "LOCAL" else FAR)
+            firsts, lasts, rate, false = detection(
+                PRESETS[name], count, crashed, seeds, NEAR if name == "LOCAL" else FAR
+            )
             stated = STATED[count] if name == "WAN" else ""
             print(
                 f"| {name} | {count} ({crashed}) | {statistics.median(firsts):.1f} / {statistics.median(lasts):.1f} "
-                f"| {percentile(lasts, 0.95):.1f} | {rate:.1f} | {stated} |",
+                f"| {percentile(lasts, 0.95):.1f} | {false} | {rate:.1f} | {stated} |",
                 flush=True,
             )
+    if options.sizes:
+        return
     print("\n| preset | loss | stalls of the event loop | peer-hours | false deaths | per peer-hour | doubts refuted |")
     print("|---|---|---|---|---|---|---|")
     for name, loss, stall in conditions():
@@ -78,9 +87,12 @@ def conditions() -> Iterator[tuple[str, float, float]]:
 
 def detection(
     preset: Preset, count: int, crashed: int, seeds: int, latency: tuple[float, float]
-) -> tuple[list[float], list[float], float]:
-    """Crash some of `count` peers; return the seconds until the first peer and 99 % know, and the idle message rate."""
-    firsts, lasts, rates = list[float](), list[float](), list[float]()
+) -> tuple[list[float], list[float], float, int]:
+    """Crash some of `count` peers; return the seconds until the first peer and 99 % know, and the idle message rate.
+
+    The last figure is the number of deaths that peers announced of healthy ones, from the start until all know.
+    """
+    firsts, lasts, rates, false = list[float](), list[float](), list[float](), 0
     victims = range(3, 3 + 7 * crashed, 7)
     for seed in range(seeds):
         world = RosterWorld(seed, preset, latency=latency, loss=0.01)
@@ -98,7 +110,9 @@ def detection(
             times = sorted(at - CRASH for at, _, event in world.log if event.kind == "dead" and event.peer == peer)
             firsts.append(times[0])
             lasts.append(times[int(0.99 * (len(times) - 1))])
-    return firsts, lasts, statistics.mean(rates)
+        crashes = {world.names[victim] for victim in victims}
+        false += sum(event.kind == "dead" and event.peer not in crashes for _, _, event in world.log)
+    return firsts, lasts, statistics.mean(rates), false
 
 
 def false_deaths(preset: Preset, loss: float, stall: float, hours: float) -> tuple[int, int]:

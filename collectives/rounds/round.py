@@ -22,7 +22,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Retransmitter
-from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync import IN_FLIGHT, LATEST, STALL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -46,6 +46,9 @@ from thinwire.swarm.messages.registry import (
 Opinions = Callable[[], tuple[tuple[PeerId, ...], tuple[PeerId, ...]]]
 """Function that returns the peers that an announcement endorses, and those that it distrusts."""
 
+Paced = Callable[[PeerId, int], bool]
+"""Function that returns whether the results of a round go to a peer with pauses."""
+
 TRICKLE = 2048
 """Bytes/s that count as progress; slower streams are closed (see Limits)."""
 
@@ -58,7 +61,8 @@ class Round:
     `site`: the network that we share with others. `link` returns our link's rates up and down in bytes/s (0: unknown),
     `spans` those of links to some peers, `opinions` the peers that our announcement endorses, and those that it distrusts.
     `key_of`: public key of a peer; `met`: receives keys of members that proposals carry, for the checks of `agreement`. After
-    the commit the round stays to serve results to peers that missed some.
+    the commit the round stays to serve results to peers that missed some; `paced`: returns whether a peer that asks for those
+    of a round gets them with pauses, as state.
     """
 
     def __init__(
@@ -76,12 +80,13 @@ class Round:
         opinions: Opinions = lambda: ((), ()),
         key_of: Callable[[PeerId], bytes | None] = lambda peer: None,
         met: dict[PeerId, bytes] | None = None,
+        paced: Paced = lambda peer, round: False,
     ) -> None:
         self.agreement, self.exchange = agreement, exchange
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._link, self._spans, self._opinions = link, spans, opinions
-        self._key_of, self._met = key_of, {} if met is None else met
+        self._key_of, self._met, self._paced = key_of, {} if met is None else met, paced
         self.attempt = attempt
         self._site = site
         self._repairs = Retransmitter()
@@ -217,10 +222,23 @@ class Round:
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
         self._spent.add(peer)
+        self._ask_others(peer)
+
+    def _ask_others(self, peer: PeerId) -> None:
         lacking = self._repairs.owed(peer).intersection(self.exchange.results.lacks())
         sources = [one for one in self.sources if one not in self._spent]
         if lacking and sources:
             self._fetch(sorted(lacking), sources)
+
+    @property
+    def follows(self) -> bool:
+        """True if we fetch the results of a round in which we take no part: there may be pauses between them."""
+        agreement, commit = self.agreement, self.agreement.commit
+        return commit is not None and self.me not in {
+            *agreement.terms.members,
+            *commit.opened.members,
+            *commit.opened.alive,
+        }
 
     @property
     def forsaken(self) -> bool:
@@ -232,6 +250,8 @@ class Round:
         """Handle a broken link to `peer`."""
         self.exchange.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
+        if self.follows:
+            self._ask_others(peer)
         self.pump()
 
     def reach(self, peer: PeerId) -> None:
@@ -253,6 +273,10 @@ class Round:
         if results.wanted is not None and results.missing:
             # Voters continue with the next round and free the results soon after it.
             hurry = 1.0 if self._repairs.tries else exchange.hurry
+            if (
+                self.follows
+            ):  # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
+                hurry = min(LATEST / patience, STALL * 2.0 ** min(8, max(0, self._repairs.tries - 1)))
             if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
                 self._repair()
         if opened is not None and not committed and results.missing:
@@ -357,7 +381,11 @@ class Round:
         whole = exchange.results.digest == message.digest
         if opened is None or not (whole or exchange.part(message.digest)):
             return
-        if self._send_queue.later(sender) > 2 * IN_FLIGHT:
+        agreement = self.agreement
+        known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
+        paced = not known and self._paced(sender, self.round)
+        waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
+        if waiting > 2 * IN_FLIGHT:
             return  # the peer has not read what it asked for before
         exchange.asked(sender, message.indices)
         everything = tuple(range(len(exchange.results)))
@@ -374,4 +402,4 @@ class Round:
         for index in dict.fromkeys(message.indices):
             if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
-                self._send_queue.bulk(sender, frame, later=True)
+                self._send_queue.bulk(sender, frame, later=True, paced=paced)

@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.contributions import Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.collectives.rounds.ring import Ring
-from thinwire.collectives.rounds.round import Opinions, Round
+from thinwire.collectives.rounds.round import Opinions, Paced, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import MAX_PATIENCE
 from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
@@ -75,8 +75,8 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`, `trial`: see Agreement. `opinions`: see Round. `audited`: see ShardedReduce; in other planes without
-      effect.
+    - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see ShardedReduce; in other planes
+      without effect.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class RoundFactory:
         trial: Callable[[PeerId], bool] = lambda peer: False,
         opinions: Opinions = lambda: ((), ()),
         audited: bool = False,
+        paced: Paced = lambda peer, round: False,
     ) -> None:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
@@ -128,6 +129,7 @@ class RoundFactory:
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
         self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
+        self._paced = paced
         self._ring_backoff = Backoff()
 
     def begin(
@@ -186,6 +188,7 @@ class RoundFactory:
             opinions=self._opinions,
             key_of=self.key_of,
             met=self._met,
+            paced=self._paced,
         )
         if self._sieve is not None:
             self._sieve.halt()  # an abandoned round must not vote any more

@@ -7,7 +7,7 @@ Implementations: `ZmqTransport` (collectives/transport/zeromq/transport.py) for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -51,6 +51,34 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     def gone(self) -> bool:
         """True if the peer's machine reported the process dead; False for silence or a broken connection."""
         return self.frame is None and self.reason == REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Circuits and bytes that the owner of a machine lends to others.
+
+    They are the settings `relay`, `relay_circuits` and `relay_limit`.
+
+    `willing`: False lends nothing. `circuits`: at one time. `daily`: bytes a day, each counted once; 0: no limit.
+    """
+
+    willing: bool = True
+    circuits: int = 64
+    daily: int = 20 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Use that others make of a peer's loan.
+
+    `circuits`: those that are open; `carried`: bytes since the start, each counted once; `left`: bytes that may still be
+    relayed (None: no limit); `refused`: refusals since the start by reason.
+    """
+
+    circuits: int = 0
+    carried: int = 0
+    left: int | None = None
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 Admit = Callable[[Hello, PeerRecord], Welcome | Refuse]
@@ -146,6 +174,14 @@ class Transport(Protocol):
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
+        ...
+
+    def obstacle(self, peer: PeerId) -> str:
+        """Return why the last attempt to open a link to a peer failed; empty if there is a link."""
+        ...
+
+    def lent(self) -> Lent:
+        """Return the use that other peers make of us as their relay."""
         ...
 
     async def close(self) -> None:

@@ -47,7 +47,7 @@ WORDS = 512
 class PeerQueue:
     """Frames to one peer in order, urgent ones first.
 
-    One task sends them and ends when the queue is empty.
+    One task sends them and ends when the queue is empty. `paced`: `later` frames have pauses (send_priority.py).
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class PeerQueue:
         longest: int,
         precedence: SendPriority,
         sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
+        paced: bool = False,
     ) -> None:
-        self.peer = peer
+        self.peer, self.paced = peer, paced
         self._transport, self._unreachable, self._over, self._longest = transport, unreachable, ended, longest
         self._precedence, self._sent = precedence, sent
         self._urgent: deque[Frame] = deque()
@@ -89,6 +90,21 @@ class PeerQueue:
         found = (frame.message for frame in self._later if isinstance(frame.message, kind))
         return sum(fragment is None or getattr(message, "fragment", None) == fragment for message in found)
 
+    def holds(self, message: Message) -> bool:
+        """Return whether a `later` frame with this message waits."""
+        return any(frame.message == message for frame in self._later)
+
+    def take(self, kind: type[Message], fragment: int) -> list[Frame]:
+        """Remove the `later` frames of a kind and a fragment, and return them."""
+        found: list[Frame] = []
+        left: deque[Frame] = deque()
+        for frame in self._later:
+            wanted = isinstance(frame.message, kind) and getattr(frame.message, "fragment", None) == fragment
+            (found if wanted else left).append(frame)
+        self._later = left
+        self._precedence.drop(0)  # A frame may have waited for its turn.
+        return found
+
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Drop the urgent frames that are not `wanted` any more."""
         before, self._urgent = len(self._urgent), deque(frame for frame in self._urgent if wanted(frame))
@@ -102,8 +118,8 @@ class PeerQueue:
 
     async def _drain(self) -> None:
         while self._urgent or self._later:
-            if not self._urgent and (state := state_of(self.peer, self._later[0])) is not None:
-                await self._precedence.turn(lambda: not self._later, *state)
+            if self.paced and not self._urgent:
+                await self._precedence.turn(lambda: not self._later, *state_of(self.peer, self._later[0]))
                 if not self._later:
                     continue
             urgent = bool(self._urgent)
@@ -126,15 +142,13 @@ class PeerQueue:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader] | None:
-    """Return the bytes and the reader of a frame of state; None for other frames.
+def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
+    """Return the bytes and the reader of a frame with pauses.
 
     An offer counts no bytes: the joiner waits for it, and it is small.
     """
     message = frame.message
-    if not isinstance(message, STATE):
-        return None
-    return nbytes(frame.payload) if isinstance(message, StateChunk) else 0, (peer, message.fragment)
+    return 0 if isinstance(message, StateOffer) else nbytes(frame.payload), (peer, getattr(message, "fragment", 0))
 
 
 class SendQueue:
@@ -158,7 +172,7 @@ class SendQueue:
         self._control: dict[PeerId, PeerQueue] = {}
         self._bulk: dict[PeerId, PeerQueue] = {}
         self._state: dict[PeerId, PeerQueue] = {}
-        """Frames of state: separate, because their pauses are no property of the path to a peer."""
+        """Frames with pauses, of state and of past rounds: the pauses are no property of a path."""
         self._precedence, self._words = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
@@ -170,13 +184,19 @@ class SendQueue:
         """Queue a control message."""
         self._put(self._control, to, WORDS, Frame(message), later=isinstance(message, NEWS))
 
-    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
-        """Queue a frame with a payload; the payload must not change before it is sent."""
+    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False, paced: bool = False) -> None:
+        """Queue a frame with a payload; the payload must not change before it is sent.
+
+        `paced`: it shares the part of the uplink that state has, and is queued only once, however often it is requested.
+        """
         message = frame.message
         if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round and not later:
             del self._begun[message.fragment]
             self._precedence.busy()
-        self._put(self._state if isinstance(frame.message, STATE) else self._bulk, to, LONGEST, frame, later=later)
+        if paced and to in self._state and self._state[to].holds(message):
+            return
+        lanes = self._state if paced or isinstance(message, STATE) else self._bulk
+        self._put(lanes, to, LONGEST, frame, later=later or paced)
 
     def look(self) -> None:
         """Sample the transferred bytes, if due: after each bulk frame, and whenever the rounds have news."""
@@ -188,6 +208,12 @@ class SendQueue:
         """Send state to a reader without pauses, or with them."""
         self._precedence.hurry(reader, hurried)
 
+    def release(self, to: PeerId, fragment: int) -> None:
+        """Send the waiting results of a fragment to a peer without pauses."""
+        if to in self._state:
+            for frame in self._state[to].take(Result, fragment):
+                self.bulk(to, frame, later=True)
+
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         return self._transport.came(peer)
@@ -195,14 +221,14 @@ class SendQueue:
     def later(self, to: PeerId, kind: type[Message] = Message, fragment: int | None = None) -> int:
         """Return the number of `later` frames of a kind that wait for a peer, of one fragment if given.
 
-        Frames of state count only if the kind is one of state.
+        Frames with pauses count only if a kind is given.
         """
-        lanes = self._state if kind in STATE else self._bulk
-        return lanes[to].later(kind, fragment) if to in lanes else 0
+        lanes = (self._bulk,) if kind is Message else (self._bulk, self._state)
+        return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     @property
     def idle(self) -> bool:
-        """True if everything but state was handed to the transport."""
+        """True if everything but frames with pauses was handed to the transport."""
         return not self._control and not self._bulk
 
     def begin(self, round: int, fragment: int = 0) -> None:
@@ -271,7 +297,7 @@ class SendQueue:
     ) -> None:
         bulk = lanes is not self._control
         if to not in lanes:
-            state = state_of(to, frame)
+            state = state_of(to, frame) if lanes is self._state else None
             if (state is None or self._precedence.free(*state)) and self._transport.offer(to, frame):
                 if state is not None:
                     self._precedence.took(*state)
@@ -282,7 +308,8 @@ class SendQueue:
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
             precedence, sent = (self._precedence, self._left) if bulk else (self._words, lambda peer, frame: None)
-            lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent)
+            paced = lanes is self._state
+            lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)
         lanes[to].put(frame, later=later)
 
     def _left(self, to: PeerId, frame: Frame) -> None:

@@ -87,7 +87,7 @@ async def check_mapping(config: Config, gate: int, *, listening: bool, by: Seque
         router, address = await map_by_any(by, (gate,), MAPPED_SECONDS)
         await router.unmap((gate,))
     except MappingFailed as error:
-        return failed("mapping", str(error), "switch on UPnP or NAT-PMP at the router, or forward the ports by hand")
+        return failed("mapping", str(error), "switch on UPnP or PCP at the router, or forward the ports by hand")
     return passed("mapping", f"the router forwards {address} ({router.name})")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.node.membership.nat_pmp import NatPmp
+from thinwire.node.membership.pcp import Pcp
 from thinwire.node.membership.port_mapping import Router
 from thinwire.node.membership.upnp import Upnp
 from thinwire.node.runtime.config import Config, member_ports
@@ -12,7 +13,7 @@ from thinwire.node.runtime.config import Config, member_ports
 
 def routers(host: str) -> tuple[Router, ...]:
     """Return the protocols to try, in order, for a daemon that listens on `host`."""
-    return NatPmp(), Upnp("" if host in ("0.0.0.0", "::") else host)
+    return Pcp(), NatPmp(), Upnp("" if host in ("0.0.0.0", "::") else host)
 
 
 def mapped_ports(config: Config, gate: int) -> Sequence[int]:

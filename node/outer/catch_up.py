@@ -10,7 +10,7 @@ from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_offers import Replay, matches
-from thinwire.collectives.state_sync import FetchedState, OtherModelState
+from thinwire.collectives.state_sync import LATEST, FetchedState, OtherModelState
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims
@@ -135,7 +135,8 @@ class CatchUp:
                 lineages.ask(peer)
         if committed:
             # Only its results are missing. The wait for them is limited, and short if no peer has them any more.
-            patience = self._round_factory.floor if fly.forsaken else 2 * patience
+            waits = max(LATEST, 2 * patience) if fly.follows else 2 * patience
+            patience = self._round_factory.floor if fly.forsaken else waits
         if not proved:
             self._proved_since = None
             return

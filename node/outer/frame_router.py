@@ -30,6 +30,7 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Prepare,
     Ready,
+    Result,
 )
 
 
@@ -141,6 +142,8 @@ class FrameRouter:
 
     def _route_present(self, peer: PeerId, frame: Frame) -> None:
         message, fly = frame.message, self._current()
+        if isinstance(message, Fetch) and fly.agreement.commit is not None:
+            self._history.follow(peer, fly.round)
         if isinstance(message, Ready):
             self._straggler_grace.came(peer, fly.round, self._now(), contributes=message.weight > 0)
         fly.on_frame(peer, frame)
@@ -155,9 +158,9 @@ class FrameRouter:
     def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
         past = self._history.get(number)
         if past is not None:
-            past.on_frame(peer, frame)
             if isinstance(frame.message, (Ready, Ask, Fetch)):
-                self._history.follow(peer)
+                self._history.follow(peer, number)
+            past.on_frame(peer, frame)
             return
         self.strays += 1
         verdict = self._history.verdict(number, peer)
@@ -177,4 +180,9 @@ class FrameRouter:
             self._catch_up.seen(peer, number)
 
     def _prune(self) -> None:
+        for peer in self._history.followers:
+            if self._send_queue.later(peer, Result, self._fragment):
+                self._history.follow(peer)  # its pauses may be longer
+                if self._history.hurried(peer):
+                    self._send_queue.release(peer, self._fragment)
         self._history.prune(self._current(), self._live, read=self._states.read)

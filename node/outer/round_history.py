@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.state_sync import LAST_ROUND
 from thinwire.swarm.messages.registry import Commit, PeerId
 
 MOST_ROUNDS = 32
@@ -20,12 +21,15 @@ SPARE = 8
 MOST_VERDICTS = 64
 """Maximum number of stored commits."""
 
+HURRY = 0.5
+"""Part of the limits of stored rounds beyond which a peer that reads or follows has no pauses."""
+
 FOLLOWED_SECONDS = 15.0
 """Seconds for which a peer counts as following after its last question about a past round."""
 
 
 class RoundHistory:
-    """Last rounds of one peer, as servers of their commits and results.
+    """Last rounds of one peer, as servers of their commits and results, and the peers that follow them.
 
     The last round is stored until all peers that were ready for it have continued. The results of older ones replace a
     transfer of the state for peers that return with an older one, or that read one while rounds continue. `limit` bounds
@@ -39,6 +43,9 @@ class RoundHistory:
         """Round up to which all peers have continued, so that nothing is pending."""
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
+        self._asked: dict[PeerId, tuple[int, int]] = {}
+        """Distance in rounds of each follower when it asked first, and the round that it asked about last."""
+        self._hurried: set[PeerId] = set()
         self._verdicts: dict[int, Commit] = {}
 
     def __len__(self) -> int:
@@ -93,13 +100,35 @@ class RoundHistory:
         self._sizes.clear()
         self._verdicts.clear()
 
-    def follow(self, peer: PeerId) -> None:
-        """Note that a peer asks about a past round."""
+    def follow(self, peer: PeerId, round: int | None = None) -> None:
+        """Note that a peer asks about a past round, or (None) that answers for it wait to be sent."""
         self._followers[peer] = self._now()
+        if round is not None:
+            self._asked[peer] = self._asked.get(peer, (self._behind(round),))[0], round
 
     def done(self, peer: PeerId) -> None:
         """Note that a peer has caught up or departed."""
-        self._followers.pop(peer, None)
+        for book in (self._followers, self._asked):
+            book.pop(peer, None)
+        self._hurried.discard(peer)
+
+    @property
+    def followers(self) -> list[PeerId]:
+        """Peers that have asked about past rounds lately."""
+        return list(self._followers)
+
+    def hurried(self, peer: PeerId) -> bool:
+        """Return True if a peer that has asked for results gets them without pauses, until it has caught up.
+
+        It falls further behind than when it asked first, or would soon find some of the rounds dropped.
+        """
+        first, round = self._asked.get(peer, (0, LAST_ROUND))
+        if self._behind(round) > first or self.spent(round) > HURRY:
+            self._hurried.add(peer)
+        return peer in self._hurried
+
+    def _behind(self, round: int) -> int:
+        return max(0, max(self._rounds, default=0) - round)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Let past rounds handle a lost link: their leader may not have informed all peers."""
@@ -121,6 +150,8 @@ class RoundHistory:
         if self._followers:
             since = self._now() - FOLLOWED_SECONDS
             self._followers = {peer: at for peer, at in self._followers.items() if at >= since}
+            self._asked = {peer: self._asked[peer] for peer in self._followers if peer in self._asked}
+            self._hurried &= self._followers.keys()
         wanted = read or bool(self._followers)
         last, limit = self._rounds.get(current.round - 1), self._limit
         if not wanted:

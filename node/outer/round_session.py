@@ -86,6 +86,7 @@ class RoundSession:
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
+        paced = not manifest.pipeline.stages  # a stage that no peer holds delays all rounds
         needed = bool(manifest.admission.trial) or manifest.audited
         self._lender = Lender(replica, presence.send_queue, fragment, needed=needed)
         self.trials = Trials(
@@ -112,6 +113,7 @@ class RoundSession:
             trials=self.trials,
             lender=self._lender,
             emit=emit,
+            paced=lambda peer, round: paced and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
@@ -132,7 +134,7 @@ class RoundSession:
             report=self.report,
             replay=lambda: self.history.replay,
             spent=self.history.spent,
-            paced=not manifest.pipeline.stages,  # a stage that no peer holds delays all rounds
+            paced=paced,
         )
         self.lineages = Lineages(
             replica,

@@ -10,7 +10,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.rounds.payload import room
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round import Paced, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
@@ -28,7 +28,7 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `stash`: see RoundFactory.
+    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `stash`, `paced`: see RoundFactory.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class RoundStarter:
         trials: Trials,
         lender: Lender,
         emit: Emit,
+        paced: Paced,
     ) -> None:
         exchange, cut = manifest.exchange, replica.plan_grid
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
@@ -79,6 +80,7 @@ class RoundStarter:
             trial=trials.on_trial,
             opinions=trials.opinions,
             audited=manifest.audited,
+            paced=paced,
         )
         self.audits = Audits(
             identity,

@@ -19,6 +19,7 @@ from thinwire.collectives.state_sync import (
     fetch_state,
 )
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.node.outer.round_history import HURRY
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -34,9 +35,6 @@ SIDE_BY_SIDE = 2
 
 SNAPSHOT_SECONDS = 15.0
 """Seconds for which the state of a round is stored after the last request for a chunk was served."""
-
-HURRY = 0.5
-"""Part of the limits of stored rounds beyond which a state that a peer reads has no pauses."""
 
 
 @dataclass(slots=True)

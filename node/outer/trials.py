@@ -9,8 +9,9 @@ contributions do not lower the loss. Electorate.uncounted counts these opinions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import blake3
 import numpy as np
@@ -25,6 +26,9 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk, Fetch, Open, PeerId, Ready
+
+MOST_ANNOUNCED = 8
+"""Announcements of one peer to one round whose order is stored."""
 
 Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 """Loss decreases by a step from outer parameters, see Learner.score."""
@@ -74,6 +78,9 @@ class Trials:
         self._out: dict[PeerId, int] = {}
         """First round without the contribution of a distrusted member."""
         self._base: Floats | None = None
+        self._heard: dict[tuple[PeerId, int], dict[bytes, int]] = {}
+        """Order in which announcements came, by their sender and round, and by the hash of their hashes."""
+        self._count = count(1)
         self._samples: list[Sample] = []
         """Contributions that we have asked for: of the last round, and of the one before if it is here."""
 
@@ -125,6 +132,7 @@ class Trials:
         if done is not None and (commit := done.agreement.commit) is not None:
             self._note(commit.opened)
             self._draw(done, base)
+        self._heard = {key: known for key, known in self._heard.items() if key[1] > self._replica.round}
 
     def _note(self, opened: Open) -> None:
         """Report members whose contributions have ceased to count, or count again."""
@@ -175,7 +183,7 @@ class Trials:
         sample = Sample(peer, peer in newcomers, agreement.ready[peer], own, base)
         hashes, reason = sample.ready.hashes, ""
         # Members are not compared: another peer could announce their hashes as its own, to put them out.
-        if sample.newcomer and copied(peer, agreement.ready, members):
+        if sample.newcomer and copied(peer, self._earlier(peer, agreement.ready), members):
             reason = "it copies the contribution of another peer"
         elif len(hashes) != 32 * len(self._replica.grid):
             reason = "it has another size"
@@ -184,6 +192,25 @@ class Trials:
         self._samples.append(sample)
         chunks = tuple(range(len(hashes) // 32))
         self._send_queue.control(peer, Fetch(done.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
+
+    def _earlier(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> dict[PeerId, Ready]:
+        """Return the announcement of a peer, ours, and those that came before it.
+
+        The hashes of a newcomer can only be repeated after it has announced them, so a liar that repeats them does not make
+        it a copycat.
+        """
+        at = self._came(peer, ready[peer])
+        return {other: one for other, one in ready.items() if other in (peer, self._me) or self._came(other, one) < at}
+
+    def _came(self, peer: PeerId, ready: Ready) -> int:
+        return self._heard.get((peer, ready.round), {}).get(blake3.blake3(ready.hashes).digest(), 0)
+
+    def _hear(self, peer: PeerId, ready: Ready) -> None:
+        """Note when these hashes came first; a repeated announcement is no later one."""
+        if self._required and self._replica.round < ready.round <= self._replica.round + 2:
+            known = self._heard.setdefault((peer, ready.round), {})
+            if len(known) < MOST_ANNOUNCED:
+                known.setdefault(blake3.blake3(ready.hashes).digest(), next(self._count))
 
     def _secret(self, peer: PeerId, round: int) -> bytes:
         return self._identity.sign("trial", peer, round.to_bytes(8, "big"))  # Never sent.
@@ -194,6 +221,8 @@ class Trials:
     def takes(self, peer: PeerId, frame: Frame) -> bool:
         """Take a chunk that we have asked for, once; return True if the frame is one of these."""
         message = frame.message
+        if isinstance(message, Ready):
+            self._hear(peer, message)
         if not isinstance(message, Chunk):
             return False
         index, replica = message.index, self._replica

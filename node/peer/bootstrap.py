@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thinwire.collectives.transport.interface import Admit, Transport
+from thinwire.collectives.transport.interface import Admit, Loan, Transport
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.node.membership.join import SEARCH_SECONDS
@@ -158,7 +158,7 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
                 admit=admit,
                 wall=lambda: int(time.time()),
                 up=config.up or 0,
-                relay=config.relay,
+                loan=Loan(config.relay, config.relay_circuits, config.relay_limit),
             )
             try:
                 await transport.open()

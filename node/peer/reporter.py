@@ -182,6 +182,7 @@ class Reporter:
         invite = peer.invite()
         round, digest = replica.newest
         up, down = peer.traffic()
+        lent = peer.presence.transport.lent()
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
@@ -205,6 +206,7 @@ class Reporter:
                     up=sent,
                     down=received,
                     rtt=session.roster.distances.rtt(other),
+                    obstacle=peer.presence.transport.obstacle(other),
                 )
             )
         return msgspec.structs.replace(
@@ -234,6 +236,10 @@ class Reporter:
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
             ready=tuple(sorted(one.hex() for one in session.ready)),
+            relay_circuits=lent.circuits,
+            relayed_bytes=lent.carried,
+            relay_left=lent.left,
+            relay_refused=dict(lent.refused),
         )
 
 

@@ -18,7 +18,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     `age`: seconds since its last message, 0: none has come. `loss`: None until it has announced one. `seat`: its stage of the
     model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`:
     id of the peer that relays between the two; empty: none. `up`, `down`: bytes sent to it and received from it by this
-    process. `rtt`: seconds to it and back over an idle link; 0: unknown.
+    process. `rtt`: seconds to it and back over an idle link; 0: unknown. `obstacle`: why there is no link to
+    it, if the last attempt to open one failed.
     """
 
     peer: str
@@ -35,6 +36,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     up: int = 0
     down: int = 0
     rtt: float = 0.0
+    obstacle: str = ""
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +73,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
-    main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved.
+    main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. What this peer
+    relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`
+    bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason.
     """
 
     process: int
@@ -110,6 +114,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[str, ...] = ()
     memory: int = 0
     gpu_memory: int = 0
+    relay_circuits: int = 0
+    relayed_bytes: int = 0
+    relay_left: int | None = None
+    relay_refused: dict[str, int] = {}
 
     @property
     def saved_factor(self) -> float:

@@ -48,6 +48,7 @@ def summary(status: Status, wall: float) -> Text:
         ),
         ("reachable", ", ".join(status.addresses) or "-"),
         *((("seen", status.reach),) if status.reach else ()),
+        *((("relays", relays),) if (relays := _relays(status)) else ()),
         ("checkpoint", status.checkpoint or "-"),
         *((("holds", status.seat),) if status.seat else ()),
         *((("group", status.group),) if status.group else ()),
@@ -76,10 +77,19 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
             str(peer.round),
             loss,
             f"{peer.age:.0f} s",
-            " · ".join(filter(None, (peer.seat, _relayed(peer, peers), peer.reason, peer.sick))),
+            " · ".join(filter(None, (peer.seat, _relayed(peer, peers), peer.reason, peer.sick, peer.obstacle))),
         )
         result.add_row(*(Text(plain(cell)) for cell in cells))
     return result
+
+
+def _relays(status: Status) -> str:
+    """Return circuits and bytes that this peer relays, and its refusals; empty if it was never asked to."""
+    if not (status.relay_circuits or status.relayed_bytes or status.relay_refused):
+        return ""
+    left = "" if status.relay_left is None else f", {bytes_text(status.relay_left)} left for now"
+    refused = [f"{count} refused: {reason}" for reason, count in status.relay_refused.items()]
+    return "; ".join([f"{status.relay_circuits} circuits, {bytes_text(status.relayed_bytes)}{left}", *refused])
 
 
 def _relayed(peer: PeerStatus, peers: tuple[PeerStatus, ...]) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from thinwire.collectives.transport.interface import Loan
 from thinwire.node.runtime.directories import Directories, directories
 from thinwire.swarm.identity.address import join_address, split_address
 from thinwire.swarm.identity.errors import HintedError
@@ -43,6 +44,9 @@ SLOWEST, FASTEST = 125_000, 2**40
 
 EVENTS_LIMIT = 10**9
 """Default limit of an event log in bytes, about what a year of events takes."""
+
+LEAST_RELAYED = 100 * 10**6
+"""Smallest limit of relayed bytes a day."""
 
 LEAST_EVENTS = 10**6
 """Least limit of an event log in bytes."""
@@ -89,6 +93,8 @@ class Config:
     threads: int
     up: Rate | None
     relay: bool
+    relay_limit: int
+    relay_circuits: int
     map_port: bool
     bootstrap: tuple[str, ...]
     directory_python: str
@@ -240,15 +246,15 @@ def size_of(text: str, unit: int = 1024) -> int:
     return size
 
 
-def _events_limit(value: Any) -> int:
+def _limit(value: Any, least: int) -> int:
     if value in (0, "0") and value is not False:
         return 0
     try:
         size = size_of(str(value), 1000)
     except ValueError:
         size = 0
-    if not LEAST_EVENTS <= size < 1 << 50:
-        raise ValueError('a size of at least 1 MB, such as "500MB", or 0 for no limit')
+    if not least <= size < 1 << 50:
+        raise ValueError(f'a size of at least {least // 10**6} MB, such as "500MB", or 0 for no limit')
     return size
 
 
@@ -307,7 +313,21 @@ SETTINGS = (
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
     Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
-    Setting("map_port", False, _switch, "whether to ask the router to forward ports to this machine (NAT-PMP, UPnP)"),
+    Setting(
+        "relay_limit",
+        Loan().daily,
+        lambda v: _limit(v, LEAST_RELAYED),
+        'most bytes a day that this peer passes on between such peers, such as "5GB"; 0: no limit',
+    ),
+    Setting(
+        "relay_circuits",
+        Loan().circuits,
+        lambda v: _integer(v, 1, 1024),
+        "most connections that it passes on at one time; two peers need five",
+    ),
+    Setting(
+        "map_port", False, _switch, "whether to ask the router to forward ports to this machine (PCP, NAT-PMP, UPnP)"
+    ),
     Setting(
         "bootstrap",
         (),
@@ -318,7 +338,7 @@ SETTINGS = (
     Setting(
         "events_limit",
         EVENTS_LIMIT,
-        _events_limit,
+        lambda v: _limit(v, LEAST_EVENTS),
         'most bytes of the event log of a run, such as "500MB", whose oldest events are then removed; 0: no limit',
     ),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
-from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
+from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
 from thinwire.collectives.transport.sightings import Sighting
 from thinwire.sims.network.link import Downlink, Fabric, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
@@ -146,6 +146,12 @@ class SimTransport:
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         return None  # no peer of a simulation is behind an address translator
+
+    def obstacle(self, peer: PeerId) -> str:
+        return ""
+
+    def lent(self) -> Lent:
+        return Lent()
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         if ban:

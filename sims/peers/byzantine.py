@@ -6,6 +6,7 @@ them. An error in a lie is an error of ours: it ends the simulation.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -30,6 +31,9 @@ from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, PeerId, Ready, Result
+
+MIMIC_SECONDS, MIMIC_LOOKS = 2.0, 40
+"""Seconds for which a mimic waits for the announcement that it repeats, and its looks in them."""
 
 
 def corrupt(process: Process, kind: str) -> None:
@@ -160,6 +164,38 @@ def _repeat(session: RoundSession | GossipSession) -> None:
     session.average = lying  # type: ignore[method-assign, assignment]
 
 
+def _mimic(process: Process) -> None:
+    """Repeat the data of the first honest peer, after its announcement to the same round.
+
+    The liar knows the data of all peers.
+    """
+    machines = process.machine.world.machines
+
+    def of_victim(own: RoundSession | GossipSession) -> Sequence[Buffer]:
+        victim = next((one.process for one in machines if not one.lie and one.process is not None), None)
+        if victim is None or not victim.ready or not isinstance(own, RoundSession):
+            return ()
+        theirs = victim.peer.session.links[own.fragment]
+        same = isinstance(theirs, RoundSession) and theirs.current.round == own.current.round
+        return theirs.current.exchange.source if same else ()
+
+    def begin(session: RoundSession | GossipSession) -> None:
+        average = session.average
+
+        async def lying(
+            source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+        ) -> Outcome | tuple[PairResult, ...]:
+            for _ in range(MIMIC_LOOKS):
+                if copied := [memoryview(bytes(chunk)) for chunk in of_victim(session)]:
+                    return await average(copied if source else source, hashes=None, **rest)
+                await asyncio.sleep(MIMIC_SECONDS / MIMIC_LOOKS)
+            return await average(source, hashes=hashes, **rest)
+
+        session.average = lying  # type: ignore[method-assign, assignment]
+
+    each(begin)(process)
+
+
 def _boast(session: RoundSession | GossipSession) -> None:
     average = session.average
 
@@ -191,14 +227,14 @@ def _equivocate(process: Process) -> None:
     send_queue = process.peer.presence.send_queue
     bulk = send_queue.bulk
 
-    def lying(to: PeerId, frame: Frame, *, later: bool = False) -> None:
+    def lying(to: PeerId, frame: Frame, **how: bool) -> None:
         if isinstance(frame.message, Result) and to[0] % 2:
             payload = bytearray(frame.payload)
             payload[len(payload) // 2] ^= 1
             frame = Frame(frame.message, payload)
-        bulk(to, frame, later=later)
+        bulk(to, frame, **how)
 
-    send_queue.bulk = lying  # type: ignore[method-assign]
+    send_queue.bulk = lying  # type: ignore
 
 
 def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
@@ -240,7 +276,7 @@ def _shift(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequen
 
 
 def _silence(process: Process) -> None:
-    process.peer.presence.send_queue.bulk = lambda to, frame, *, later=False: None  # type: ignore[method-assign]
+    process.peer.presence.send_queue.bulk = lambda to, frame, **how: None  # type: ignore
 
 
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
@@ -263,6 +299,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "inf": each(lambda session: _announce(session, _blow_up)),
     "constant": each(lambda session: _values(session, _level)),
     "repeat": each(_repeat),
+    "mimic": _mimic,
     "double-result": _falsify(_double),
     "left-out": _falsify(_leave_out),
     "shifted": _falsify(_shift),

@@ -85,6 +85,7 @@ ATTACKS: Mapping[str, str] = {
     "inf": "announces and sends infinite values",
     "constant": "announces and sends the same value for all parameters, ten times as long as its update",
     "repeat": "announces and sends its first update again and again",
+    "mimic": "announces and sends what the first honest peer announces, as all other peers with this lie do",
 }
 """Further kinds of lie, which only scenarios script; trials draw from LIES."""
 

@@ -113,15 +113,16 @@ class Circuit(Message, frozen=True):
     """Answer to the CircuitAsk `number`; with the number 0, an invitation.
 
     `peer`: the other end, which has asked for the circuit if this is an invitation. A connection to the sender's gate that
-    shows `token` within a few seconds is one end. None: refused.
+    shows `token` within a few seconds is one end. None: refused, for the `reason`.
     """
 
-    limit: ClassVar[int] = 128
+    limit: ClassVar[int] = 256
 
     number: U32
     peer: Id
     port: U16
     token: Digest | None
+    reason: Reason
 
 
 # --- membership (SWIM + Lifeguard): `items` are signed gossip items, each checked by its own signature

@@ -50,24 +50,28 @@ Sent = tuple[PeerId, Message, bytes]
 
 
 class FakeSendQueue:
-    """Send queue that stores frames. `waiting`: bytes queued for any peer; `stirring`: received bytes."""
+    """Send queue that stores frames.
+
+    `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes.
+    """
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.waiting, self.recalled = 0, 0
+        self.paced: list[Sent] = []
         self.stirring: dict[PeerId, int] = {}
 
     def came(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)
 
-    def later(self, to: PeerId) -> int:
-        return self.waiting
+    def later(self, to: PeerId, kind: type = Message) -> int:
+        return self.waiting if kind is Message else len(self.paced)
 
     def control(self, to: PeerId, message: Message) -> None:
         self.sent.append((to, message, b""))
 
-    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False) -> None:
-        self.sent.append((to, frame.message, bytes(frame.payload)))
+    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False, paced: bool = False) -> None:
+        (self.paced if paced else self.sent).append((to, frame.message, bytes(frame.payload)))
 
     def recall(self, round: int, fragment: int) -> None:
         self.recalled += 1
@@ -186,6 +190,8 @@ class RoundHarness:
         """Create the round. `options`: arguments of the data plane, beside those that all planes have."""
         self.now, self.queue, self.peers = 0.0, FakeSendQueue(), tuple(peers)
         self.usual: dict[Any, Any] = {}
+        self.slow, self.asked = frozenset[PeerId](), list[tuple[PeerId, int]]()
+        """Peers that get results with pauses, and for whom and which round that was asked."""
         self.terms = terms or RoundTerms(1, 0, self.peers, BASE, PLAN)
         agreement = Agreement(
             ME,
@@ -195,7 +201,11 @@ class RoundHarness:
             live=self.peers,
         )
         made = plane(agreement, send_queue=self.queue, now=lambda: self.now, usual=self.usual, **options)
-        self.round = Round(agreement, made, send_queue=self.queue, now=lambda: self.now, site=site)
+        self.round = Round(agreement, made, send_queue=self.queue, now=lambda: self.now, site=site, paced=self._paced)
+
+    def _paced(self, peer: PeerId, round: int) -> bool:
+        self.asked.append((peer, round))
+        return peer in self.slow
 
     def on_message(self, sender: PeerId, message: Message, payload: bytes = b"") -> None:
         """Deliver a frame, signed by its sender."""

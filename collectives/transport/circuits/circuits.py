@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.circuits.relay import Relay
 from thinwire.collectives.transport.circuits.ticket import enter
+from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
@@ -63,13 +64,13 @@ class Circuits:
     protocol of a connection which came through the given relay.
     """
 
-    def __init__(self, own: PeerId, limits: CircuitLimits, rate_limit: RateLimit) -> None:
+    def __init__(self, own: PeerId, limits: CircuitLimits, loan: Loan, rate_limit: RateLimit) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
-        self.relay = Relay(limits, rate_limit, self._direct, self._tell)
+        self.relay = Relay(limits, loan, rate_limit, self._direct, self._tell)
         self._own, self._limits = own, limits
         self._numbers = count(1)
-        self._asked: dict[int, tuple[PeerId, asyncio.Future[bytes | None]]] = {}
+        self._asked: dict[int, tuple[PeerId, asyncio.Future[Circuit]]] = {}
         self._told: set[asyncio.Task[None]] = set()
         self._invited: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -105,14 +106,14 @@ class Circuits:
             if link is None or not await link.send(Frame(CircuitAsk(number, peer, port))):
                 raise ConnectionError("the link to the relay is lost")
             async with asyncio.timeout(self._limits.answer):
-                token = await answer
+                told = await answer
         except TimeoutError:
             raise ConnectionError("the relay does not answer") from None
         finally:
             del self._asked[number]
-        if token is None:
-            raise ConnectionError("the relay refuses")
-        return token, link.gates
+        if told.token is None:
+            raise ConnectionError(told.reason)
+        return told.token, link.gates
 
     def hear(self, peer: PeerId, message: Message) -> bool:
         """Handle a message about circuits from a linked peer; return False if it is another one."""
@@ -125,7 +126,7 @@ class Circuits:
         if message.number:
             relay, answer = self._asked.get(message.number, (b"", None))
             if relay == peer and answer is not None and not answer.done():
-                answer.set_result(message.token)
+                answer.set_result(message)
         elif message.token is not None and len(self._invited) < self._limits.invited:
             self._start(self._invited, self._follow(peer, message.port, message.token))
         return True

@@ -1,23 +1,58 @@
-"""Limits of circuits: deadlines and caps. Tests pass smaller ones."""
+"""Limits of circuits: deadlines and caps, and the bytes of a day. Tests pass smaller ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+DAY = 86_400.0
+"""Seconds of a day."""
+
+
+class Allowance:
+    """Bytes that may still be relayed: those of a day, of which an equal part comes back each second.
+
+    Once they are used up, none may be relayed until those of an hour are there again: a circuit that ends after a
+    second is of no use. `daily`: bytes a day; 0: no limit. Times are seconds of one monotonic clock.
+    """
+
+    def __init__(self, daily: int, now: float) -> None:
+        self.daily = daily
+        self._left, self._since, self._spent = float(daily), now, False
+
+    def take(self, count: int, now: float) -> None:
+        """Use bytes."""
+        self._refill(now)
+        self._left -= count
+        self._spent |= bool(self.daily) and self._left <= 0
+
+    def spent(self, now: float) -> bool:
+        """Return True if nothing may be relayed."""
+        self._refill(now)
+        return self._spent
+
+    def left(self, now: float) -> int | None:
+        """Return the bytes that are left; None: no limit."""
+        self._refill(now)
+        return max(0, int(self._left)) if self.daily else None
+
+    def _refill(self, now: float) -> None:
+        self._left = min(float(self.daily), self._left + (now - self._since) * self.daily / DAY)
+        self._since = now
+        self._spent &= self._left < self.daily / 24
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitLimits:
     """Limits in seconds and counts, with production defaults.
 
-    - `circuits`, `pair`, `asker`: circuits at one relay, of all pairs, of one, and asked for by one peer, those that wait for
-      an end included. A link has four, and one more while it opens.
+    - `pair`, `asker`: circuits at one relay of one pair, and asked for by one peer, those that wait for an end included. A
+      link has four, and one more while it opens.
     - `token`: how long a relay waits for both ends. `idle`: how long no circuit of a pair may carry a byte; control
       connections send heartbeats more often.
     - `answer`: how long to wait for a relay's answer. `relays`: relays that are asked in one dial.
     - `invited`: concurrent visits to relays because another peer has asked for us; `told`: answers that wait to be sent.
     """
 
-    circuits: int = 64
     pair: int = 10
     asker: int = 32
     token: float = 5.0

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-from thinwire.collectives.transport.circuits.limits import CircuitLimits
+from thinwire.collectives.transport.circuits.limits import Allowance, CircuitLimits
 from thinwire.collectives.transport.circuits.splice import Splice
 from thinwire.collectives.transport.circuits.ticket import TOKEN_BYTES, name_of
+from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
 
@@ -21,45 +24,67 @@ Pair = frozenset[PeerId]
 class Relay:
     """Circuits through this peer.
 
-    `willing`: False grants none. `carried`: bytes passed on since the start. `linked`: peers with a direct link, which
-    alone may ask and be asked for; `tell(peer, message)` sends over that link.
+    `carried`: bytes passed on since the start; `refused` counts refusals by reason. `linked`: peers with a direct link,
+    which alone may ask and be asked for; `tell(peer, message)` sends over that link.
     """
 
     def __init__(
         self,
         limits: CircuitLimits,
+        loan: Loan,
         rate_limit: RateLimit,
         linked: Callable[[], Collection[PeerId]],
         tell: Callable[[PeerId, Message], None],
     ) -> None:
-        self.willing = True
+        self.loan = loan
         self.carried = 0
+        self.refused: Counter[str] = Counter()
         self._limits, self._rate_limit, self._linked, self._tell = limits, rate_limit, linked, tell
         self._waiting: dict[bytes, Splice] = {}
         self._circuits: set[Splice] = set()
         self._active: dict[Pair, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._allowance = Allowance(loan.daily, self._loop.time())
 
     def __len__(self) -> int:
         return len(self._circuits)
 
     def answer(self, asker: PeerId, question: CircuitAsk) -> None:
         """Grant or refuse a circuit; if granted, tell the other end about it, too."""
-        token = self._grant(asker, frozenset((asker, question.peer)))
-        if token is not None:
-            self._tell(question.peer, Circuit(0, asker, question.port, token))
-        self._tell(asker, Circuit(question.number, question.peer, question.port, token))
+        pair = frozenset((asker, question.peer))
+        if obstacle := self._obstacle(asker, pair):
+            self.refused[obstacle] += 1
+            self._tell(asker, Circuit(question.number, question.peer, question.port, None, obstacle))
+            return
+        token = self._grant(asker, pair)
+        self._tell(question.peer, Circuit(0, asker, question.port, token, ""))
+        self._tell(asker, Circuit(question.number, question.peer, question.port, token, ""))
 
-    def _grant(self, asker: PeerId, pair: Pair) -> bytes | None:
+    @property
+    def left(self) -> int | None:
+        """Bytes that this peer may still relay; None: no limit."""
+        return self._allowance.left(self._loop.time())
+
+    def _obstacle(self, asker: PeerId, pair: Pair) -> str:
+        """Return why no circuit is granted, or an empty string."""
+        limits, loan = self._limits, self.loan
+        if not loan.willing:
+            return "it relays nothing (relay = false)"
+        if len(pair) != 2 or not pair.issubset(self._linked()):
+            return "it has no link to the other peer"
+        if self._allowance.spent(self._loop.time()):
+            return "it has relayed all bytes that it lends (relay_limit)"
+        if len(self._circuits) >= loan.circuits:
+            return "it has lent all its circuits (relay_circuits)"
+        if sum(one.pair == pair for one in self._circuits) >= limits.pair:
+            return "it has enough circuits of this pair"
+        if sum(one.asker == asker for one in self._circuits) >= limits.asker:
+            return "it has enough circuits of this asker"
+        return ""
+
+    def _grant(self, asker: PeerId, pair: Pair) -> bytes:
         limits = self._limits
-        full = (
-            len(self._circuits) >= limits.circuits
-            or sum(one.pair == pair for one in self._circuits) >= limits.pair
-            or sum(one.asker == asker for one in self._circuits) >= limits.asker
-        )
-        if not self.willing or full or len(pair) != 2 or not pair.issubset(self._linked()):
-            return None
         token, splice = (
             secrets.token_bytes(TOKEN_BYTES),
             Splice(asker, pair, self._rate_limit, self._moved, self._ended),
@@ -89,6 +114,10 @@ class Relay:
         self.carried += count
         if pair in self._active:
             self._active[pair] = self._loop.time()
+        self._allowance.take(count, self._loop.time())
+        if self._allowance.spent(self._loop.time()):
+            for splice in list(self._circuits):
+                splice.close()
 
     def _ended(self, splice: Splice) -> None:
         self._circuits.discard(splice)
@@ -112,7 +141,7 @@ class Relay:
 
     def close(self) -> None:
         """Close all circuits, and grant no more."""
-        self.willing = False
+        self.loan = replace(self.loan, willing=False)
         if self._timer is not None:
             self._timer.cancel()
         for splice in list(self._circuits):

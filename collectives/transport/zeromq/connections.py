@@ -105,6 +105,11 @@ class Connections:
             total[peer] = total.get(peer, Traffic()) + Traffic(*link.traffic())
         return total
 
+    def obstacle(self, peer: PeerId) -> str:
+        """Return why the last dial of a peer failed; empty if there is a link or none failed."""
+        retry = self._retries.get(peer)
+        return "" if retry is None or peer in self.links else retry.reason
+
     def claim(self, session: bytes) -> tuple[StreamPool, bytes] | None:
         """Return the stream pool and secret of the link with this session, or None."""
         link = self._sessions.get(session)
@@ -278,13 +283,14 @@ class Connections:
                 for relay in circuits.relays(peer):
                     if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
                         break
-                    contact = Contact("", record.transport_key)
+                    contact = Contact(f"relay {relay.hex()[:8]}", record.transport_key)
                     answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
         if isinstance(answer, Welcome):
             return answer
         retry = self._retries.setdefault(peer, Retry())
         final = answer.code not in _TRANSIENT
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
+        retry.reason = answer.detail
         if refused and peer not in self.links and peer not in self._offers:
             self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer

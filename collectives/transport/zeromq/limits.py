@@ -87,11 +87,12 @@ class TokenBuckets:
 class Retry:
     """Back-off of dials to one peer.
 
-    `at` is the earliest next dial (monotonic seconds), `pause` the last wait before jitter.
+    `at` is the earliest next dial (monotonic seconds), `pause` the last wait before jitter, `reason` of the last failure.
     """
 
     at: float = 0.0
     pause: float = 0.0
+    reason: str = ""
 
     def failed(self, now: float, limits: Limits, jitter: float, *, final: bool) -> None:
         """Double the wait after a failed dial, times `jitter`.

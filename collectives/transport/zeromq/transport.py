@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import zmq
 from thinwire.collectives.transport.circuits.circuits import Circuits
-from thinwire.collectives.transport.interface import Admit, Arrival, Contact
+from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.sightings import Sighting
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
@@ -52,7 +52,7 @@ class ZmqTransport:
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
     `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
-    data (0: none). `relay`: whether to relay between peers that cannot reach each other.
+    data (0: none). `loan`: terms of relaying between peers that cannot reach each other.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ZmqTransport:
         streams: int = 2,
         limits: Limits | None = None,
         up: int = 0,
-        relay: bool = True,
+        loan: Loan | None = None,
     ) -> None:
         self._identity, self._wall = identity, wall
         self._host, self._port, self._advertise = host, port, advertise or ()
@@ -80,8 +80,7 @@ class ZmqTransport:
         self._gatekeeper = ZapHandler(self._context)
         receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
         rate_limit = RateLimit(up)
-        self._circuits = Circuits(identity.peer_id, self._limits.circuits, rate_limit)
-        self._circuits.relay.willing = relay
+        self._circuits = Circuits(identity.peer_id, self._limits.circuits, loan or Loan(), rate_limit)
         self._station = SharedSockets(
             identity,
             run_id,
@@ -215,15 +214,19 @@ class ZmqTransport:
             sum(traffic.control_down + traffic.bulk_down for traffic in found) + relayed,
         )
 
-    @property
-    def relayed(self) -> int:
-        """Bytes passed on between other peers since the start."""
-        return self._circuits.relay.carried
+    def lent(self) -> Lent:
+        """Return the use that other peers make of us as their relay."""
+        relay = self._circuits.relay
+        return Lent(len(relay), relay.carried, relay.left, dict(relay.refused))
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
         link = self._connections.links.get(peer)
         return (link.relay or None) if link is not None else None
+
+    def obstacle(self, peer: PeerId) -> str:
+        """Return why the last attempt to open a link to a peer failed; empty if there is a link."""
+        return self._connections.obstacle(peer)
 
     def by_peer(self) -> dict[PeerId, tuple[int, int]]:
         """Return the bytes sent to and received from each peer that ever had a link."""

@@ -29,6 +29,7 @@ COUNTERS: dict[str, tuple[str, Number]] = {
         "Bytes that synchronous data parallelism in fp32 would have sent.",
         lambda status: status.fp32_bytes,
     ),
+    "relayed_bytes": ("Bytes relayed between other peers.", lambda status: status.relayed_bytes),
 }
 
 

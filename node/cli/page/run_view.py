@@ -91,7 +91,7 @@ class RunView:
             left_out = SECRET | PRIVATE if self._public else SECRET
             shown = {name: value for name, value in msgspec.to_builtins(status).items() if name not in left_out}
             if self._public:
-                shown["peers"] = [{**peer, "address": "", "rtt": 0.0} for peer in shown["peers"]]
+                shown["peers"] = [{**peer, "address": "", "rtt": 0.0, "obstacle": ""} for peer in shown["peers"]]
         running, saved = status is not None and self.running(status), 0.0 if status is None else status.saved_factor
         return {"status": shown, "running": running, "saved_factor": saved, "phase": self._phase}
 

@@ -1,8 +1,9 @@
-"""Router that maps ports by NAT-PMP and by UPnP, for tests; its mappings are rules of nftables, or only recorded.
+"""Router that maps ports by NAT-PMP, PCP and UPnP, for tests; its mappings are rules of nftables, or only recorded.
 
     python router.py ADDRESS OUTSIDE MODE [HOST]
 
-It listens on ADDRESS and reports OUTSIDE as its outside address. MODE: "nat-pmp", "upnp", "garbage" or "other-port".
+It listens on ADDRESS and reports OUTSIDE as its outside address. MODE: "nat-pmp", "pcp", "upnp",
+"garbage", "garbage-pcp" or "other-port".
 With HOST, TCP that arrives for a mapped port is forwarded there. Each change prints a line "map PORT SECONDS" or
 "unmap PORT".
 """
@@ -39,9 +40,9 @@ class Router:
 
     def __init__(self, address: str, outside: str, mode: str, host: str) -> None:
         self.address, self.outside, self.mode, self.host = address, outside, mode, host
-        self.mapped: dict[int, tuple[str, int]] = {}
+        self.mapped: dict[int, tuple[object, ...]] = {}
 
-    def map(self, port: int, inside: tuple[str, int], seconds: int) -> None:
+    def map(self, port: int, inside: tuple[object, ...], seconds: int) -> None:
         if self.host and port not in self.mapped:
             rule = f'add rule ip nat before iifname "eth0" tcp dport {port} dnat to {self.host}:{inside[1]}'
             subprocess.run(["nft", rule], check=True)
@@ -74,6 +75,8 @@ class Router:
     def answers(self, data: bytes, sender: str) -> list[bytes]:
         if self.mode == "garbage":
             return [b"", b"\x00", bytes(4), b"\xff" * 12, bytes(1000), struct.pack(">BBHI", 0, 130, 0, 0)]
+        if data[0] == 2:
+            return self.pcp(data, sender)
         if data == b"\0\0":
             return [struct.pack(">BBHI", 0, 128, 0, 1) + socket.inet_aton(self.outside)]
         _, _, _, inside, port, seconds = struct.unpack(">BBHHHI", data)
@@ -85,6 +88,32 @@ class Router:
                 self.unmap(one)
             port = 0
         return [struct.pack(">BBHIHHI", 0, 130, 0, 1, inside, port, seconds)]
+
+    def pcp(self, data: bytes, sender: str) -> list[bytes]:
+        if self.mode in ("nat-pmp", "other-port"):  # Such a router does not know the version.
+            return [struct.pack(">BBHI", 0, 128 + data[1], 1, 1)]
+        _, _, seconds, client = struct.unpack(">BBxxI16s", data[:24])
+        nonce, protocol, inside, port, _ = struct.unpack(">12sBxxxHH16s", data[24:])
+        outside = bytes(10) + b"\xff\xff" + socket.inet_aton(self.outside)
+
+        def answer(result: int, lease: int, nonce: bytes, port: int) -> bytes:
+            head = struct.pack(">BBBBII12x", 2, 129, 0, result, lease, 1)
+            return head + struct.pack(">12sBxxxHH16s", nonce, protocol, inside, port, outside)
+
+        if self.mode == "garbage-pcp":
+            other, cut = answer(0, seconds, bytes(12), port), answer(0, seconds, nonce, port)
+            return [b"\2", bytes(3), b"\2\x81", other, cut[:59], cut[:24], b"\2\x82" + cut[2:], cut + bytes(1100)]
+        if client != bytes(10) + b"\xff\xff" + socket.inet_aton(sender):
+            return [answer(12, seconds, nonce, port)]
+        where = (sender, inside, nonce)
+        if self.mode == "short-lease":
+            return [answer(0, 1, nonce, port)]
+        if seconds:
+            self.map(port, where, seconds)
+        else:
+            for one in [one for one, known in self.mapped.items() if known == where]:
+                self.unmap(one)
+        return [answer(0, seconds, nonce, port)]
 
     # --- UPnP
 
@@ -145,7 +174,7 @@ class Router:
         if action == "GetExternalIPAddress":
             return 200, f"<NewExternalIPAddress>{self.outside}</NewExternalIPAddress>"
         if action == "GetSpecificPortMappingEntry" and port in self.mapped:
-            host, inside = self.mapped[port]
+            host, inside = self.mapped[port][:2]
             enabled = "<NewEnabled>1</NewEnabled><NewPortMappingDescription>t</NewPortMappingDescription>"
             client = f"<NewInternalPort>{inside}</NewInternalPort><NewInternalClient>{host}</NewInternalClient>"
             return 200, f"{client}{enabled}<NewLeaseDuration>9</NewLeaseDuration>"

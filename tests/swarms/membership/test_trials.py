@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, told_at, update_of
 from kit.outer.strangers import knocks
-from kit.scenarios import events_of, manifest_of, swarm_of
+from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.sims.peers import byzantine
+from thinwire.sims.peers.lying import sessions
+from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.messages.registry import Ready
 
 ROUNDS = 5
 """Scored contributions that a newcomer needs in these runs."""
@@ -20,19 +25,41 @@ ROUNDS = 5
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Return a function that plays an open run; the first `old` peers have an invite of the author for their key."""
+    """Return a function that plays an open run; the first `old` peers have an invite of the author for their key.
 
-    def play(old: int, new: int, *, seconds: float = 50.0, liar: str = "", at: float = 6.0, tables: str = "") -> Run:
+    New peers tell the lie `liar`; `spoiler`: index of an old peer that tells "flip".
+    """
+
+    def play(
+        old: int,
+        new: int,
+        *,
+        seconds: float = 50.0,
+        liar: str = "",
+        at: float = 6.0,
+        tables: str = "",
+        spoiler: int = -1,
+    ) -> Run:
         admission = f"[admission]\nmode = 'open'\ntrial_rounds = {ROUNDS}\n{tables or 'trial_per_network = 0'}"
         toml = manifest_of("sync_every = 4", codec="fp32", tables=admission)
         joins = {old + number: at + 0.01 * number for number in range(new)}
         scenario = swarm_of(old + new, toml, seconds=seconds, parameters=2_000, joins=joins)
-        peers = tuple(replace(one, liar=liar if one.index >= old else "") for one in scenario.peers)
+        peers = tuple(
+            replace(one, liar=liar if one.index >= old else "flip" if one.index == spoiler else "")
+            for one in scenario.peers
+        )
         with monkeypatch.context() as patch:
             invite(patch, old)
             return simulate(replace(scenario, peers=peers), preset=PACE, stall=STALL)
 
     return play
+
+
+NEWCOMER = 3
+"""Index of the peer that `spoil` is about."""
+
+REPEATED: list[int] = []
+"""Rounds in which `spoil` has repeated its hashes."""
 
 
 def rounds_of(run: Run, peer: int) -> dict[int, Any]:
@@ -82,6 +109,43 @@ def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypa
     assert all(fields["contributors"] == 6 for number, fields in rounds.items() if number > 2)
     if lie != "copy":
         assert opinions[-1]["score"] < 0.0
+
+
+def spoil(process: Process) -> None:
+    """Announce the hashes of the newcomer as one's own, endorse none, distrust it."""
+    (session,) = sessions(process)
+    newcomer = identity_of(NEWCOMER).peer_id
+
+    async def lying(source: Any, *, hashes: bytes | None = None, **rest: Any) -> Any:
+        for _ in range(40):
+            if (theirs := session.current.agreement.ready.get(newcomer)) is not None and theirs.hashes:
+                REPEATED.append(theirs.round)
+                return await average(source, hashes=theirs.hashes, **rest)
+            await asyncio.sleep(0.05)
+        return await average(source, hashes=hashes, **rest)
+
+    average, session.average = session.average, lying
+    control = process.peer.presence.send_queue.control
+
+    def lie(to: bytes, message: Any) -> None:
+        if isinstance(message, Ready):
+            message = msgspec.structs.replace(message, endorses=(), distrusts=(newcomer,))
+        control(to, message)
+
+    process.peer.presence.send_queue.control = lie
+
+
+@pytest.mark.parametrize("members", [3, 4])
+def test_one_lying_member_cannot_keep_an_honest_newcomer_out(played, monkeypatch, members):
+    monkeypatch.setitem(byzantine.IMPLEMENTED, "flip", spoil)
+    REPEATED.clear()
+    monkeypatch.setattr(f"{__name__}.NEWCOMER", members)
+    run = played(members, 1, seconds=60.0, spoiler=members - 1)
+    rounds = rounds_of(run, 0)
+    assert len(set(REPEATED)) >= ROUNDS, "the lie was told"
+    assert any(name_of(members)[:8] in fields["members"] for fields in rounds.values())
+    honest = events_of(run, "trial", *range(members - 1))
+    assert len(honest) > ROUNDS and not [event for event in honest if "copies" in event.fields["detail"]]
 
 
 @pytest.mark.parametrize(("identities", "liars"), [(500, 8), pytest.param(1000, 40, marks=pytest.mark.soak)])

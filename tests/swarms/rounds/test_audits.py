@@ -189,11 +189,11 @@ def _refusing(node):
     """Let a node send no chunk after its round; until then it is honest."""
     bulk = node.presence.send_queue.bulk
 
-    def send(to, frame, *, later=False):
+    def send(to, frame, **how):
         message = frame.message
         if isinstance(message, Chunk) and message.round <= node.replica.round:
             return
-        bulk(to, frame, later=later)
+        bulk(to, frame, **how)
 
     node.presence.send_queue.bulk = send
 
@@ -202,11 +202,11 @@ def _forging(node):
     """Let a node send other bytes than it announced to audits."""
     bulk = node.presence.send_queue.bulk
 
-    def send(to, frame, *, later=False):
+    def send(to, frame, **how):
         message = frame.message
         if isinstance(message, Chunk) and message.round <= node.replica.round:
             frame = Frame(message, bytes(len(frame.payload)))
-        bulk(to, frame, later=later)
+        bulk(to, frame, **how)
 
     node.presence.send_queue.bulk = send
 

@@ -204,10 +204,10 @@ def _equivocates(s, liar):
     bulk, control = box.bulk, box.control
     half = {s.nodes[0].id, s.nodes[2].id}
 
-    def lie_bulk(to, frame, *, later=False):
+    def lie_bulk(to, frame, **how):
         if isinstance(frame.message, Result) and to in half:
             frame = Frame(frame.message, _zeros(session, frame.message.index))
-        bulk(to, frame, later=later)
+        bulk(to, frame, **how)
 
     def lie_control(to, message):
         if isinstance(message, Record) and to in half:

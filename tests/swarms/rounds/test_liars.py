@@ -6,12 +6,13 @@ the progress of n − 2 of n: R rounds are at least as good as R·(n − 2) / n 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 from kit.scenarios import TOPK, events_of, manifest_of, swarm_of
+from thinwire.collectives.rounds.round import Round
 from thinwire.sims.scenario.faults import ATTACKS, Fault
 from thinwire.sims.simulation.world import Run, simulate
 from thinwire.sims.trials.trial import PACE, STALL
@@ -35,10 +36,10 @@ LEAST = 0.03
 
 
 @cache
-def _run(exchange: str, lie: str, rule: str = "clip") -> Run:
+def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1) -> Run:
     lines, outer, codec = EXCHANGES[exchange]
     toml = manifest_of(outer, codec=codec, exchange=lines if rule == "clip" else f"{lines}\naggregation = '{rule}'")
-    faults = (Fault(1.0, "liar", (LIAR,), 40.0, 0.0, lie),) if lie else ()
+    faults = [Fault(1.0, "liar", (LIAR - number,), 40.0, 0.0, lie) for number in range(liars if lie else 0)]
     sites = {"site": ("a", "b")} if exchange == "hierarchy" else {}
     return simulate(
         swarm_of(PEERS, toml, seed=1, seconds=40.0, parameters=5_000, faults=faults, spread=sites),
@@ -52,14 +53,14 @@ def _losses(run: Run) -> dict[int, float]:
     return {event.fields["round"]: event.fields["loss"] for event in events_of(run, "round", 0)}
 
 
-def _check(exchange: str, lie: str) -> None:
-    run, clean = _run(exchange, lie), _losses(_run(exchange, ""))
+def _check(exchange: str, lie: str, liars: int = 1) -> None:
+    run, clean = _run(exchange, lie, liars=liars), _losses(_run(exchange, ""))
     losses = _losses(run)
     assert run.violations == ()
     last = max(losses)
     assert last >= max(clean) - 1
     # The last two rounds of training are in no round's loss yet.
-    enough = int(last * (PEERS - 2) / PEERS) - 2
+    enough = int(last * (PEERS - 2 * liars) / PEERS) - 2
     allowed = max(clean[number] for number in range(enough, max(clean) + 1))
     assert losses[last] <= allowed + LEAST, (losses[last], allowed)
 
@@ -68,6 +69,22 @@ def _check(exchange: str, lie: str) -> None:
 @pytest.mark.parametrize("exchange", ["butterfly", "all-gather"])
 def test_default_rule_bounds_what_one_liar_costs(exchange: str, lie: str) -> None:
     _check(exchange, lie)
+
+
+@pytest.mark.parametrize("exchange", ["butterfly", "all-gather"])
+def test_default_rule_bounds_the_weight_of_mimics(monkeypatch: pytest.MonkeyPatch, exchange: str) -> None:
+    """Two of six repeat the data of one honest peer, which then counts three times, and so does the noise of its data."""
+    told: dict[int, list[bytes]] = {}
+    announce = Round.announce
+
+    def noted(self: Round, source: Sequence[Any], **rest: Any) -> None:
+        announce(self, source, **rest)
+        told.setdefault(self.round, []).append(b"".join(bytes(chunk) for chunk in source))
+
+    monkeypatch.setattr(Round, "announce", noted)
+    _check(exchange, "mimic", liars=2)
+    mimicked = [number for number, said in told.items() if max(map(said.count, said)) == 3]
+    assert len(mimicked) > 10, "the attack was made"
 
 
 def _pairs() -> Iterator[Any]:

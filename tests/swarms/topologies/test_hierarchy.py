@@ -199,11 +199,11 @@ def _lies(node, kind, change):
     """Frames of this kind go out changed."""
     bulk = node.presence.send_queue.bulk
 
-    def forged(to, frame, *, later=False):
+    def forged(to, frame, **how):
         if isinstance(frame.message, kind):
             frame = change(to, frame)
         if frame is not None:
-            bulk(to, frame, later=later)
+            bulk(to, frame, **how)
 
     node.presence.send_queue.bulk = forged
 

@@ -126,9 +126,9 @@ def lies(node, kind):
     """A node sends no more such frames."""
     bulk = node.presence.send_queue.bulk
 
-    def send(to, frame, *, later=False):
+    def send(to, frame, **how):
         if not isinstance(frame.message, kind):
-            bulk(to, frame, later=later)
+            bulk(to, frame, **how)
 
     node.presence.send_queue.bulk = send
 

@@ -26,11 +26,11 @@ def tapped(s, seen=lambda node, to, message: None):
         send_queue = node.presence.send_queue
         bulk = send_queue.bulk
 
-        def noted(to, frame, *, later=False, bulk=bulk, node=node):
+        def noted(to, frame, *, bulk=bulk, node=node, **how):
             seen(node, to, frame.message)
             if node.transport.alive:
                 sent.append((node.id, to, frame.message, memoryview(frame.payload).nbytes))
-                bulk(to, frame, later=later)
+                bulk(to, frame, **how)
 
         send_queue.bulk = noted
     return sent
@@ -218,10 +218,10 @@ def test_peer_that_corrupts_partial_sums_suspends_the_ring(swarm):
         liar, found, sums = s.nodes[1], ballots(s), powers(s)
         bulk = liar.presence.send_queue.bulk
 
-        def lying(to, frame, *, later=False):
+        def lying(to, frame, **how):
             if isinstance(frame.message, Partial) and frame.message.round == 2:
                 frame = Frame(frame.message, b"\xff" * memoryview(frame.payload).nbytes)
-            bulk(to, frame, later=later)
+            bulk(to, frame, **how)
 
         liar.presence.send_queue.bulk = lying
         s.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from statistics import median_low
 
 import blake3
@@ -27,7 +28,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
-from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync import IN_FLIGHT, STALL
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -483,6 +484,43 @@ def test_results_are_served_for_the_right_digest_only(harness):
         (5, harness.result(5)),
         (0, harness.result(0)),
     ]
+
+
+def test_peer_that_follows_gets_results_with_pauses_after_the_commit(harness):
+    digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    harness.slow = {PEERS[4]}
+    harness.finish()
+    harness.on_message(PEERS[4], Fetch(1, 0, digest, (0,)))
+    assert harness.queue.paced == [] and harness.asked == [], "the round is not over"
+    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.queue.sent.clear()
+    harness.on_message(PEERS[4], Fetch(1, 0, digest, (5, 0)))
+    assert [message.index for _, message, _ in harness.queue.paced] == [5, 0] and harness.sent(Result) == []
+    harness.on_message(OTHER, Fetch(1, 0, digest, (5,)))
+    assert len(harness.sent(Result)) == 1 and harness.asked == [(PEERS[4], 1)]
+    harness.queue.paced *= IN_FLIGHT + 1
+    harness.on_message(PEERS[4], Fetch(1, 0, digest, (1,)))
+    assert len(harness.queue.paced) == 2 * (IN_FLIGHT + 1), "the peer has not read what it asked for before"
+
+
+def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
+    """A late member asks others after one patience, a peer that follows after five, and then after ten."""
+    waits = []
+    for members in (IDS, (LEADER, OTHER)):
+        harness = Harness()
+        harness.round.agreement.terms = replace(harness.terms, members=members)
+        harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
+        assert harness.round.follows == (ME not in members) and len(harness.sent(Fetch)) == 2
+        at = []
+        for harness.now in range(100):
+            harness.round.tick()
+            at += [harness.now] if harness.sent(Fetch) else []
+        waits.append([after - before for before, after in zip([0, *at], at, strict=False)][:2])
+        if harness.round.follows:
+            harness.round.on_link_down(LEADER)
+            assert [to for to, _, _ in harness.sent(Fetch)] == [OTHER], "at once, if a source is lost"
+    patience = harness.terms.patience
+    assert waits == [[patience, patience], [STALL * patience, 2 * STALL * patience]]
 
 
 def test_peer_that_does_not_read_answers_gets_no_more(harness):

@@ -435,6 +435,51 @@ def test_state_has_its_part_of_a_known_uplink_whatever_the_number_of_joiners():
     play_link(story, rate)
 
 
+def test_results_for_a_joiner_share_the_part_of_state_and_wait_only_once():
+    """A joiner reads the state and another one replays: together they have less than a tenth of the uplink."""
+    rate = 2.5e6
+
+    async def story(wire, send_queue):
+        begun = virtual_loop.current().time()
+        for _ in range(3):  # A joiner asks again.
+            for index in range(8):
+                send_queue.bulk(A, Frame(Result(1, 0, Ballot(1, A), index), bytes(MIB)), paced=True)
+        assert send_queue.later(A, Result, 0) in (7, 8) and send_queue.later(A) == 0 and send_queue.idle
+        for index in range(8):
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+        send_queue.bulk(B, Frame(Chunk(2, 0, 1, 0), bytes(MIB)))
+        await asyncio.sleep(130.0)
+        assert isinstance(wire.sent[-1][2], Result | StateChunk)
+        assert send_queue.bandwidth.settle()[0] == pytest.approx(rate, rel=0.1), "pauses are no slow link"
+        sent = [at for at, _, message in wire.sent if isinstance(message, Result | StateChunk)]
+        most = 60.0 * rate / PART / MIB
+        assert all(sum(at <= other < at + 60.0 for other in sent) <= most + 1 for at in sent)
+        assert most * MIB < 0.1 * 60.0 * rate
+        assert len(sent) == 16 and sent[-1] - begun <= 18 * MIB * PART / rate, "and no less"
+        assert send_queue.later(A, Result, 0) == 0
+
+    play_link(story, rate)
+
+
+def test_released_results_leave_at_once_and_state_keeps_its_pauses():
+    async def story(wire, send_queue):
+        for index in range(4):
+            send_queue.bulk(B, Frame(Result(1, 7, Ballot(1, A), index), bytes(MIB)), paced=True)
+        send_queue.bulk(B, Frame(StateChunk(1, 0), bytes(MIB)), later=True)
+        await asyncio.sleep(1.0)
+        begun = virtual_loop.current().time()
+        assert send_queue.later(B, Result) == 3
+        send_queue.release(B, 0)
+        assert send_queue.later(B, Result) == 3, "those of another fragment"
+        send_queue.release(B, 7)
+        await asyncio.sleep(3.1 * MIB / 2.5e6)
+        assert kinds(wire, begun) == "RRR" and send_queue.later(B) == 0
+        await asyncio.sleep(2 * PART * MIB / 2.5e6)
+        assert kinds(wire, begun) == "RRRS"
+
+    play_link(story)
+
+
 def test_hurried_state_has_no_pauses_but_waits_for_rounds():
     async def story(wire, send_queue):
         for index in range(4):

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from thinwire.node.doctor.network import check_mapping
-from thinwire.node.membership.nat_pmp import NatPmp, default_gateway
+from thinwire.node.membership import gateway
+from thinwire.node.membership.gateway import default_gateway
+from thinwire.node.membership.nat_pmp import NatPmp
+from thinwire.node.membership.pcp import Pcp
 from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
 from thinwire.node.membership.routers import mapped_ports, routers
 from thinwire.node.membership.upnp import Upnp
@@ -71,6 +74,57 @@ def test_nat_pmp_refuses_garbage_and_silence(router):
     port, _ = router("garbage", "0")
     assert failure(NatPmp("127.0.0.1", port).map(PORTS, 600))
     assert "does not speak it" in failure(NatPmp("127.0.0.1", 9).map(PORTS, 600))
+
+
+def test_pcp_maps_and_removes_ports(router):
+    port, said = router("pcp", "0")
+    ours, other = Pcp("127.0.0.1", port), Pcp("127.0.0.1", port)
+    assert asyncio.run(ours.map(PORTS, 600)) == OUTSIDE
+    assert [said() for _ in PORTS] == [f"map {one} 600" for one in PORTS]
+    asyncio.run(other.unmap(PORTS))  # It has mapped none.
+    asyncio.run(ours.unmap(PORTS))
+    assert [said() for _ in PORTS] == [f"unmap {one}" for one in PORTS]
+
+
+def test_router_without_pcp_is_asked_by_nat_pmp(router):
+    port, said = router("nat-pmp", "0")
+    both = Pcp("127.0.0.1", port), NatPmp("127.0.0.1", port)
+    assert "it speaks NAT-PMP only" in failure(both[0].map(PORTS, 600))
+    chosen, address = asyncio.run(map_by_any(both, PORTS, 600))
+    assert chosen is both[1] and address == f"{OUTSIDE}:7400"
+    assert [said() for _ in PORTS] == [f"map {one} 600" for one in PORTS]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"), [("garbage", ""), ("garbage-pcp", "does not answer"), ("short-lease", "1 s only")]
+)
+def test_pcp_refuses_garbage_silence_and_short_leases(router, mode, reason, monkeypatch):
+    monkeypatch.setattr(gateway, "WAITS", (0.1, 0.1))
+    port, _ = router(mode, "0")
+    assert reason in failure(Pcp("127.0.0.1", port).map(PORTS, 600))
+    assert "does not speak it" in failure(Pcp("127.0.0.1", 9).map(PORTS, 600))
+
+
+@pytest.mark.parametrize("result", [1, 2, 8, 11, 12, 200])
+def test_refusal_of_pcp_has_a_reason(result):
+    """Also one without the content of the request."""
+
+    async def work():
+        class Refusing(asyncio.DatagramProtocol):
+            def connection_made(self, transport):
+                self.transport = transport
+
+            def datagram_received(self, data, sender):
+                self.transport.sendto(bytes((2, 129, 0, result)) + bytes(20), sender)
+
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(Refusing, local_addr=("127.0.0.1", 0))
+        try:
+            await Pcp("127.0.0.1", transport.get_extra_info("sockname")[1]).map(PORTS, 600)
+        finally:
+            transport.close()
+
+    assert failure(work()).startswith("127.0.0.1: ")
 
 
 def test_default_gateway_is_read_from_the_route_table(tmp_path):
@@ -202,4 +256,4 @@ def test_mapped_ports_are_those_that_peers_dial(tmp_path):
     assert ports(5000, port=0) == ()
     assert ports(5000, port=0, ports="6000-6001") == (5000, 6000, 6001)
     assert ports(6000, ports="6000-6999") == tuple(range(6000, 6015))
-    assert [one.name for one in routers("0.0.0.0")] == ["NAT-PMP", "UPnP"]
+    assert [one.name for one in routers("0.0.0.0")] == ["PCP", "NAT-PMP", "UPnP"]

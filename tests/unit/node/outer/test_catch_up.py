@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.collectives.consensus.chain import Configuration, founded
-from thinwire.collectives.state_sync import OtherModelState
+from thinwire.collectives.state_sync import LATEST, OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import Ask, Fork, StateOffer
@@ -33,7 +33,9 @@ class Here:
         agreement = SimpleNamespace(
             diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
         )
-        self.fly = SimpleNamespace(round=4, moved=0.0, forsaken=False, pump=lambda: None, agreement=agreement)
+        self.fly = SimpleNamespace(
+            round=4, moved=0.0, forsaken=False, follows=False, pump=lambda: None, agreement=agreement
+        )
         roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
         self._fetched = iter(fetched)
@@ -123,9 +125,13 @@ def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_
     assert here.catch_up.begin() == [] and not here.catch_up.gone
 
 
-@pytest.mark.parametrize(("forsaken", "wait"), [(False, 2 * PATIENCE), (True, 0.5)])
-def test_peer_with_a_commit_waits_for_its_results(forsaken, wait):
+@pytest.mark.parametrize(
+    ("forsaken", "follows", "wait"),
+    [(False, False, 2 * PATIENCE), (True, False, 0.5), (False, True, LATEST), (True, True, 0.5)],
+)
+def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
     here = Here()
+    here.fly.follows = follows
     here.ahead, here.fly.agreement.commit, here.fly.forsaken = [ANN], object(), forsaken
     assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
 

@@ -93,6 +93,34 @@ def test_large_older_rounds_are_kept_only_for_readers_and_followers(shelf):
     assert shelf.prune(fly(3)) == [2]
 
 
+def test_follower_is_hurried_once_it_falls_behind_or_would_find_rounds_dropped(shelf):
+    shelf.fill(4)
+    shelf.history.follow(CAT, 2)
+    assert not shelf.history.hurried(CAT), "it is two rounds behind, as when it asked first"
+    shelf.history.add(fly(5, alive=(ANN, BEN)))
+    shelf.history.follow(CAT, 3)
+    assert not shelf.history.hurried(CAT), "it keeps up"
+    shelf.history.add(fly(6, alive=(ANN, BEN)))
+    assert shelf.history.hurried(CAT) and not shelf.history.hurried(BEN)
+    shelf.history.follow(CAT, 6)
+    assert shelf.history.hurried(CAT), "until it has caught up"
+    shelf.history.done(CAT)
+    assert not shelf.history.hurried(CAT)
+
+
+def test_follower_far_behind_is_hurried_until_it_gives_up(shelf):
+    half = MOST_ROUNDS // 2
+    shelf.fill(MOST_ROUNDS)
+    shelf.history.follow(CAT, half)
+    assert not shelf.history.hurried(CAT), "half of the limit is left"
+    shelf.history.done(CAT)
+    shelf.history.follow(CAT, half - 1)
+    assert shelf.history.hurried(CAT)
+    shelf.now += FOLLOWED_SECONDS + 1
+    shelf.prune(fly(MOST_ROUNDS + 1))
+    assert shelf.history.followers == [] and not shelf.history.hurried(CAT)
+
+
 def test_stored_rounds_are_bounded_in_number_and_bytes():
     assert Shelf(10**9).prune(fly(1)) == []
     many = Shelf(10**9)

@@ -275,6 +275,25 @@ def test_relaying_is_switched_by_the_settings(home, text, value):
     assert load({"home": home, "relay": "false"}, {}).relay is False, "the flag --no-relay"
 
 
+def test_relay_has_limits_by_default(home):
+    settings = load({"home": home}, {})
+    assert (settings.relay_limit, settings.relay_circuits) == (20 * 10**9, 64)
+    node_toml(home, 'relay_limit = "5GB"\nrelay_circuits = 10\n')
+    settings = load({"home": home}, {})
+    assert (settings.relay_limit, settings.relay_circuits) == (5 * 10**9, 10)
+    node_toml(home, "relay_limit = 0\n")
+    assert load({"home": home}, {}).relay_limit == 0
+
+
+@pytest.mark.parametrize(
+    "line", ['relay_limit = "1MB"', 'relay_limit = ""', "relay_circuits = 0", "relay_circuits = 9999"]
+)
+def test_invalid_limits_of_a_relay_are_refused(home, line):
+    node_toml(home, f"{line}\n")
+    with pytest.raises(ConfigError, match="relay_.* cannot be used"):
+        load({"home": home}, {})
+
+
 @pytest.mark.parametrize("text", ["1", '"yes"', '""', "[]"])
 def test_relaying_is_true_or_false(home, text):
     node_toml(home, f"relay = {text}\n")

@@ -5,8 +5,9 @@ import secrets
 
 import pytest
 from kit.wire import RUN, Wire, until
-from thinwire.collectives.transport.circuits.limits import CircuitLimits
+from thinwire.collectives.transport.circuits.limits import DAY, Allowance, CircuitLimits
 from thinwire.collectives.transport.circuits.ticket import MAGIC, TICKET_BYTES, decode, encode, name_of
+from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Ping
@@ -88,7 +89,7 @@ def test_two_peers_without_a_route_get_a_link_through_a_third(wire):
         assert await chunk_of(first) == back
         assert relay_of(first, second) == relay.id == relay_of(second, first)
         assert first.transport.relay_of(second.id) == relay.id and first.transport.relay_of(relay.id) is None
-        assert relay.transport.relayed > len(payload) + len(back)
+        assert relay.transport.lent().carried > len(payload) + len(back)
         sent, received = relay.transport.totals()
         assert min(sent, received) > len(payload) + len(back)
 
@@ -123,7 +124,7 @@ def test_a_direct_connection_is_preferred(wire):
             await end.meet(relay)
         first.transport.learn(second.record)
         assert await first.ping(second)
-        assert relay_of(first, second) == b"" and not relay.transport.relayed
+        assert relay_of(first, second) == b"" and not relay.transport.lent().carried
 
     wire.run(work)
 
@@ -173,18 +174,18 @@ def test_another_relay_is_asked_if_one_refuses(wire):
         order = first.station.circuits.relays(second.id)
         assert order == second.station.circuits.relays(first.id)
         relays = sorted(relays, key=lambda relay: order.index(relay.id))
-        relays[0].station.circuits.relay.willing = False
+        relays[0].station.circuits.relay.loan = Loan(willing=False)
         assert await first.ping(second)
-        assert relay_of(first, second) == relays[1].id and not relays[0].transport.relayed
+        assert relay_of(first, second) == relays[1].id and not relays[0].transport.lent().carried
 
     wire.run(work)
 
 
 def test_no_relay_is_willing_and_the_send_fails(wire):
     async def work():
-        first, second, (relay,) = await star(wire, relay=False)
+        first, second, (relay,) = await star(wire, loan=Loan(willing=False))
         assert not await first.ping(second)
-        assert not relay.transport.relayed and not len(relay.station.circuits.relay)
+        assert not relay.transport.lent().carried and not len(relay.station.circuits.relay)
 
     wire.run(work)
 
@@ -215,6 +216,37 @@ def test_a_relay_with_a_limited_uplink_passes_everything_on_at_its_rate(wire):
         assert loop.time() - begin > 0.4  # 1 MiB at 2 MB/s takes half a second
 
     wire.run(work)
+
+
+def test_a_relay_that_has_lent_all_its_bytes_ends_its_circuits_and_says_so(wire):
+    async def work():
+        first, second, (relay,) = await star(wire, loan=Loan(daily=1_000_000))
+        assert await first.ping(second)
+        assert first.transport.obstacle(second.id) == "" and 0 < relay.transport.lent().left < 1_000_000
+        await first.chunk(second, secrets.token_bytes(1 << 20))
+        await until(lambda: not len(relay.station.circuits.relay))
+        await until(lambda: second.id not in first.links and first.id not in second.links)
+        assert not await first.ping(second)
+        told = "it has relayed all bytes that it lends (relay_limit)"
+        assert first.transport.obstacle(second.id) == f"relay {relay.id.hex()[:8]}: {told}"
+        lent = relay.transport.lent()
+        assert lent.refused[told] >= 1 and lent.left < 1_000_000 / 24 and lent.carried < 1_300_000
+
+    wire.run(work)
+
+
+def test_bytes_that_are_lent_come_back_with_time_and_not_in_drops():
+    allowance = Allowance(24_000, 0.0)
+    allowance.take(24_000, 0.0)
+    assert allowance.spent(0.0) and allowance.left(0.0) == 0
+    assert allowance.spent(0.9 * DAY / 24), "less than the bytes of an hour"
+    assert not allowance.spent(DAY / 24) and allowance.left(DAY / 24) == 1000
+    allowance.take(500, DAY / 24)
+    assert not allowance.spent(DAY / 24)
+    assert allowance.left(10 * DAY) == 24_000, "nothing is saved up for longer than a day"
+    free = Allowance(0, 0.0)
+    free.take(10**15, 1.0)
+    assert not free.spent(1.0) and free.left(1.0) is None
 
 
 def test_a_banned_peer_loses_its_circuits(wire):
@@ -316,8 +348,8 @@ def test_back_pressure_of_one_end_reaches_the_other(wire):
             await asyncio.wait_for(reader.readexactly(1), 10)
         ends[0][1].write(bytes(64 << 20))
         before = -1
-        while before != relay.transport.relayed:  # until the buffers of both kernels are full
-            before = relay.transport.relayed
+        while before != relay.transport.lent().carried:  # until the buffers of both kernels are full
+            before = relay.transport.lent().carried
             await asyncio.sleep(0.3)
         assert before < 48 << 20
         for _, writer in ends:
@@ -355,16 +387,18 @@ def test_a_relay_grants_no_circuit_to_an_unknown_peer_or_to_the_asker(wire):
 
 def test_a_relay_grants_a_bounded_number_of_circuits(wire):
     async def work():
-        limits = Limits(circuits=CircuitLimits(circuits=3, pair=2))
-        first, second, (relay,) = await star(wire, limits=limits)
+        limits = Limits(circuits=CircuitLimits(pair=2))
+        first, second, (relay,) = await star(wire, limits=limits, loan=Loan(circuits=3))
         third = await wire.peer(3, reachable=False)
         await third.meet(relay)
         await until(lambda: third.id in relay.links)
         mine = Asker(first, relay)
         for other in (second, third):
             Asker(other, relay)
-        granted = [(await mine.ask(target.id)).token is not None for target in (second, second, second, third, third)]
-        assert granted == [True, True, False, True, False]
+        told = [(await mine.ask(target.id)).reason for target in (second, second, second, third, third)]
+        pair, full = "it has enough circuits of this pair", "it has lent all its circuits (relay_circuits)"
+        assert told == ["", "", pair, "", full]
+        assert relay.transport.lent().refused == {pair: 1, full: 1} and relay.transport.lent().circuits == 3
 
     wire.run(work)
 
