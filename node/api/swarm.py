@@ -264,7 +264,8 @@ class Swarm:
 
         When training begins, the callback wraps the trainer's model and optimizer, see `wrap`, also for `on_round`; a step
         has as many samples as the trainer's arguments say. Training ends with the run, if not before. Then the peer leaves
-        the swarm, so that no other waits for it, and the model has the parameters of the last round.
+        the swarm, so that no other waits for it, and the model has the parameters of the last round. The swarm shows the loss
+        that the model returns.
 
         Raises ImportError without transformers and accelerate; `Trainer.train` raises what `wrap`, `check` and `leave` do.
         """
