@@ -16,11 +16,11 @@ Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int], SwarmOptimiz
 
 
 class StepLoss:
-    """Loss of one step of a Trainer, which tells no callback of it before the step: a sum over its micro-batches.
+    """Loss of one step of a Trainer: a sum over its micro-batches.
 
-    A micro-batch counts with the weight with which the trainer propagates its loss backward: by tokens, or equally. This
-    weight is the gradient at the loss, so the sum is right for every version and setting of the trainer. scaler: of the
-    gradients, which are too large by its factor.
+    The trainer tells callbacks of it after the step only. A micro-batch counts with the weight with which the trainer
+    propagates its loss backward: by tokens, or equally. This weight is the gradient at the loss, so the sum is right for
+    every version and setting of the trainer. scaler: of the gradients, which are too large by its factor.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -29,7 +29,7 @@ class StepLoss:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def observe(self, model: nn.Module, inputs: object, outputs: object) -> None:
-        """Remember the loss of a forward pass of training, once it is propagated backward; a forward hook of the model."""
+        """Remember the loss of a forward pass, once it is propagated backward; a hook of the model."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
         # With gradient checkpointing, layers are computed twice, but not the whole model, to which the hook belongs.
         if model.training and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+from thinwire.collectives.costs.outcome import Comparison
 
 _LIMIT = 4 << 20
 
@@ -71,7 +72,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
-    main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved.
+    main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. `plan`: figures of
+    a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round.
     """
 
     process: int
@@ -110,6 +112,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[str, ...] = ()
     memory: int = 0
     gpu_memory: int = 0
+    plan: tuple[Comparison, ...] = ()
 
     @property
     def saved_factor(self) -> float:

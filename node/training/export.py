@@ -98,7 +98,10 @@ def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | No
 
 
 def with_base(model: StoredModel, config: Config) -> dict[str, Array]:
-    """Return the weights of the base of an adapter with the adapter added. Raises what `StoredModel.model` does."""
+    """Return the weights of an adapter's base with the adapter added.
+
+    Raises ExportError, and what `StoredModel.model` does.
+    """
     if model.described().model.kind != "hf":
         raise ExportError("the base of this adapter is no model of transformers", "use --format peft")
     from thinwire.node.training.models.lora import merged

@@ -107,7 +107,10 @@ def test_swarm_is_told_the_loss_that_the_trainer_logs(tmp_path: Path, kind: type
     logged = [entry["loss"] for entry in subject.state.log_history if "loss" in entry]
     assert member.optimizer is not None and len(logged) == 2 and logged[0] != logged[1]
     assert member.optimizer.losses == pytest.approx(logged, abs=1e-3)
-    assert not subject.model._forward_hooks  # type: ignore[union-attr]
+    more = {"num_items_in_batch": 4} if kind is Summing else {}
+    model: Any = subject.model
+    model(x=torch.ones(4, 2), labels=torch.zeros(4, 1), **more)["loss"].backward()
+    assert member.optimizer.loss_source() is None, "a model whose training has ended is observed no more"
 
 
 def test_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

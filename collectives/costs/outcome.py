@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-from thinwire.sims.planner.plan import Plan
-from thinwire.sims.planner.question import PlanError
+
+if TYPE_CHECKING:  # a status has comparisons, and its readers need not load the model of the costs
+    from thinwire.collectives.costs.question import Question
+    from thinwire.collectives.costs.round_costs import RoundCosts
 
 Unit: TypeAlias = Literal["seconds", "bytes", "part"]
 
@@ -48,26 +50,22 @@ class Comparison(msgspec.Struct, frozen=True):
     ratio: float | None
 
 
-def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome:
-    """Return the outcome of a run from its events.
+def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome | None:
+    """Return the outcome of a run from its events; None if there are too few rounds.
 
-    Rounds count if the round before is from the same process, so that no start is in them. Raises PlanError if there are
-    too few.
+    Rounds count if the round before is from the same process, so that no start is in them.
     """
     before: Mapping[str, Any] | None = None
     pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
     for event in events:
         if event["kind"] == "start":
             before = None
-        elif event["kind"] == "round" and event.get("fragment", 0) == 0:
+        elif event["kind"] == "round":
             if before is not None and event["at"] > before["at"] and event["contributors"] > 1:
                 pairs.append((before, event))
             before = event
     if len(pairs) < FEWEST:
-        raise PlanError(
-            f"{len(pairs)} rounds can be compared, and {FEWEST} are needed",
-            "train longer; a round counts if another peer contributed and the same process made the round before",
-        )
+        return None
 
     def median(values: Sequence[float]) -> float:
         return float(statistics.median(values))
@@ -83,16 +81,21 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome:
     )
 
 
-def comparison(plan: Plan, outcome: Outcome) -> list[Comparison]:
-    """Return plan and outcome side by side: seconds, bytes per peer, and utilisation."""
-    planned = plan.round
-    exchange = planned.agreement + planned.data
-    total = max(planned.computing, exchange) if plan.question.hidden else planned.computing + exchange
+def comparison(question: Question, planned: RoundCosts, outcome: Outcome) -> tuple[Comparison, ...]:
+    """Return plan and outcome of a round side by side: seconds, bytes per peer, and utilisation.
+
+    A model of several fragments with separate rounds is exchanged in as many rounds, each with a part of its costs.
+    """
+    computing, data = planned.computing / question.turns, planned.data / question.turns
+    exchange = planned.agreement + data
+    total = max(computing, exchange) if question.hidden else computing + exchange
     figures: list[tuple[str, Unit, float, float]] = [
         ("a round", "seconds", total, outcome.seconds),
         ("its exchange", "seconds", exchange, outcome.exchange),
-        ("sent in it", "bytes", planned.sent, outcome.sent),
-        ("received in it", "bytes", planned.received, outcome.received),
+        ("sent in it", "bytes", planned.sent / question.turns, outcome.sent),
+        ("received in it", "bytes", planned.received / question.turns, outcome.received),
         ("utilisation", "part", planned.utilisation, outcome.utilisation),
     ]
-    return [Comparison(name, unit, said, came, came / said if said else None) for name, unit, said, came in figures]
+    return tuple(
+        Comparison(name, unit, said, came, came / said if said else None) for name, unit, said, came in figures
+    )
