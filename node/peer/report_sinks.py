@@ -12,6 +12,7 @@ from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import Status, this_process, write_status
+from thinwire.node.runtime.background import Background
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process
@@ -38,10 +39,10 @@ class ReportSinks:
         show: Callable[[Status], None] = lambda status: None,
     ) -> None:
         events = config.directories.run(run_id).events
-        self._show = show
+        self._show, self._status, self._background = show, config.directories.status, Background("reports")
         self._request, self._process = config.directories.run(run_id).recover_request, this_process()
         try:
-            self._log, self._status = EventLog(events, config.events_limit), config.directories.status
+            self._log = EventLog(events, config.events_limit, self._background.run)
         except OSError as error:
             raise unwritable(events, error) from None
         self.report = Reporter(
@@ -77,5 +78,6 @@ class ReportSinks:
             await asyncio.sleep(STATUS_SECONDS)
 
     def close(self) -> None:
-        """Close the event log."""
+        """Close the event log, and wait for the thread behind it."""
         self._log.close()
+        self._background.close()

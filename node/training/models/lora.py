@@ -76,8 +76,8 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
 def merged(model: nn.Module) -> dict[str, Array]:
     """Return the parameters of the base with the adapter added to them, under the names of the base.
 
-    model: result of `with_adapter`, on any device; it is changed. Raises ModelError if a sum is not finite, and for an adapter beside a
-    parameter that other layers have, too, such as a tied head.
+    model: result of `with_adapter`, on any device; it is changed. Raises ModelError if a sum is not finite, and for an
+    adapter beside a parameter that other layers have, too, such as a tied head.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
