@@ -19,9 +19,9 @@ class Background:
         """Pieces that found too many others waiting."""
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run a piece of work later; return False, and never run it, if too many wait. Call it from one thread.
+        """Run a piece of work later; return False, and never run it, if too many wait.
 
-        The work handles its exceptions.
+        All calls come from one thread. The work handles its exceptions.
         """
         if len(self._waiting) >= self._most:
             self.refused += 1

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -136,3 +138,15 @@ def test_metrics_have_every_figure_of_the_status(files):
     assert f'thinwire_peers{{{labels},state="alive"}} 1.0' in text and "thinwire_sent_bytes_total" in text
     assert exposition(None, running=False).decode().count("thinwire_") == 3
     assert "thinwire_loss{" not in exposition(msgspec.structs.replace(status_of(), loss=None), running=True).decode()
+
+
+def test_dashboard_of_grafana_names_metrics_that_exist_and_all_of_them():
+    board = json.loads((Path(__file__).parents[4] / "examples" / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    named = {name for text in asked for name in re.findall(r"thinwire_\w+", text)}
+    text = exposition(status_of(held_out=2.0), running=True).decode()
+    present = set(re.findall(r"^(thinwire_\w+)[ {]", text, re.MULTILINE))
+    assert len(named) > 10 and named == {name for name in present if not name.endswith("_created")}
+    labels = {label for text in asked for label in re.findall(r"\{(\w+)=", text)}
+    assert labels == {"run"} and f'run="{RUN[:16]}"' in text

@@ -168,7 +168,7 @@ def test_unopenable_event_log_is_named(tmp_path):
     events = config.directories.run(b"r" * 32).events
     events.mkdir(parents=True)
     with pytest.raises(InUseError, match="events.jsonl") as error:
-        ReportSinks(config, b"r" * 32)
+        ReportSinks(config, b"r" * 32, b"p" * 32)
     assert error.value.exit_code == 3 and "--home" in error.value.hint
 
 
