@@ -50,50 +50,67 @@ class Comparison(msgspec.Struct, frozen=True):
     ratio: float | None
 
 
+class _Cycle:
+    """Rounds between two of one fragment: one of each fragment, or a single one of a model that is not divided."""
+
+    def __init__(self, before: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> None:
+        last = rounds[-1]
+        self.seconds: float = last["at"] - before["at"]
+        self.exchange: float = sum(one["sync_seconds"] for one in rounds)
+        self.sent: float = last["bytes_up"] - before["bytes_up"]
+        self.received: float = last["bytes_down"] - before["bytes_down"]
+        self.steps: float = sum(one["steps"] for one in rounds)
+        self.peers: float = statistics.median(one["contributors"] for one in rounds)
+
+
 def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome | None:
     """Return the outcome of a run from its events; None if there are too few rounds.
 
-    Rounds count if the round before is from the same process, so that no start is in them.
+    Rounds count if the round before is from the same process, so that no start is in them. If fragments of the model have
+    separate rounds, one of each of them is a round here.
     """
     before: Mapping[str, Any] | None = None
-    pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    rounds: list[Mapping[str, Any]] = []
+    cycles: list[_Cycle] = []
     for event in events:
         if event["kind"] == "start":
             before = None
         elif event["kind"] == "round":
+            rounds.append(event)
+            if before is not None and event.get("fragment") != before.get("fragment"):
+                continue
             if before is not None and event["at"] > before["at"] and event["contributors"] > 1:
-                pairs.append((before, event))
-            before = event
-    if len(pairs) < FEWEST:
+                cycles.append(_Cycle(before, rounds))
+            before, rounds = event, []
+    if len(cycles) < FEWEST:
         return None
 
-    def median(values: Sequence[float]) -> float:
-        return float(statistics.median(values))
+    def median(name: str) -> float:
+        return float(statistics.median(getattr(one, name) for one in cycles))
 
     return Outcome(
-        rounds=len(pairs),
-        seconds=median([event["at"] - last["at"] for last, event in pairs]),
-        exchange=median([event["sync_seconds"] for _, event in pairs]),
-        sent=median([event["bytes_up"] - last["bytes_up"] for last, event in pairs]),
-        received=median([event["bytes_down"] - last["bytes_down"] for last, event in pairs]),
-        steps=median([event["steps"] for _, event in pairs]),
-        peers=round(median([event["contributors"] for _, event in pairs])),
+        rounds=len(cycles),
+        seconds=median("seconds"),
+        exchange=median("exchange"),
+        sent=median("sent"),
+        received=median("received"),
+        steps=median("steps"),
+        peers=round(median("peers")),
     )
 
 
 def comparison(question: Question, planned: RoundCosts, outcome: Outcome) -> tuple[Comparison, ...]:
     """Return plan and outcome of a round side by side: seconds, bytes per peer, and utilisation.
 
-    A model of several fragments with separate rounds is exchanged in as many rounds, each with a part of its costs.
+    Fragments with separate rounds agree on each of them.
     """
-    computing, data = planned.computing / question.turns, planned.data / question.turns
-    exchange = planned.agreement + data
-    total = max(computing, exchange) if question.hidden else computing + exchange
+    exchange = planned.agreement * question.turns + planned.data
+    total = max(planned.computing, exchange) if question.hidden else planned.computing + exchange
     figures: list[tuple[str, Unit, float, float]] = [
         ("a round", "seconds", total, outcome.seconds),
         ("its exchange", "seconds", exchange, outcome.exchange),
-        ("sent in it", "bytes", planned.sent / question.turns, outcome.sent),
-        ("received in it", "bytes", planned.received / question.turns, outcome.received),
+        ("sent in it", "bytes", planned.sent, outcome.sent),
+        ("received in it", "bytes", planned.received, outcome.received),
         ("utilisation", "part", planned.utilisation, outcome.utilisation),
     ]
     return tuple(

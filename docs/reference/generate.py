@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from thinwire.node.peer.status import PeerStatus, Stall, Status
+from thinwire.collectives.costs.outcome import Comparison
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, Status
 from thinwire.node.runtime.config import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages import registry
@@ -189,7 +190,7 @@ def settings() -> str:
 def status() -> str:
     """Return the page of the status of a daemon."""
     parts = [NOTE, "# Status\n", "`thinwire status --json` prints one object.\n"]
-    for kind in (Status, PeerStatus, Stall):
+    for kind in (Status, PeerStatus, LinkStatus, FragmentStatus, Comparison, Stall):
         rows = ((f"`{f.encode_name}`", type_text(f.type)) for f in msgspec.structs.fields(kind))
         text = "\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()).strip()
         parts += [f"## {kind.__name__}\n", f"{text}\n", _table(("field", "value"), rows)]

@@ -14,6 +14,7 @@ from thinwire.node.peer.reports.plan_check import PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_text import comparison_text
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
+from thinwire.node.peer.status_parts import fragments_of, lineages, links_known
 from thinwire.node.runtime.console import bytes_text, count_text, plain
 from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
@@ -128,8 +129,10 @@ class Reporter:
         if outcome.commit is not None and outcome.commit.opened.lineage:
             fields["lineage"] = outcome.commit.opened.lineage.hex()
         self._write("round", fields)
-        if steps:
-            self._plan.add(fields, peer.environment.now())
+        if steps and peer.identity.peer_id in outcome.contributors:
+            self._plan.add(fields, peer.environment.now(), fragments=peer.manifest.outer.fragment_count)
+        elif steps:
+            self._plan.interrupt()
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
         self._say(
@@ -261,12 +264,9 @@ class Reporter:
             stalled=session.stalled(),
             stalls=stalls(peer),
             plan=self._plan_and_outcome(peer),
+            links=links_known(peer),
+            fragments=fragments_of(peer),
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
             ready=tuple(sorted(one.hex() for one in session.ready)),
         )
-
-
-def lineages(peer: Peer) -> list[str]:
-    """Return the names of the lineages of a peer's fragments, without the first one."""
-    return sorted({one.lineage.hex() for _, one, _ in peer.replica.each(peer.layout) if len(one.chain) > 1})

@@ -38,6 +38,31 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     rtt: float = 0.0
 
 
+class LinkStatus(msgspec.Struct, frozen=True, array_like=True):
+    """Link from `sender` to `receiver` (the first 16 digits of their ids), as the sender has measured it.
+
+    rtt: seconds there and back; rate: bytes/s; 0: unknown. Other peers announce their links with each round, rounded to an
+    eighth of a doubling.
+    """
+
+    sender: str
+    receiver: str
+    rtt: float
+    rate: float
+
+
+class FragmentStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Fragment with separate rounds: its last committed round, the members of the next one, and its lineage.
+
+    lineage: empty for the first one.
+    """
+
+    fragment: int
+    round: int
+    members: tuple[str, ...]
+    lineage: str = ""
+
+
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for a quorum of the members after `round` of a fragment, for `seconds` so far.
 
@@ -73,7 +98,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
     main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. `plan`: figures of
-    a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round.
+    a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round. `links`:
+    those that are known, of this peer and of others. `fragments`: those that this peer holds; empty if there is only one.
     """
 
     process: int
@@ -113,6 +139,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     memory: int = 0
     gpu_memory: int = 0
     plan: tuple[Comparison, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
+    fragments: tuple[FragmentStatus, ...] = ()
 
     @property
     def saved_factor(self) -> float:

@@ -19,6 +19,12 @@ from thinwire.swarm.membership.quantized_links import CEILING
 ROUNDS = 64
 """Rounds of which the medians are compared, the last ones."""
 
+CYCLES = 8
+"""Rounds of each fragment that are kept at least."""
+
+NAMES = ("fragment", "contributors", "sync_seconds", "steps", "bytes_up", "bytes_down")
+"""Fields of the event of a round that a comparison needs."""
+
 LAYERS = 12
 """Layers that are assumed of a model other than the built-in one; they matter for streaming only."""
 
@@ -45,9 +51,18 @@ class PlanCheck:
     def __init__(self) -> None:
         self._rounds: deque[Mapping[str, Any]] = deque(maxlen=ROUNDS + 1)
 
-    def add(self, fields: Mapping[str, object], at: float) -> None:
-        """Add the event of a committed round at `at` (monotonic seconds)."""
-        self._rounds.append({"kind": "round", "at": at, **fields})
+    def add(self, fields: Mapping[str, object], at: float, *, fragments: int = 1) -> None:
+        """Add the event of a committed round with our contribution at `at` (monotonic seconds).
+
+        fragments: number of those with separate rounds.
+        """
+        if len(self._rounds) == self._rounds.maxlen and self._rounds.maxlen < CYCLES * fragments:
+            self._rounds = deque(self._rounds, maxlen=CYCLES * fragments)
+        self._rounds.append({"kind": "round", "at": at, **{name: fields[name] for name in NAMES if name in fields}})
+
+    def interrupt(self) -> None:
+        """Note a round without our contribution: the time and bytes until the next one count in none."""
+        self._rounds.append({"kind": "start"})
 
     def compare(
         self,

@@ -50,12 +50,20 @@ def test_comparison_has_the_ratio_of_each_figure():
     assert rows["utilisation"].came == pytest.approx(0.8)
 
 
-def test_round_of_one_fragment_has_its_part_of_the_costs():
+def test_a_round_of_each_fragment_is_one_round():
+    """Fragments may have unequal sizes: the second one has 19 of 20 bytes."""
+    events = []
+    for turn in range(10):
+        sent = 2000 * (turn // 2) + (100 if turn % 2 == 0 else 2000)
+        events.append(round_event(turn, 3.0 * turn, fragment=turn % 2, steps=5, bytes_up=sent))
+    found = outcome_of(events)
+    assert (found.rounds, found.seconds, found.exchange, found.sent, found.steps) == (4, 6.0, 2.0, 2000.0, 10.0)
     streaming = MANIFEST.replace("[outer]", '[outer]\nmethod = "streaming"\nfragments = 2')
     asked = question(streaming.encode(), step=0.4, peers=2, links=(), rtt=0.0)
     answer = plan(asked)
-    rows = {row.name: row for row in comparison(asked, answer.round, outcome_of(EVENTS))}
-    assert asked.turns == 2 and rows["sent in it"].planned == pytest.approx(answer.round.sent / 2)
+    rows = {row.name: row for row in comparison(asked, answer.round, found)}
+    assert rows["sent in it"].planned == pytest.approx(answer.round.sent)
+    assert rows["its exchange"].planned == pytest.approx(2 * answer.round.agreement + answer.round.data)
 
 
 def test_plan_command_compares_with_a_run_of_this_machine(tmp_path, capsys):

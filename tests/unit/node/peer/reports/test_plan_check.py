@@ -37,6 +37,24 @@ def test_plan_is_that_of_the_command_for_the_measured_peers_and_links():
     assert rows["utilisation"].planned == pytest.approx(answer.utilisation)
 
 
+def test_rounds_of_fragments_are_kept_for_several_cycles():
+    check = PlanCheck()
+    for turn in range(40 * 9):
+        fields = {"contributors": 3, "sync_seconds": 0.1, "steps": 1, "bytes_up": 10 * turn, "bytes_down": 10 * turn}
+        check.add({"fragment": turn % 40, **fields}, at=float(turn), fragments=40)
+    rows = compared(check, '[outer]\nmethod = "streaming"\nfragments = 40\nsync_every = 40\n')
+    assert (rows["a round"].came, rows["sent in it"].came) == (40.0, 400.0)
+
+
+def test_round_without_our_contribution_is_in_no_figure():
+    check = played(4)
+    check.interrupt()
+    fields = {"contributors": 3, "sync_seconds": 1.0, "steps": 10, "bytes_up": 10**9, "bytes_down": 10**9}
+    check.add(fields, at=10_000.0)
+    assert compared(check)["sent in it"].came == 1000.0
+    assert not compared(played(3)) and compared(check)
+
+
 def test_without_rates_only_bytes_are_compared():
     assert tuple(compared(played(), up=0)) == BYTES
 
