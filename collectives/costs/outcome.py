@@ -51,7 +51,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class _Cycle:
-    """Rounds between two of one fragment: one of each fragment, or a single one of a model that is not divided."""
+    """Rounds between two of one fragment: one of each fragment, or the only one of an undivided model."""
 
     def __init__(self, before: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> None:
         last = rounds[-1]

@@ -52,9 +52,9 @@ class LinkStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FragmentStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Fragment with separate rounds: its last committed round, the members of the next one, and its lineage.
+    """Fragment with separate rounds: its last committed round, and the members of the next one.
 
-    lineage: empty for the first one.
+    lineage: its name; empty for the first one.
     """
 
     fragment: int
