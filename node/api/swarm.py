@@ -274,7 +274,7 @@ class Swarm:
         except ImportError as error:
             raise ImportError(f"{error}; run: pip install 'thinwire[models]' accelerate") from error
 
-        def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> torch.optim.Optimizer:
+        def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> SwarmOptimizer:
             return self.wrap(model, optimizer, batch=batch, on_round=on_round)
 
         return SwarmCallback(wrap, lambda: self.done, self.leave)
