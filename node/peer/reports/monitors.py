@@ -71,7 +71,7 @@ class WandB:
     def __init__(self, folder: Path, wandb: Any, peer: str, run: str, name: str) -> None:
         self._made = wandb.init(
             project="thinwire", group=run[:16], id=f"{run[:16]}-{peer[:16]}", name=name or peer[:8], dir=str(folder),
-            resume="allow", config={"run": run, "peer": peer},
+            resume="allow", config={"run": run, "peer": peer}, settings={"console": "off"},  # our lines stay here
         )  # fmt: skip
 
     def write(self, round: int, figures: Mapping[str, float]) -> None:
