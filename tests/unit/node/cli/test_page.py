@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from thinwire.node.cli.page.metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.page.server import PAGE, application
-from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.status import LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog
 
@@ -71,8 +71,11 @@ def test_state_has_the_status_and_the_history(files):
 
 
 def test_no_answer_contains_the_invite_and_no_public_one_an_address(files):
-    write_status(files.status, status_of(checkpoint="/somewhere/step-1", reach="behind NAT"))
+    links = (LinkStatus(ME[:16], OTHER[:16], 0.125, 1e6),)
+    write_status(files.status, status_of(checkpoint="/somewhere/step-1", reach="behind NAT", links=links))
     play(files)
+    assert "0.125" in client(files).get("/api/v1/state").text
+    assert "0.125" not in client(files, public=True).get("/api/v1/state").text
     for path in ("/", "/api/v1/state", "/metrics"):
         assert "tw1-secret" not in client(files).get(path).text
         public = client(files, public=True).get(path).text
