@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 class SwarmOptimizer(torch.optim.Optimizer):
     """Replaces the inner optimizer everywhere: learning rate schedulers and GradScaler accept it.
 
-    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each.
+    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each; `loss_of_step` returns
+    the loss of a step that neither its caller nor its closure tells.
 
     Parameter groups, state, hooks and state dicts are those of the inner optimizer.
     """
@@ -35,14 +36,13 @@ class SwarmOptimizer(torch.optim.Optimizer):
         inner: torch.optim.Optimizer,
         batch: int,
         on_round: Callable[[RoundReport], None] | None = None,
+        loss_of_step: Callable[[], float | Tensor | None] = lambda: None,
     ) -> None:
         # Do not call the base class: attributes that it sets belong to the inner optimizer, see __getattr__.
         self._inner, self._background_peer, self._batch, self._on_round = inner, background_peer, batch, on_round
         self._steps = self._weight = self._sent = 0
         self._losses: float | Tensor = 0.0
-        self._heard = 0
-        self.loss_source: Callable[[], float | Tensor | None] = lambda: None
-        """Returns the loss of a step that neither its caller nor its closure tells."""
+        self._heard, self._loss_of_step = 0, loss_of_step
         self._untold: deque[RoundReport] = deque(maxlen=1024)
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def _hear(self, loss: Any) -> None:
         """Add the loss of a step; it stays on its device, so that nothing waits for it before the round."""
-        loss = self.loss_source() if loss is None else loss
+        loss = self._loss_of_step() if loss is None else loss
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.detach().reshape(())
         elif not isinstance(loss, float | int):

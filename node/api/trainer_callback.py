@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from thinwire.node.api.optimizer import SwarmOptimizer
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int], SwarmOptimizer]
-"""Function of model, optimizer and samples of a step that returns the optimizer to train with."""
+Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int, Callable[[], Tensor | None]], torch.optim.Optimizer]
+"""Function of model, optimizer, samples of a step and a source of its loss that returns the optimizer to train with."""
 
 
 class StepLoss:
@@ -61,8 +60,8 @@ class SwarmCallback(TrainerCallback):
         optimizer = present["optimizer"]
         assert isinstance(optimizer, AcceleratedOptimizer)
         model, loss = present["model"], StepLoss(optimizer.scaler)
-        wrapped = self._wrap(model, optimizer.optimizer, args.train_batch_size * args.gradient_accumulation_steps)
-        wrapped.loss_source = loss.take
+        batch = args.train_batch_size * args.gradient_accumulation_steps
+        wrapped = self._wrap(model, optimizer.optimizer, batch, loss.take)
         self._observed = model.register_forward_hook(loss.observe)
         # The trainer has this object already, and no callback can replace it: so initialize it again, with the other optimizer.
         AcceleratedOptimizer.__init__(optimizer, wrapped, device_placement=False, scaler=optimizer.scaler)

@@ -112,11 +112,12 @@ def test_optimizer_supports_closures():
 
 
 def test_loss_of_a_round_is_the_mean_of_those_that_are_known():
-    model, swarm, _, optimizer = make(steps=3)
+    model, swarm, inner, optimizer = make(steps=3)
     for loss in (1.0, torch.tensor([2.0], requires_grad=True), None):
         backward(model)
         optimizer.step(loss=loss)
-    optimizer.loss_source = iter([torch.tensor(4.0), None, torch.tensor(8.0)]).__next__
+    source = iter([torch.tensor(4.0), None, torch.tensor(8.0)]).__next__
+    optimizer = SwarmOptimizer(swarm, inner, 1, loss_of_step=source)
     for _ in range(3):
         optimizer.step()
     assert [loss for _, _, loss in swarm.calls] == [1.5, 6.0]

@@ -36,16 +36,15 @@ class Summing(Model):
 class Optimizer(torch.optim.Optimizer):
     """Stands for a SwarmOptimizer: adds to its inner optimizer's step, as an exchange does."""
 
-    def __init__(self, model: Model, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, model: Model, inner: torch.optim.Optimizer, loss: Callable[[], torch.Tensor | None]) -> None:
         super().__init__(inner.param_groups, {})
-        self.model, self.inner, self.steps = model, inner, 0
-        self.loss_source: Callable[[], torch.Tensor | None] = lambda: None
+        self.model, self.inner, self.steps, self.loss_of_step = model, inner, 0, loss
         self.losses: list[float] = []
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         before = self.model.value.item()
         self.inner.step()
-        loss = self.loss_source()
+        loss = self.loss_of_step()
         assert loss is not None
         self.losses.append(loss.item())
         self.steps += self.model.value.item() != before
@@ -64,9 +63,15 @@ class Member:
     def done(self) -> bool:
         return self.optimizer is not None and self.optimizer.steps == 3
 
-    def wrap(self, model: Model, inner: torch.optim.Optimizer, **more: object) -> Optimizer:
+    def wrap(
+        self,
+        model: Model,
+        inner: torch.optim.Optimizer,
+        loss_of_step: Callable[[], torch.Tensor | None],
+        **more: object,
+    ) -> Optimizer:
         self.log.append((type(inner).__name__, more))
-        self.optimizer = Optimizer(model, inner)
+        self.optimizer = Optimizer(model, inner, loss_of_step)
         return self.optimizer
 
     def leave(self) -> None:
@@ -110,7 +115,7 @@ def test_swarm_is_told_the_loss_that_the_trainer_logs(tmp_path: Path, kind: type
     more = {"num_items_in_batch": 4} if kind is Summing else {}
     model: Any = subject.model
     model(x=torch.ones(4, 2), labels=torch.zeros(4, 1), **more)["loss"].backward()
-    assert member.optimizer.loss_source() is None, "a model whose training has ended is observed no more"
+    assert member.optimizer.loss_of_step() is None, "a model whose training has ended is observed no more"
 
 
 def test_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
