@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int, Callable[[], Tensor | None]], torch.optim.Optimizer]
-"""Function of model, optimizer, samples of a step and a source of its loss that returns the optimizer to train with."""
+"""Function of model, optimizer, samples of a step, and source of its loss; returns an optimizer."""
 
 
 class StepLoss:
