@@ -232,6 +232,7 @@ MAY_OPEN = {
         "compression/kernels/threads.py": "kernels, whose results do not depend on the number of threads",
         "node/api/allreduce.py": "the handle of what goes on beside a training loop of one's own",
         "node/runtime/loop_thread.py": "the threads beside a training loop of one's own",
+        "node/runtime/background.py": "the thread of the event log and of the tools of others",
         "node/daemon/daemon.py": "the worker, and signals",
         "node/runtime/signals.py": "names of signals, and how they were when we came",
         "node/peer/bootstrap.py": "makes the doors",

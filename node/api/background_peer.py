@@ -77,7 +77,8 @@ class BackgroundPeer:
         with ExitStack() as stack:
             stack.enter_context(hold(entry.config.directories.lock))
             self._logger = stack.enter_context(file_logger(entry.config.directories.log))
-            self._report_sinks = ReportSinks(entry.config, entry.run_id, logger=self._logger)
+            own = entry.identity.peer_id
+            self._report_sinks = ReportSinks(entry.config, entry.run_id, own, logger=self._logger)
             stack.callback(self._report_sinks.close)
             self._background = LoopThread("thinwire")
             stack.callback(self._background.stop)

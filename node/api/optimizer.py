@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 class SwarmOptimizer(torch.optim.Optimizer):
     """Replaces the inner optimizer everywhere: learning rate schedulers and GradScaler accept it.
 
-    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each.
+    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each; `loss_of_step` returns
+    the loss of a step that neither its caller nor its closure tells.
 
     Parameter groups, state, hooks and state dicts are those of the inner optimizer.
     """
@@ -35,10 +36,13 @@ class SwarmOptimizer(torch.optim.Optimizer):
         inner: torch.optim.Optimizer,
         batch: int,
         on_round: Callable[[RoundReport], None] | None = None,
+        loss_of_step: Callable[[], float | Tensor | None] = lambda: None,
     ) -> None:
         # Do not call the base class: attributes that it sets belong to the inner optimizer, see __getattr__.
         self._inner, self._background_peer, self._batch, self._on_round = inner, background_peer, batch, on_round
         self._steps = self._weight = self._sent = 0
+        self._losses: float | Tensor = 0.0
+        self._heard, self._loss_of_step = 0, loss_of_step
         self._untold: deque[RoundReport] = deque(maxlen=1024)
 
     def __getattr__(self, name: str) -> Any:
@@ -57,8 +61,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
         starts with the round in which the present peers become members.
 
         `weight`: samples (or tokens) of this step, by default `batch` of `wrap`. `loss`: for display, here and at other
-        peers; by default the value of the closure. Returns the result of the inner optimizer's step. Once the run is
-        over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
+        peers, as the mean over the steps of a round; by default the value of the closure. Returns the result of the inner
+        optimizer's step. Once the run is over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
         """
         result = self._step(closure, weight, loss)
         # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.
@@ -80,15 +84,31 @@ class SwarmOptimizer(torch.optim.Optimizer):
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
+        self._hear(result if loss is None else loss)
         if peer.under_way and self._steps >= peer.overlap:
             self._book(peer.finish())
         if not peer.under_way and (self._steps >= peer.steps or peer.overtaken) and not peer.done:
             steps, self._steps, self._sent = self._steps, 0, self._weight
             exchange = peer.begin if peer.overlap else peer.exchange
-            report = exchange(steps=steps, weight=self._weight, loss=_number(result if loss is None else loss))
+            report = exchange(steps=steps, weight=self._weight, loss=self._mean_loss())
             if report is not None:
                 self._book(report)
         return result
+
+    def _hear(self, loss: Any) -> None:
+        """Add the loss of a step; it stays on its device, so that nothing waits for it before the round."""
+        loss = self._loss_of_step() if loss is None else loss
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            loss = loss.detach().reshape(())
+        elif not isinstance(loss, float | int):
+            return
+        self._losses, self._heard = self._losses + loss, self._heard + 1
+
+    def _mean_loss(self) -> float | None:
+        """Return the mean loss since the last call, if it is known and finite."""
+        mean = float(self._losses) / self._heard if self._heard else math.nan
+        self._losses, self._heard = 0.0, 0
+        return mean if math.isfinite(mean) else None
 
     @property
     def swarm_step(self) -> int:
@@ -141,10 +161,3 @@ class SwarmLR(LambdaLR):
         """Return the learning rate of each parameter group."""
         self.last_epoch = self.optimizer.swarm_step
         return super().get_lr()
-
-
-def _number(loss: Any) -> float | None:
-    """Return a loss as a finite number, or None."""
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        loss = loss.item()
-    return float(loss) if isinstance(loss, float | int) and math.isfinite(loss) else None

@@ -210,6 +210,7 @@ class Swarm:
         batch: int = 1,
         method: str | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
+        loss_of_step: Callable[[], float | torch.Tensor | None] = lambda: None,
     ) -> SwarmOptimizer:
         """Become a member with this model; train with the returned optimizer in place of yours.
 
@@ -219,7 +220,8 @@ class Swarm:
         optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
         `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
         called with the report of every exchange, in the thread that steps, at the end of the step; its exceptions are
-        raised by `step`, and the next step continues.
+        raised by `step`, and the next step continues. `loss_of_step`: returns the loss of a step, for display, if a library
+        calls `step` and tells none; None: unknown.
 
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
@@ -256,7 +258,7 @@ class Swarm:
                 devices=access.devices,
             )
             self._restore()
-        self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round)
+        self._optimizer = SwarmOptimizer(self._background_peer, optimizer, batch, on_round, loss_of_step)
         return self._optimizer
 
     def trainer_callback(self, on_round: Callable[[RoundReport], None] | None = None) -> TrainerCallback:
@@ -264,7 +266,8 @@ class Swarm:
 
         When training begins, the callback wraps the trainer's model and optimizer, see `wrap`, also for `on_round`; a step
         has as many samples as the trainer's arguments say. Training ends with the run, if not before. Then the peer leaves
-        the swarm, so that no other waits for it, and the model has the parameters of the last round.
+        the swarm, so that no other waits for it, and the model has the parameters of the last round. The swarm shows the loss
+        that the model returns.
 
         Raises ImportError without transformers and accelerate; `Trainer.train` raises what `wrap`, `check` and `leave` do.
         """
@@ -273,8 +276,13 @@ class Swarm:
         except ImportError as error:
             raise ImportError(f"{error}; run: pip install 'thinwire[models]' accelerate") from error
 
-        def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> torch.optim.Optimizer:
-            return self.wrap(model, optimizer, batch=batch, on_round=on_round)
+        def wrap(
+            model: nn.Module,
+            optimizer: torch.optim.Optimizer,
+            batch: int,
+            loss_of_step: Callable[[], torch.Tensor | None],
+        ) -> torch.optim.Optimizer:
+            return self.wrap(model, optimizer, batch=batch, on_round=on_round, loss_of_step=loss_of_step)
 
         return SwarmCallback(wrap, lambda: self.done, self.leave)
 

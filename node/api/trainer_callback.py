@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int], torch.optim.Optimizer]
-"""Function of model, optimizer and samples of a step that returns the optimizer to train with."""
+Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int, Callable[[], Tensor | None]], torch.optim.Optimizer]
+"""Function of model, optimizer, samples of a step, and source of its loss; returns an optimizer."""
+
+
+class StepLoss:
+    """Loss of one step of a Trainer: a sum over its micro-batches.
+
+    The trainer tells callbacks of it after the step only. A micro-batch counts with the weight with which the trainer
+    propagates its loss backward: by tokens, or equally. This weight is the gradient at the loss, so the sum is right for
+    every version and setting of the trainer. scaler: of the gradients, which are too large by its factor.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        self._scaler = scaler
+        self._sum: Tensor | None = None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def observe(self, model: nn.Module, inputs: object, outputs: object) -> None:
+        """Remember the loss of a forward pass, once it is propagated backward; a hook of the model."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+        # With gradient checkpointing, layers are computed twice, but not the whole model, to which the hook belongs.
+        if model.training and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+            value = loss.detach() / (1.0 if self._scaler is None else self._scaler.get_scale())
+            loss.register_hook(lambda weight: self._add(value * weight))
+
+    def _add(self, part: Tensor) -> None:
+        self._sum = part if self._sum is None else self._sum + part
+
+    def take(self) -> Tensor | None:
+        """Return the loss since the last call, on its device; None if the model has told none."""
+        taken, self._sum = self._sum, None
+        return taken
 
 
 class SwarmCallback(TrainerCallback):
@@ -29,9 +59,10 @@ class SwarmCallback(TrainerCallback):
         """Become a member with the trainer's model and optimizer."""
         optimizer = present["optimizer"]
         assert isinstance(optimizer, AcceleratedOptimizer)
-        wrapped = self._wrap(
-            present["model"], optimizer.optimizer, args.train_batch_size * args.gradient_accumulation_steps
-        )
+        model, loss = present["model"], StepLoss(optimizer.scaler)
+        batch = args.train_batch_size * args.gradient_accumulation_steps
+        wrapped = self._wrap(model, optimizer.optimizer, batch, loss.take)
+        self._observed = model.register_forward_hook(loss.observe)
         # The trainer has this object already, and no callback can replace it: so initialize it again, with the other optimizer.
         AcceleratedOptimizer.__init__(optimizer, wrapped, device_placement=False, scaler=optimizer.scaler)
 
@@ -45,4 +76,5 @@ class SwarmCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **present: Any
     ) -> None:
         """Leave the swarm, so that no peer waits for one that does not train any more."""
+        self._observed.remove()
         self._leave()

@@ -69,6 +69,10 @@ Up = Annotated[str | None, typer.Option("--up", metavar="RATE", help="Limit for 
 NoRelay = Annotated[
     bool, typer.Option("--no-relay", help="Pass nothing on between peers that cannot reach each other.")
 ]
+Monitor = Annotated[
+    str | None,
+    typer.Option("--monitor", metavar="NAME[,NAME]", help="Show the run in these tools, too: tensorboard, wandb."),
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
 Place = Annotated[
     int | None, typer.Option("--place", metavar="N", min=0, help="This peer's shards of the data [from the key].")

@@ -30,6 +30,7 @@ from thinwire.node.cli.arguments import (
     Log,
     Memory,
     Model,
+    Monitor,
     Name,
     NoRelay,
     Place,
@@ -59,6 +60,7 @@ def _shared(
     compile: Compile = False,
     gradient_checkpointing: GradientCheckpointing = False,
     evaluate_every: EvaluateEvery = None,
+    monitor: Monitor = None,
     threads: Threads = None,
     host: Host = None,
     port: Port = None,
@@ -80,7 +82,7 @@ def _shared(
     flags: Flags = dict(
         data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
         up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
-        evaluate_every=evaluate_every, compile="true" if compile else None,
+        evaluate_every=evaluate_every, monitor=monitor, compile="true" if compile else None,
         gradient_checkpointing="true" if gradient_checkpointing else None,
     )  # fmt: skip
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)

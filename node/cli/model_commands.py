@@ -54,14 +54,15 @@ def export(
         str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
     ] = "safetensors",
     homes: With = None,
+    model: UserModel = None,
     home: Home = None,
     debug: Debug = False,
 ) -> None:
     """Write the weights of the newest valid checkpoint."""
-    config = settings(context, debug, {"home": home})
+    config = settings(context, debug, {"home": home, "model": model})
     from thinwire.node.training.export import export as write
 
-    write(_stored(config, run, homes), out, format)
+    write(_stored(config, run, homes), out, format, config)
 
 
 def generate(

@@ -124,6 +124,7 @@ class Daemon:
         report_sinks = ReportSinks(
             self._entry.config,
             self._entry.run_id,
+            self._entry.identity.peer_id,
             self._device,
             lambda: "" if self._made is None else self._made.said,
             show=self._show,

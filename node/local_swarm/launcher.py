@@ -257,6 +257,7 @@ class LocalSwarm:
         told += ["--model", self.config.model] if self.config.model else []
         told += ["--evaluate-every", str(self.config.evaluate_every), *self._computing]
         told += ["--up", str(self.config.up)] if self.config.up else []
+        told += ["--monitor", ",".join(self.config.monitor)] if self.config.monitor else []
         told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
         told += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is searched beside the run's file.

@@ -39,7 +39,7 @@ class FrameRouter:
 
     Frames of the round in progress (`current` returns it) go to it, those of past rounds to `history`, those of the next round
     wait in `stash`, and those about states and lineages go to their parts. A sender in a forgotten round learns that it is
-    behind. `stats`: latest (loss, tokens/s, round) that each peer announced, updated here.
+    behind. `announced`: latest announcement of each peer, updated here.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FrameRouter:
         history: RoundHistory,
         straggler_grace: StragglerGrace,
         stash: PendingFrames,
-        stats: dict[PeerId, tuple[float, float, int]],
+        announced: dict[PeerId, Ready],
         lender: Lender,
         trials: Trials,
         audits: Audits,
@@ -67,7 +67,7 @@ class FrameRouter:
         self._replica, self._fragment, self._now, self._current = replica, fragment, now, current
         self._live, self._send_queue = presence.live, presence.send_queue
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
-        self._history, self._straggler_grace, self._stash, self._stats = history, straggler_grace, stash, stats
+        self._history, self._straggler_grace, self._stash, self._announced = history, straggler_grace, stash, announced
         self._audits = audits
         self._takers = lender, trials, audits
 
@@ -81,7 +81,7 @@ class FrameRouter:
         self._states.on_link_down(peer)
         self._history.done(peer)
         self._catch_up.on_link_down(peer, gone=gone)
-        self._stats.pop(peer, None)
+        self._announced.pop(peer, None)
         self._lineages.on_link_down(peer)
         self._straggler_grace.on_link_down(peer)
         self._current().on_link_down(peer)
@@ -127,7 +127,7 @@ class FrameRouter:
         message, number, current = frame.message, round_of(frame.message), self._current().round
         if isinstance(message, Ready):
             if message.weight:
-                self._stats[peer] = message.loss, message.speed, number
+                self._announced[peer] = message
             self._states.done(peer, number)
         if isinstance(message, Prepare) and not self._replica.members:
             self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))

@@ -42,13 +42,14 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Fork,
     PeerId,
+    Ready,
 )
 
 
 class RoundSession:
     """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
 
-    `stash`: see RoundFactory. `turn`: see CatchUp. `stats`: latest (loss, tokens/s, round) that each peer announced. Sessions
+    `stash`: see RoundFactory. `turn`: see CatchUp. `announced`: latest announcement of each peer. Sessions
     of other fragments share these three.
 
     `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
@@ -72,7 +73,7 @@ class RoundSession:
         fragment: int = 0,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
-        stats: dict[PeerId, tuple[float, float, int]] | None = None,
+        announced: dict[PeerId, Ready] | None = None,
         on_commit: Callable[[], None] = lambda: None,
         founder: bytes = b"",
     ) -> None:
@@ -81,7 +82,7 @@ class RoundSession:
         self.votes = votes(fragment)
         self.presence, self.roster, self.live = presence, presence.roster, presence.live
         self.replica = replica
-        self.stats = {} if stats is None else stats
+        self.announced = {} if announced is None else announced
         self.history = RoundHistory(replica.state.nbytes, now)
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
@@ -187,7 +188,7 @@ class RoundSession:
             history=self.history,
             straggler_grace=self._straggler_grace,
             stash=self.factory.stash,
-            stats=self.stats,
+            announced=self.announced,
             lender=self._lender,
             trials=self.trials,
             audits=self.starter.audits,

@@ -11,9 +11,9 @@ from typing import ClassVar
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.membership.join import BANNED_HINT
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.peer.participation import Participation
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
+from thinwire.node.peer.reports.participation import Participation
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
 from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
 from thinwire.node.state.snapshot import PrivateState
@@ -147,7 +147,7 @@ class PeerServices:
 
     def _warn(self) -> None:
         """Give the number of our contributions, and a reason."""
-        speeds = [speed for _, speed, _ in list(self._peer.session.stats.values())]
+        speeds = [one.speed for one in list(self._peer.session.announced.values())]
         balancing = getattr(self._peer.manifest.outer, "step_balancing", "")
         text = self._participation.text(self._report.speed, speeds, balancing=balancing)
         self._report.emit("alarm", {"detail": text})

@@ -10,13 +10,16 @@ from logging import Logger
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
+from thinwire.node.peer.reports.monitors import Monitors
 from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import Status, this_process, write_status
+from thinwire.node.runtime.background import Background
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.runtime.process_lock import unwritable
+from thinwire.swarm.messages.registry import PeerId
 
 STATUS_SECONDS = 1.0
 """Seconds between two writes of status.json."""
@@ -25,23 +28,27 @@ STATUS_SECONDS = 1.0
 class ReportSinks:
     """Outputs of one process, with the run's event log; `report` is the reporter that the peer uses.
 
-    show: gets each status, too. Raises InUseError.
+    show: gets each status, too. Raises InUseError, NoMonitor.
     """
 
     def __init__(
         self,
         config: Config,
         run_id: bytes,
+        peer_id: PeerId,
         device: str = "",
         group: Callable[[], str] = lambda: "",
         logger: Logger = LOGGER,
         show: Callable[[Status], None] = lambda status: None,
     ) -> None:
         events = config.directories.run(run_id).events
-        self._show = show
+        self._show, self._status, self._background = show, config.directories.status, Background("reports")
         self._request, self._process = config.directories.run(run_id).recover_request, this_process()
+        self._monitors = Monitors(
+            config, run_id, peer_id, later=self._background.run, warn=lambda text: logger.warning("%s", text)
+        )
         try:
-            self._log, self._status = EventLog(events, config.events_limit), config.directories.status
+            self._log = EventLog(events, config.events_limit, self._background.run)
         except OSError as error:
             raise unwritable(events, error) from None
         self.report = Reporter(
@@ -57,6 +64,7 @@ class ReportSinks:
 
     def _write(self, kind: str, fields: Mapping[str, object]) -> None:
         self._log.append(kind, fields, at=time.monotonic(), wall=time.time())
+        self._monitors.take(kind, fields)
 
     def tell(self, peer: Peer) -> None:
         """Write status.json."""
@@ -77,5 +85,7 @@ class ReportSinks:
             await asyncio.sleep(STATUS_SECONDS)
 
     def close(self) -> None:
-        """Close the event log."""
+        """Close the event log, wait for the thread behind it, and close the tools of others."""
         self._log.close()
+        self._background.close()
+        self._monitors.close()

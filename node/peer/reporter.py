@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 
 import msgspec
+from thinwire.collectives.costs.outcome import Comparison
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.peer.lineage_alarms import LineageAlarms
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.reports.lineage_alarms import LineageAlarms
+from thinwire.node.peer.reports.plan_check import PeerFacts, PlanCheck
+from thinwire.node.peer.reports.plan_text import comparison_text
 from thinwire.node.peer.stalls import stalls
 from thinwire.node.peer.status import PeerStatus, Phase, Status
+from thinwire.node.peer.status_parts import fragments_of, lineages, links_known
 from thinwire.node.runtime.console import bytes_text, count_text, plain
 from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
@@ -24,6 +28,9 @@ QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 
 NOTABLE = frozenset({"waiting", "waited"})
 """Events that a training loop of the user's own shows, too."""
+
+PLAN_SECONDS = 10.0
+"""Seconds between two comparisons with the plan: one takes a millisecond, or ten with 64 peers."""
 
 ALARMS = 64
 """Different alarms that the summary at the end lists."""
@@ -65,6 +72,7 @@ class Reporter:
         self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
         self._group, self._memory = group, memory
         self._away: dict[PeerId, str] = {}
+        self._plan, self._compared, self._compared_at = PlanCheck(), tuple[Comparison, ...](), -math.inf
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and print it if people should know it."""
@@ -116,9 +124,15 @@ class Reporter:
             "strays": peer.session.strays,
             "digest": digest.hex(),
         }
+        if outcome.commit is not None and peer.manifest.outer.fragment_count > 1:
+            fields["fragment"] = outcome.commit.opened.fragment
         if outcome.commit is not None and outcome.commit.opened.lineage:
             fields["lineage"] = outcome.commit.opened.lineage.hex()
         self._write("round", fields)
+        if steps and peer.identity.peer_id in outcome.contributors:
+            self._plan.add(fields, peer.environment.now(), fragments=peer.manifest.outer.fragment_count)
+        elif steps:
+            self._plan.interrupt()
         absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
         self._say(
@@ -143,14 +157,32 @@ class Reporter:
             self.emit("alarm over", {"detail": over.told})
 
     def summary(self, peer: Peer) -> None:
-        """Print the lineage and the alarms of this process, at its end; nothing if there were none."""
+        """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""
         if peer.ready and (names := lineages(peer)):
             text = f"ended in lineage {', '.join(name[:8] for name in names)}"
             self._say(INFO, text, {"kind": "ended", "lineages": names})
+        if self._compared:
+            figures = {"kind": "plan and outcome", "figures": msgspec.to_builtins(self._compared)}
+            self._say(INFO, f"plan and outcome: {comparison_text(self._compared)}", figures)
         told = self._lineages.told
         for alarm in self._alarms:
             text = told.get(alarm, alarm)
             self._say(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
+
+    def _plan_and_outcome(self, peer: Peer) -> tuple[Comparison, ...]:
+        """Return the comparison with the plan, made again if it is old."""
+        if peer.environment.now() - self._compared_at > PLAN_SECONDS or not self._compared:
+            others = [peer.session.announced[one] for one in peer.session.live if one in peer.session.announced]
+            trips = [peer.session.roster.distances.rtt(one) for one in peer.session.live]
+            found = self._plan.compare(
+                peer.manifest,
+                peer.layout.total,
+                PeerFacts(self.speed, *peer.presence.send_queue.bandwidth.known()),
+                [PeerFacts(one.speed, one.up, one.down) for one in others],
+                [trip for trip in trips if trip],
+            )
+            self._compared, self._compared_at = found or self._compared, peer.environment.now()
+        return self._compared
 
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""
@@ -186,7 +218,7 @@ class Reporter:
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
-            loss, _, _ = session.stats.get(other, (None, 0.0, 0))
+            said = session.announced.get(other)
             sent, received = traffic.get(other, (0, 0))
             others.append(
                 PeerStatus(
@@ -196,7 +228,7 @@ class Reporter:
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),
                     age=peer.presence.silence_of(other),
-                    loss=loss,
+                    loss=None if said is None else said.loss,
                     reason=f"banned: {session.roster.reason_of(other)}"
                     if state == "banned"
                     else peer.rounds.score_of(other) or self._away.get(other, ""),
@@ -233,6 +265,9 @@ class Reporter:
             group=self._group(),
             stalled=session.stalled(),
             stalls=stalls(peer),
+            plan=self._plan_and_outcome(peer),
+            links=links_known(peer),
+            fragments=fragments_of(peer),
             lineage=", ".join(lineages(peer)),
             continued=tuple(self._lineages.told),
             ready=tuple(sorted(one.hex() for one in session.ready)),
@@ -241,8 +276,3 @@ class Reporter:
             relay_left=lent.left,
             relay_refused=dict(lent.refused),
         )
-
-
-def lineages(peer: Peer) -> list[str]:
-    """Return the names of the lineages of a peer's fragments, without the first one."""
-    return sorted({one.lineage.hex() for _, one, _ in peer.replica.each(peer.layout) if len(one.chain) > 1})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+from thinwire.collectives.costs.outcome import Comparison
 
 _LIMIT = 4 << 20
 
@@ -37,6 +38,31 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     down: int = 0
     rtt: float = 0.0
     obstacle: str = ""
+
+
+class LinkStatus(msgspec.Struct, frozen=True, array_like=True):
+    """Link from `sender` to `receiver` (the first 16 digits of their ids), as the sender has measured it.
+
+    rtt: seconds there and back; rate: bytes/s; 0: unknown. Other peers announce their links with each round, rounded to an
+    eighth of a doubling.
+    """
+
+    sender: str
+    receiver: str
+    rtt: float
+    rate: float
+
+
+class FragmentStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Fragment with separate rounds: its last committed round, and the members of the next one.
+
+    lineage: its name; empty for the first one.
+    """
+
+    fragment: int
+    round: int
+    members: tuple[str, ...]
+    lineage: str = ""
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +101,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
     main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. What this peer
     relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`
-    bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason.
+    bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason. `plan`: figures of
+    a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round. `links`:
+    those that are known, of this peer and of others. `fragments`: those that this peer holds; empty if there is only one.
     """
 
     process: int
@@ -118,6 +146,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     relayed_bytes: int = 0
     relay_left: int | None = None
     relay_refused: dict[str, int] = {}
+    plan: tuple[Comparison, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
+    fragments: tuple[FragmentStatus, ...] = ()
 
     @property
     def saved_factor(self) -> float:

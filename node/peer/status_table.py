@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from thinwire.node.peer.reports.plan_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.console import bytes_text, count_text, plain
 
@@ -54,6 +55,7 @@ def summary(status: Status, wall: float) -> Text:
         *((("group", status.group),) if status.group else ()),
         *((("waits", status.stalled),) if status.stalled else ()),
         *((("lineage", status.lineage),) if status.lineage else ()),
+        *((("plan", comparison_text(status.plan)),) if status.plan else ()),
         ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),
     ]
     return Text("\n".join(f"{name:<11}{plain(value)}" for name, value in facts))

@@ -34,7 +34,7 @@ class Workload:
             # Members do not wait for peers on trial, so these announce early; their training does not count.
             return (pace + 1) // 2 if self._rounds.on_trial else pace
         oldest = self._replica.round - FRESH
-        others = [theirs for _, theirs, number in list(self._session.stats.values()) if number > oldest]
+        others = [one.speed for one in list(self._session.announced.values()) if one.round > oldest]
         return steps_by_power(speed, others, outer.sync_every, outer.step_ratio)
 
     @property

@@ -52,6 +52,9 @@ LEAST_EVENTS = 10**6
 """Least limit of an event log in bytes."""
 
 _MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
+MONITORS = ("tensorboard", "wandb")
+"""Tools of others that can show a run."""
+
 HF = "hf:"
 """Beginning of what names a model or data of the Hugging Face libraries."""
 
@@ -99,6 +102,7 @@ class Config:
     bootstrap: tuple[str, ...]
     directory_python: str
     events_limit: int
+    monitor: tuple[str, ...]
     home: Path | None
     directories: Directories
     sources: Mapping[str, str]
@@ -175,6 +179,13 @@ def _bootstrap(value: Any) -> tuple[str, ...]:
             "at most 32 multiaddresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW..., separated with commas"
         )
     return result
+
+
+def _monitor(value: Any) -> tuple[str, ...]:
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(part in ("", *MONITORS) for part in parts):
+        raise ValueError(f"some of {', '.join(MONITORS)}, separated with commas")
+    return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def _command(value: Any) -> str:
@@ -341,6 +352,7 @@ SETTINGS = (
         lambda v: _limit(v, LEAST_EVENTS),
         'most bytes of the event log of a run, such as "500MB", whose oldest events are then removed; 0: no limit',
     ),
+    Setting("monitor", (), _monitor, "tools that show the run, too: tensorboard, wandb; each must be installed"),
     Setting("home", None, _path, "one directory for all files, so that several daemons can share a machine"),
 )
 """All settings, in the order of `thinwire config show`."""

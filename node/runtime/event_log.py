@@ -6,7 +6,8 @@ fields. A number that is not finite is null.
 A large log is divided: when the file has SEGMENT bytes, it is moved to the folder of the same name without its suffix and
 compressed, as BEGIN-END.jsonl.gz, and a new file begins. BEGIN and END are offsets in the log as if it were one file.
 Readers use such offsets, so that a division changes nothing for them. The oldest segments are removed when all files
-together exceed a limit.
+together exceed a limit. Compression and removal may run in another thread, and a process may end at any moment of them:
+the next one finishes the work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,13 +33,17 @@ Emit: TypeAlias = Callable[[str, Mapping[str, object]], None]
 _OWN = {"at", "wall", "kind"}
 _BLOCK = 1 << 16
 
-LARGE = 4
-"""Segments of more than so many times the usual size are not compressed."""
+Aside: TypeAlias = Callable[[Callable[[], None]], bool]
+"""Function that runs another one, at once or in another thread; it returns False if it does not."""
 
 SEGMENT = 4 << 20
-"""Bytes after which a file is moved and compressed. That takes about a tenth of a second."""
+"""Bytes after which a file is moved and compressed, which takes about a tenth of a second of one core."""
+
+_PIECE = 1 << 20
+"""Bytes that are compressed between two looks at whether the log is closed."""
 
 _SEGMENT_NAME = re.compile(r"(\d{15})-(\d{15})\.jsonl(\.gz)?")
+_DRAFT_NAME = re.compile(rf"\.{_SEGMENT_NAME.pattern}")
 _LEVEL = 3  # of compression: twice as fast as the usual 6, and little larger
 
 
@@ -58,17 +62,18 @@ class EventLog:
     A line is handed to the system when `append` returns, so it survives a kill (not a power cut).
     """
 
-    def __init__(self, path: Path, limit: int = 0) -> None:
+    def __init__(self, path: Path, limit: int = 0, aside: Aside | None = None) -> None:
         """Open or create; truncate a line torn by a kill, so that every line is whole. Raises OSError.
 
-        limit: most bytes of all files; 0: no limit.
+        limit: most bytes of all files, which those that wait for `aside` may exceed for a moment; 0: no limit. aside: runs
+        compression and removal, one at a time; None: at once.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._limit, self._segment = path, limit, min(SEGMENT, limit // 4 or SEGMENT)
+        self._aside, self._tidying, self._closed = aside or _at_once, False, False
         self._open()
         self.lost = 0
-        with suppress(OSError):
-            self._compress()
+        self._tidy()
 
     def _open(self) -> None:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -121,45 +126,70 @@ class EventLog:
             self._full = self._size + self._segment
             return
         os.close(before)
-        with suppress(OSError):
-            self._compress()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Compress and remove segments, unless that is in progress: then the next division does it for both."""
+
+        def work() -> None:
+            try:
+                with suppress(OSError):
+                    self._compress()
+            finally:
+                self._tidying = False
+
+        if not self._tidying:
+            self._tidying = True
+            if not self._aside(work):
+                self._tidying = False
 
     def _compress(self) -> None:
         """Remove the oldest segments above the limit, then compress those that are not. Raises OSError.
 
-        A segment of an older version may be large. It stays as it is, because compression would stop the caller.
+        Another thread may append and divide meanwhile. After `close` it ends soon, with InterruptedError.
         """
+        for draft in _folder(self._path).glob(".*"):  # left by a kill
+            if _DRAFT_NAME.fullmatch(draft.name):
+                draft.unlink(missing_ok=True)
         segments = _segments(self._path)
         sizes = [file.stat().st_size for _, _, file in segments]
         most = self._limit - self._segment if self._limit else sum(sizes)
         while segments and sum(sizes) > most:
             segments.pop(0)[2].unlink()
             sizes.pop(0)
-        for begin, end, file in segments:
+        for _, _, file in segments:
             if file.suffix == ".gz":
                 file.with_suffix("").unlink(missing_ok=True)  # left by a kill
-            elif end - begin <= LARGE * self._segment:
-                _compress_file(file)
+            else:
+                self._compress_file(file)
 
     def close(self) -> None:
-        """Close the file; nothing is waiting to be written."""
+        """Close the file; nothing is waiting to be written. Compression in another thread ends soon."""
+        self._closed = True
         os.close(self._descriptor)
 
+    def _compress_file(self, file: Path) -> None:
+        """Replace a segment by its compressed form, which is on the disk before. Raises OSError."""
+        draft = file.with_name(f".{file.name}.gz")
+        try:
+            with open(file, "rb") as source, open(draft, "wb") as target:
+                with gzip.GzipFile("", "wb", _LEVEL, target) as compressed:
+                    while piece := source.read(_PIECE):
+                        if self._closed:
+                            raise InterruptedError
+                        compressed.write(piece)
+                target.flush()
+                os.fsync(target.fileno())
+            os.replace(draft, file.with_name(f"{file.name}.gz"))
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        file.unlink()
 
-def _compress_file(file: Path) -> None:
-    """Replace a segment by its compressed form, which is on the disk before. Raises OSError."""
-    draft = file.with_name(f".{file.name}.gz")
-    try:
-        with open(file, "rb") as source, open(draft, "wb") as target:
-            with gzip.GzipFile("", "wb", _LEVEL, target) as compressed:
-                shutil.copyfileobj(source, compressed, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(draft, file.with_name(f"{file.name}.gz"))
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    file.unlink()
+
+def _at_once(function: Callable[[], None]) -> bool:
+    function()
+    return True
 
 
 def _folder(path: Path) -> Path:

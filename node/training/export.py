@@ -1,6 +1,7 @@
-"""Export of weights: a safetensors file, or a folder for transformers, except for models of functions.
+"""Export of weights: a safetensors file, or a folder for transformers or peft.
 
-The built-in model is a Llama with other parameter names, so the folder's model_type is "llama".
+The built-in model is a Llama with other parameter names, so the folder's model_type is "llama". Models of functions have no
+folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
@@ -27,10 +29,11 @@ class ExportError(NoModelError):
     """Nothing to export in this format, or no place to write it."""
 
 
-def export(model: StoredModel, out: Path, format: str) -> None:
+def export(model: StoredModel, out: Path, format: str, config: Config) -> None:
     """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-    An existing file is replaced in one step.
+    An existing file is replaced in one step. config: names the base of an adapter that is to be merged, which raises what
+    `StoredModel.model` does.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
@@ -38,6 +41,8 @@ def export(model: StoredModel, out: Path, format: str) -> None:
     try:
         if format == "transformers":
             manifest = model.described()
+            if manifest.lora.rank:
+                weights = with_base(model, config)
             weights, description = for_transformers(weights, manifest, model.directory)
             out.mkdir(parents=True, exist_ok=True)
             write_tensors(out / "model.safetensors", weights)
@@ -92,15 +97,23 @@ def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | No
         file.close()
 
 
+def with_base(model: StoredModel, config: Config) -> dict[str, Array]:
+    """Return the weights of an adapter's base with the adapter added.
+
+    Raises ExportError, and what `StoredModel.model` does.
+    """
+    if model.described().model.kind != "hf":
+        raise ExportError("the base of this adapter is no model of transformers", "use --format peft")
+    from thinwire.node.training.models.lora import merged
+
+    made, _ = model.model(config, Path())
+    return merged(made)
+
+
 def for_transformers(
     weights: Mapping[str, Array], manifest: Manifest, directory: RunDirectory
 ) -> tuple[dict[str, Array], bytes]:
     """Return weights under the names of transformers, and the content of config.json. Raises ExportError."""
-    if manifest.lora.rank:
-        raise ExportError(
-            "the run trains an adapter, not the whole model",
-            "use --format peft; peft.PeftModel.from_pretrained(base, OUT).merge_and_unload() makes one model of both",
-        )
     if manifest.model.kind != "hf":
         renamed, description = llama(weights, manifest)
         return renamed, json.dumps(description, indent=2).encode() + b"\n"

@@ -13,7 +13,7 @@ from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Jso
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
-    from thinwire.sims.planner.outcome import Outcome
+    from thinwire.collectives.costs.outcome import Outcome
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
@@ -159,9 +159,9 @@ def plan(
     )  # fmt: skip
     answer = planner.plan(asked)
     if came is not None:
-        from thinwire.sims.planner.outcome import comparison
+        from thinwire.collectives.costs.outcome import comparison
 
-        compared = comparison(answer, came)
+        compared = comparison(asked, answer.round, came)
     if json:
         import msgspec
 
@@ -178,11 +178,18 @@ def plan(
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> Outcome:
     """Return the outcome of a run of this machine. Raises InputError, PlanError."""
+    from thinwire.collectives.costs.outcome import FEWEST, outcome_of
+    from thinwire.collectives.costs.question import PlanError
     from thinwire.node.runtime.event_log import read_events
-    from thinwire.sims.planner.outcome import outcome_of
 
     directory, _ = run_called(settings(context, debug, {"home": home}).directories, run)
-    return outcome_of(read_events(directory.events).events)
+    found = outcome_of(read_events(directory.events).events)
+    if found is None:
+        raise PlanError(
+            f"fewer than {FEWEST} rounds can be compared",
+            "train longer; a round counts if another peer contributed and the same process made the round before",
+        )
+    return found
 
 
 def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -> None:

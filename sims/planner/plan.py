@@ -6,24 +6,23 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from thinwire.collectives.topology.shards import Sized
-from thinwire.compression.registry import dense as dense_codec
-from thinwire.sims.planner.method_costs import (
-    HOPS,
+from thinwire.collectives.costs.method_costs import (
     MethodCosts,
     bits,
     bits_both_ways,
     methods,
     pair_bits,
-    pair_rounds,
     rounds,
     row_of,
 )
+from thinwire.collectives.costs.question import PlanError, Question
+from thinwire.collectives.costs.round_costs import RoundCosts, round_costs
+from thinwire.collectives.costs.round_time import grids, largest_fragment
+from thinwire.collectives.costs.utilisation import Workload, needed, utilisation
+from thinwire.collectives.topology.shards import Sized
+from thinwire.compression.registry import dense as dense_codec
 from thinwire.sims.planner.pipeline_costs import Pipeline, pipeline
-from thinwire.sims.planner.question import PlanError, Question
-from thinwire.sims.planner.round_time import grids, largest_fragment
 from thinwire.sims.planner.site_bytes import SiteBytes, sites
-from thinwire.sims.planner.utilisation import Workload, needed, utilisation
 from thinwire.swarm.messages.registry import MAX_GROUP
 from thinwire.swarm.method_specs.registry import METHODS
 
@@ -57,20 +56,6 @@ class MethodRow(msgspec.Struct, frozen=True):
     utilisation: float
     memory: float
     reaching: tuple[int | None, ...]
-
-
-class RoundCosts(msgspec.Struct, frozen=True):
-    """Round of this version: seconds of computing, agreement and data; bytes sent and received per peer."""
-
-    computing: float
-    agreement: float
-    data: float
-    sent: float
-    received: float
-    chunks: int
-    fragments: int
-    late: int
-    utilisation: float
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -132,7 +117,7 @@ def plan(question: Question) -> Plan:
     rows = tuple(_row(question, method, model) for method in found)
     paired, own = question.method == "noloco", row_of(question, found)
     cut = grids(question.parameters, _sized(question))
-    round = _round(question, own, chunks=sum(map(len, cut)), fragments=len(cut))
+    round = round_costs(question, own, chunks=sum(map(len, cut)), fragments=len(cut))
     held = model + own.memory
     chain = pipeline(question, held)
     return Plan(
@@ -148,27 +133,6 @@ def plan(question: Question) -> Plan:
         pipeline=chain,
         notes=tuple(_notes(question, round.late, len(cut), held, chain)),
         sites=_sites(question),
-    )
-
-
-def _round(question: Question, own: MethodCosts, *, chunks: int, fragments: int) -> RoundCosts:
-    """Return the round of the manifest's method: modelled to the message, or the estimate of its row."""
-    if own.name in ("DiLoCo", "eager", "gossip"):
-        now = (pair_rounds if own.name == "gossip" else rounds)(question, question.every)
-        busy, late = (own.busy(question.every), 0) if own.name == "eager" else (now.busy, now.late)
-        return RoundCosts(now.waiting, now.agreement, now.data, now.sent, now.received, chunks, fragments, late, busy)
-    slowest = max(machine.step for machine in question.machines)
-    agreeing = (2 if own.name == "powersgd" else 1) * HOPS * question.latency
-    return RoundCosts(
-        question.every * slowest,
-        agreeing,
-        own.seconds - agreeing,
-        own.moved,
-        own.moved,
-        chunks,
-        fragments,
-        0,
-        own.busy(question.every),
     )
 
 

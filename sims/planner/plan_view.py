@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from thinwire.collectives.costs.outcome import Comparison, Outcome, Unit
+from thinwire.collectives.costs.question import Question
 from thinwire.node.runtime.console import bytes_text
 from thinwire.sims.network.regions import MBIT
-from thinwire.sims.planner.outcome import Comparison, Outcome, Unit
 from thinwire.sims.planner.pipeline_costs import Pipeline
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
-from thinwire.sims.planner.question import Question
 from thinwire.sims.planner.site_bytes import SiteBytes
 
 NAMES = {"diloco": "DiLoCo", "muloco": "MuLoCo"}

@@ -5,25 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
-from thinwire.collectives.gossip.pair_codec import PairCodec
-from thinwire.collectives.gossip.pair_codec import halves as parse_halves
-from thinwire.compression.powersgd import PowerSGD
-from thinwire.compression.registry import Named, SpecError
-from thinwire.compression.registry import dense as dense_codec
-from thinwire.compression.registry import parse as parse_codec
-from thinwire.compression.sparse.demo import Demo
-from thinwire.compression.sparse.topk import LEVELS, Sparse
+from thinwire.collectives.costs.question import PeerMachine, PlanError, Question, question_of
+from thinwire.compression.registry import SpecError
 from thinwire.sims.network.regions import ACCESS, MBIT
-from thinwire.sims.planner.exchange_bytes import sparse_bits
-from thinwire.swarm.choices import MethodName, Topology
-from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
-from thinwire.swarm.manifest.tables import Exchange
-from thinwire.swarm.method_specs.noloco import NoLoCo
 
 MAX_PEERS = 10_000
 """Maximum number of peers of a plan."""
@@ -34,72 +22,6 @@ _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]{1,2})?)([kmbgt]?)", re.IGNOR
 _LINK = re.compile(
     r"(?:(?P<count>[0-9]{1,6})x)?(?:(?P<kind>[a-z]+)|(?P<down>[0-9.]{1,12})/(?P<up>[0-9.]{1,12}))(?:@(?P<step>[0-9.]{1,12}))?"
 )
-
-
-class PlanError(HintedError):
-    """Error for a question that cannot be planned."""
-
-    exit_code: ClassVar[int] = 2
-
-
-class PeerMachine(msgspec.Struct, frozen=True):
-    """Equal peers: their number, bytes/s down and up, and seconds of one inner step."""
-
-    count: int
-    down: float
-    up: float
-    step: float
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Model, its peers, and the parameters of their exchange.
-
-    tokens: tokens of one inner step of one peer, 0: unknown. rtt, grace: seconds. every: inner steps per round. memory:
-    bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
-    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
-    are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
-    own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
-    own_bits per parameter. hidden: the method trains during an exchange. assumed: values that were not given.
-    """
-
-    name: str
-    parameters: int
-    layers: int
-    width: int
-    tokens: int
-    machines: tuple[PeerMachine, ...]
-    rtt: float
-    every: int
-    codec: str
-    method: MethodName
-    topology: Topology
-    lr: float
-    gamma: float
-    grace: float
-    quorum: float
-    memory: float
-    moments: int
-    sized: bool = True
-    group: int = 2
-    assumed: tuple[str, ...]
-    line: PeerMachine | None = None
-    own_codec: str = ""
-    own_bits: float = 0.0
-    hidden: bool = False
-
-    @property
-    def peers(self) -> int:
-        return sum(machine.count for machine in self.machines)
-
-    @property
-    def halves(self) -> PairCodec:
-        """Codec of what one partner of a pair sends."""
-        return parse_halves(self.codec, lr=self.lr, gamma=self.gamma)
-
-    @property
-    def latency(self) -> float:
-        """One-way latency in seconds."""
-        return self.rtt / 2
 
 
 def question(
@@ -132,8 +54,6 @@ def question(
     assumed: list[str] = []
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
-    paired = settings.outer.gossip
-    gossip = settings.method(NoLoCo) if paired else NoLoCo()
     size, deep, wide = _sizes(manifest, parameters, layers, width)
     if not deep:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
@@ -151,47 +71,26 @@ def question(
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
         step = 6.0 * size * tokens / (speed * 1e12)
         assumed.append(f"{step:.3g} s for an inner step: 6 flop per parameter and token at {speed:g} TFLOP/s")
-    own = parse_codec(settings.exchange.codec)
-    own_bits = _bits(own, wide)
-    try:
-        spec = dense_codec(codec or (Exchange().codec if own_bits else settings.exchange.codec)).spec
-    except SpecError as error:
-        raise PlanError(str(error), "the default is int8(block=256)") from None
     if not every and manifest is None:
         assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
-    return Question(
-        name=settings.run.name if manifest else "",
-        parameters=size,
-        layers=deep,
-        width=wide,
-        tokens=tokens or 0,
-        machines=_machines(links, peers, step),
-        rtt=rtt / 1e3,
-        every=every or settings.outer.sync_every,
-        codec=spec,
-        method=settings.outer.method,
-        topology=settings.exchange.topology,
-        lr=gossip.lr,
-        gamma=gossip.gamma,
-        grace=settings.exchange.timeout_seconds,
-        quorum=settings.exchange.fraction,
-        memory=(memory or 0.0) * (1 << 30),
-        moments=2 if inner.optimizer == "adamw" else 1,
-        sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",
-        group=settings.exchange.gossip_group_size,
-        assumed=tuple(assumed),
-        line=_line(site) if site else None,
-        own_codec=own.spec if own_bits else "",
-        own_bits=own_bits,
-        hidden=settings.overlap > 0,
-    )
-
-
-def _bits(codec: Named, width: int) -> float:
-    """Return the bits per parameter of a codec that is not dense, for matrices of width × width; or 0."""
-    if isinstance(codec, Sparse | Demo):
-        return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
-    return 2 * 32 * codec.rank / width if isinstance(codec, PowerSGD) else 0.0
+    try:
+        return question_of(
+            settings,
+            name=settings.run.name if manifest else "",
+            parameters=size,
+            layers=deep,
+            width=wide,
+            tokens=tokens or 0,
+            machines=_machines(links, peers, step),
+            rtt=rtt / 1e3,
+            every=every or 0,
+            codec=codec,
+            memory=(memory or 0.0) * (1 << 30),
+            line=_line(site) if site else None,
+            assumed=tuple(assumed),
+        )
+    except SpecError as error:
+        raise PlanError(str(error), "the default is int8(block=256)") from None
 
 
 def count(text: str) -> int:

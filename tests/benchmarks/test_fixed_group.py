@@ -7,11 +7,11 @@ import pytest
 from fixed_group import Averager, Flat
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.costs.round_time import ring_data
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.planner.round_time import ring_data
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Welcome

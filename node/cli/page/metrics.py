@@ -14,6 +14,7 @@ GAUGES: dict[str, tuple[str, Number]] = {
     "round": ("Last committed round.", lambda status: status.round),
     "rounds": ("Rounds of the run; 0: no end.", lambda status: status.rounds),
     "loss": ("Training loss of this peer in its last round, nats per token.", lambda status: status.loss),
+    "held_out_loss": ("Loss on held-out text, nats per token.", lambda status: status.held_out),
     "tokens_per_second": ("Training speed of this peer.", lambda status: status.tokens_per_second),
     "sync_seconds": ("Seconds of the last exchange.", lambda status: status.sync_seconds),
     "alike": ("1 if all peers have the same weights.", lambda status: float(status.alike)),

@@ -34,7 +34,7 @@ SHOWN = (
 SECRET = frozenset({"invite"})
 """Fields of a status that no page shows: any program that reads them could join."""
 
-PRIVATE = frozenset({"addresses", "reach", "checkpoint", "process", "process_started"})
+PRIVATE = frozenset({"addresses", "links", "reach", "checkpoint", "process", "process_started"})
 """Fields of a status that a public page leaves out."""
 
 HISTORY_BYTES = 64 << 20

@@ -72,13 +72,13 @@ class FragmentSessions:
             presence.live,
             presence.send_queue,
         )
-        self.stats: dict[PeerId, tuple[float, float, int]] = {}
-        """Latest (loss, tokens/s, round of some fragment) that each peer announced."""
+        self.announced: dict[PeerId, Ready] = {}
+        """Latest announcement of each peer, of some fragment."""
         self._emit, self._strays = emit, 0
         stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
-        self._announced: dict[int, dict[PeerId, tuple[int, float]]] = {}  # fragment -> peer -> (round, time)
+        self._heard: dict[int, dict[PeerId, tuple[int, float]]] = {}  # fragment -> peer -> (round, time)
         self.links: dict[int, FragmentSession] = {}
         self.copies: dict[int, StandbyCopy] = {}
         """States of fragments that this peer does not hold, by number."""
@@ -97,7 +97,7 @@ class FragmentSessions:
                 fragment=number,
                 stash=stash,
                 turn=turn,
-                stats=self.stats,
+                announced=self.announced,
                 told=self._advanced,
                 on_commit=partial(self._committed, number, on_commit),
                 founder=founder,
@@ -174,7 +174,7 @@ class FragmentSessions:
             link.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        for announced in self._announced.values():
+        for announced in self._heard.values():
             announced.pop(peer, None)
         for link in self.links.values():
             link.on_link_down(peer, gone=gone)
@@ -188,7 +188,7 @@ class FragmentSessions:
         link, copy = self.links.get(number), self.copies.get(number)
         if link is not None:
             if isinstance(message, Ready) and message.weight and peer in self.live:
-                announced = self._announced.setdefault(number, {})
+                announced = self._heard.setdefault(number, {})
                 if announced.get(peer, (0, 0.0))[0] < message.round:
                     announced[peer] = message.round, self.now()
             link.on_frame(peer, frame)
@@ -205,7 +205,7 @@ class FragmentSessions:
 
     def late(self, opened: Open, at: float) -> float:
         """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
-        entries, said = {entry.peer for entry in opened.contributors}, self._announced.get(opened.fragment, {})
+        entries, said = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
         times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
         return at - median_low(times) if times and self.me not in entries else 0.0
 

@@ -77,7 +77,7 @@ class GossipSession:
         codec, grid = replica.codec, replica.grid
         self.strays = 0
         """Dropped frames of past or distant rounds."""
-        self.stats: dict[PeerId, tuple[float, float, int]] = {}
+        self.announced: dict[PeerId, Ready] = {}
         """Latest (loss, tokens/s, round) that each peer announced."""
         self.usual = 0.0
         """Running norm of contributions, see `aggregation.outliers`."""
@@ -246,7 +246,7 @@ class GossipSession:
         self._early.drop(peer)
         self._inquiry.on_link_down(peer)
         self._present.discard(peer)
-        self.stats.pop(peer, None)
+        self.announced.pop(peer, None)
         for circle in (self._past, self.current):
             if circle is not None:
                 circle.on_link_down(peer)
@@ -281,7 +281,7 @@ class GossipSession:
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
         message, current = frame.message, self.current
         if isinstance(message, Ready):
-            self.stats[peer] = (message.loss, message.speed, number)
+            self.announced[peer] = message
             self._present.add(peer)
             self._states.done(peer, number)
             if not self._entered:

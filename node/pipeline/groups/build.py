@@ -176,7 +176,7 @@ def _alone(peer: Peer) -> bool:
     roster, groups = peer.presence.roster, peer.seats(linked=True).groups.items()
     able = {origin for origin, held in groups if all(held.values())}
     able |= {one for origin, held in groups if origin in able for peers in held.values() for one in peers}
-    for one in peer.session.stats if peer.ready else ():
+    for one in peer.session.announced if peer.ready else ():
         record = roster.record_of(one)
         if roster.alive(one) and record is not None and (not record.capabilities or one in able):
             return False
@@ -187,9 +187,9 @@ def _speeds(peer: Peer) -> list[float]:
     """Return the tokens per second that peers with the whole model and origins have announced recently."""
     if not peer.ready:
         return []
-    said = [(one, speed, round) for one, (_, speed, round) in list(peer.session.stats.items())]
-    newest, alive = max((round for _, _, round in said), default=0), peer.presence.roster.alive
-    return [speed for one, speed, round in said if speed > 0 and round > newest - FRESH and alive(one)]
+    said, alive = list(peer.session.announced.items()), peer.presence.roster.alive
+    newest = max((ready.round for _, ready in said), default=0)
+    return [ready.speed for one, ready in said if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
 
 
 def _source(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,30 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
                 "name linear layers of the model in lora.targets",
             ) from error
     return adapted.train()
+
+
+def merged(model: nn.Module) -> dict[str, Array]:
+    """Return the parameters of the base with the adapter added to them, under the names of the base.
+
+    model: result of `with_adapter`, on any device; it is changed. Raises ModelError if a sum is not finite, and for an
+    adapter beside a parameter that other layers have, too, such as a tied head.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)]
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for name, layer in adapted:
+        if any(uses[id(parameter)] > 1 for parameter in layer.get_base_layer().parameters()):
+            raise ModelError(f"the adapter cannot be added to {name}, which is tied", "export it with --format peft")
+        try:
+            layer.merge(safe_merge=True)
+        except ValueError as error:
+            raise ModelError(
+                f"the adapter cannot be added to {name}: {error}", "export it with --format peft"
+            ) from error
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, layer.get_base_layer())
+    return {name: parameter.detach().float().cpu().numpy() for name, parameter in model.named_parameters()}
 
 
 def base_digest(model: nn.Module) -> str:

@@ -9,6 +9,10 @@ import urllib.request
 
 import pytest
 from kit.daemons import CAP
+from thinwire.collectives.costs.outcome import Comparison
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
+from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.event_log import EventLog
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -34,6 +38,26 @@ def until(what, true):
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.05)
     return value
+
+
+def a_browser(width):
+    """Return a headless browser with a window of this width."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-sync",
+    ):
+        options.add_argument(word)
+    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    browser.set_window_size(width, 900)
+    return browser
 
 
 def page_of(machine, daemon):
@@ -90,26 +114,12 @@ def test_page_that_cannot_listen_says_why(machine):
 @pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its driver")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_page_in_a_browser_shows_what_the_api_says(machine, width):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
     swarm = machine(steps=4, rounds=6)
     daemon = swarm.found("a")
     daemon.wait("round", round=3)
     url = page_of(swarm, daemon)
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for word in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-sync",
-    ):
-        options.add_argument(word)
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    browser = a_browser(width)
     try:
-        browser.set_window_size(width, 900)
         browser.get(url)
         assert daemon.exit() == 0
         until("the end of the run on the page", lambda: "6 of 6" in browser.find_element("id", "facts").text)
@@ -120,5 +130,55 @@ def test_page_in_a_browser_shows_what_the_api_says(machine, width):
         assert "not running" in until("the phase", lambda: browser.find_element("id", "phase").text)
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    finally:
+        browser.quit()
+
+
+@pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its driver")
+@pytest.mark.parametrize("width", [1200, 400])
+def test_page_in_a_browser_shows_links_fragments_plan_and_lineages(machine, tmp_path, width):
+    here = machine()
+    daemon = here.daemon("a")
+    files = directories(daemon.home)
+    peers = [f"{number:02x}" * 32 for number in range(1, 5)]
+    links = [
+        LinkStatus(one[:16], other[:16], 0.01 * (1 + number), 1e6 / (1 + number))
+        for number, one in enumerate(peers)
+        for other in peers
+        if one != other
+    ]
+    process, started = this_process()
+    status = Status(
+        process=process, process_started=started, wall=time.time(), peer=peers[0], run="ab" * 32, run_name="demo", round=9,
+        peers=tuple(PeerStatus(peer=one, name=f"<b>{one[:2]}", state="alive") for one in peers[1:]), links=tuple(links),
+        fragments=tuple(FragmentStatus(fragment=n, round=4 + n, members=("a", "b")) for n in range(2)),
+        plan=(Comparison("a round", "seconds", 2.0, 2.5, 1.25), Comparison("utilisation", "part", 0.9, 0.85, 0.94)),
+    )  # fmt: skip
+    write_status(files.status, status)
+    log = EventLog(files.run(b"\xab" * 32).events)
+    for number in range(1, 10):
+        lineage = {"lineage": "c0ffee" * 10} if number > 6 else {}
+        shown = {"round": number, "members": [one[:8] for one in peers[: 4 if number < 7 else 2]], "contributors": 2}
+        log.append("round", {**shown, **lineage, "fragment": 0, "sync_seconds": 0.5, "missing": {}}, at=0.0, wall=1e9)
+    log.close()
+    url = page_of(here, daemon)
+    browser = a_browser(width)
+    try:
+        browser.get(url)
+        until("the matrix", lambda: browser.find_elements("css selector", "#links td"))
+        assert len(browser.find_elements("css selector", "#links td")) == 16
+        assert len(browser.find_elements("css selector", "#links i")) == 2 * 12
+        text = browser.find_element("id", "links").text
+        assert "10.0 ms" in text and "8.00 Mbit/s" in text and "<b>02" in text
+        colours = {
+            one.value_of_css_property("background-color") for one in browser.find_elements("css selector", "#links i")
+        }
+        assert len(colours) == 4, "each link is as good as its sender"
+        assert len(browser.find_elements("css selector", "#fragments tr")) == 3
+        assert "85 %" in browser.find_element("id", "plan").text
+        assert "lineage c0ffeec0" in browser.find_element("id", "crowd").text
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+        browser.save_screenshot(str(tmp_path / "page.png"))
     finally:
         browser.quit()

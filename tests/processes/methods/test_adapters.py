@@ -93,4 +93,9 @@ sync_every = 10
     assert loaded(text, labels=text).loss.item() < untrained - 0.05
     assert (base / "model.safetensors").read_bytes() == before and base_digest(loaded.unload()) == weights
     refused = other.command("export", str(tmp_path / "whole"), "--format", "transformers")
-    assert refused.returncode == 2 and "merge_and_unload" in refused.stderr
+    assert refused.returncode == 2 and "--model hf:FOLDER" in refused.stderr
+    done = other.command("export", str(tmp_path / "whole"), "--format", "transformers", "--model", f"hf:{copy}")
+    assert done.returncode == 0, done.stderr
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out)
+    assert torch.allclose(whole(text).logits, loaded(text).logits, atol=1e-4)

@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 import pytest
+from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.planner.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes
 from thinwire.swarm.frame import HEADER_BYTES, Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.collectives.costs.method_costs import methods, rounds
 from thinwire.node.cli import main
-from thinwire.sims.planner.method_costs import methods, rounds
 from thinwire.sims.planner.pipeline_costs import MICRO, pipeline
 from thinwire.sims.planner.plan import Plan, plan
 from thinwire.sims.planner.plan_view import percent, rate_text, seconds_text, size_text

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from thinwire.sims.planner.utilisation import GRID, Schedule, Workload, needed, over, utilisation
+from thinwire.collectives.costs.utilisation import GRID, Schedule, Workload, needed, over, utilisation
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 BITS, FP4 = 13.3, 3.3

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from statistics import mean
 
 import pytest
+from thinwire.collectives.costs.gossip_time import pair_time
+from thinwire.collectives.costs.round_time import PlannedPeer, round_time
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.compression import registry
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.planner.gossip_time import pair_time
-from thinwire.sims.planner.round_time import PlannedPeer, round_time
 
 ROUNDS = 4
 GRACE = 20.0

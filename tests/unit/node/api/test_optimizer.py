@@ -111,6 +111,18 @@ def test_optimizer_supports_closures():
     assert swarm.calls == [(1, 1, loss.item()), (1, 1, 2.5), (1, 1, None)]
 
 
+def test_loss_of_a_round_is_the_mean_of_those_that_are_known():
+    model, swarm, inner, optimizer = make(steps=3)
+    for loss in (1.0, torch.tensor([2.0], requires_grad=True), None):
+        backward(model)
+        optimizer.step(loss=loss)
+    source = iter([torch.tensor(4.0), None, torch.tensor(8.0)]).__next__
+    optimizer = SwarmOptimizer(swarm, inner, 1, loss_of_step=source)
+    for _ in range(3):
+        optimizer.step()
+    assert [loss for _, _, loss in swarm.calls] == [1.5, 6.0]
+
+
 @pytest.mark.parametrize(
     "make_scheduler",
     [

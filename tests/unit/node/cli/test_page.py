@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from starlette.testclient import TestClient
 from thinwire.node.cli.page.metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.page.server import PAGE, application
-from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.status import LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog
 
@@ -69,8 +71,11 @@ def test_state_has_the_status_and_the_history(files):
 
 
 def test_no_answer_contains_the_invite_and_no_public_one_an_address(files):
-    write_status(files.status, status_of(checkpoint="/somewhere/step-1", reach="behind NAT"))
+    links = (LinkStatus(ME[:16], OTHER[:16], 0.125, 1e6),)
+    write_status(files.status, status_of(checkpoint="/somewhere/step-1", reach="behind NAT", links=links))
     play(files)
+    assert "0.125" in client(files).get("/api/v1/state").text
+    assert "0.125" not in client(files, public=True).get("/api/v1/state").text
     for path in ("/", "/api/v1/state", "/metrics"):
         assert "tw1-secret" not in client(files).get(path).text
         public = client(files, public=True).get(path).text
@@ -136,3 +141,15 @@ def test_metrics_have_every_figure_of_the_status(files):
     assert f'thinwire_peers{{{labels},state="alive"}} 1.0' in text and "thinwire_sent_bytes_total" in text
     assert exposition(None, running=False).decode().count("thinwire_") == 3
     assert "thinwire_loss{" not in exposition(msgspec.structs.replace(status_of(), loss=None), running=True).decode()
+
+
+def test_dashboard_of_grafana_names_metrics_that_exist_and_all_of_them():
+    board = json.loads((Path(__file__).parents[4] / "examples" / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    named = {name for text in asked for name in re.findall(r"thinwire_\w+", text)}
+    text = exposition(status_of(held_out=2.0), running=True).decode()
+    present = set(re.findall(r"^(thinwire_\w+)[ {]", text, re.MULTILINE))
+    assert len(named) > 10 and named == {name for name in present if not name.endswith("_created")}
+    labels = {label for text in asked for label in re.findall(r"\{(\w+)=", text)}
+    assert labels == {"run"} and f'run="{RUN[:16]}"' in text

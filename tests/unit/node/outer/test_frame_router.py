@@ -130,11 +130,11 @@ def test_message_of_the_next_round_is_delivered_when_it_begins():
 
 def test_refused_connection_is_no_death_for_the_quorum():
     scene = Scene()
-    scene.session.stats[ANN] = (1.0, 1.0, 1)
+    scene.session.announced[ANN] = Ready(1, 0, 1, bytes(32), bytes(32), 1, b"", True, 1.0, 1.0)
     scene.session.on_link_down(BEN, gone=False)
     assert not scene.session.catch_up.gone
     scene.session.on_link_down(ANN, gone=True)
-    assert scene.session.catch_up.gone == {ANN} and not scene.session.stats
+    assert scene.session.catch_up.gone == {ANN} and not scene.session.announced
     agreement = scene.session.current.agreement
     assert not agreement.able and set(agreement.absent) == {ANN, BEN}
     scene.session.on_link_up(ANN)

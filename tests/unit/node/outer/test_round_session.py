@@ -44,7 +44,7 @@ def test_session_applies_rounds_and_remembers_them():
         assert commits == [0, 1], "before the commit is applied, and for no other phase"
         phases = [fields["phase"] for name, fields in scene.events if name == "phase"]
         assert {"vote", "commit"} <= set(phases)
-        assert scene.session.stats[ANN] == (1.0, 1.0, 2) and BEN not in scene.session.stats
+        assert scene.session.announced[ANN].round == 2 and BEN not in scene.session.announced
 
     asyncio.run(main())
 

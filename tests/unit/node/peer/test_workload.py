@@ -9,13 +9,13 @@ from thinwire.swarm.manifest.parser import parse
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
-def workload(outer="", *, round=4, stats=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0):
+def workload(outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0):
     roster = SimpleNamespace(alive=lambda peer: peer in alive, view=SimpleNamespace(peers=(ME, OTHER, THIRD)))
     return Workload(
         parse(outer),
         ME,
         replica=SimpleNamespace(round=round, members=members, alike=alike, ledger=ledger, complete=True),
-        session=SimpleNamespace(stats=dict(enumerate(stats)), roster=roster),
+        session=SimpleNamespace(announced=dict(enumerate(announced)), roster=roster),
         rounds=SimpleNamespace(turn=turn, next_cut=0, on_trial=False),
     )
 
@@ -53,10 +53,11 @@ def test_lease_has_this_members_part_of_the_global_batch(members, samples):
 
 def test_inner_steps_follow_the_manifest_and_speed():
     power = "[outer]\nsync_every = 12\nstep_balancing = 'by-speed'"
-    stats = [(1.0, 400.0, 4), (1.0, 400.0, 4), (1.0, 7.0, 1)]  # the last one has been silent for too long
-    assert workload("[outer]\nsync_every = 12", stats=stats).steps(100.0) == 12
-    assert workload(power, stats=stats).steps(100.0) == 3
-    assert workload(power, stats=stats).steps(0.0) == 3  # not measured yet: a quarter
+    silent = SimpleNamespace(speed=7.0, round=1)  # for too long
+    told = [SimpleNamespace(speed=400.0, round=4)] * 2 + [silent]
+    assert workload("[outer]\nsync_every = 12", announced=told).steps(100.0) == 12
+    assert workload(power, announced=told).steps(100.0) == 3
+    assert workload(power, announced=told).steps(0.0) == 3  # not measured yet: a quarter
     assert workload(power).steps(100.0) == 12
     merge = "[outer]\nmethod = 'merge'\nsync_every = 9"
     assert (workload(merge, round=0).steps(100.0), workload(merge, round=1).steps(100.0)) == (0, 9)

@@ -205,7 +205,7 @@ def test_config_show_has_every_setting_with_its_source(home):
     assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
     # The printed settings can be read again.
     again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
-    again |= {name: ",".join(again[name]) for name in ("advertise", "bootstrap")}
+    again |= {name: ",".join(again[name]) for name in ("advertise", "bootstrap", "monitor")}
     assert {k: v["value"] for k, v in config_table.as_json(load(again, {})).items()} == {
         k: v["value"] for k, v in plain.items()
     }

@@ -3,6 +3,8 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
 from thinwire.node.runtime import event_log
+from thinwire.node.runtime.background import Background
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.event_log import EventLog, end_of_events, read_events
 from thinwire.node.runtime.process_lock import InUseError
@@ -165,7 +168,7 @@ def test_unopenable_event_log_is_named(tmp_path):
     events = config.directories.run(b"r" * 32).events
     events.mkdir(parents=True)
     with pytest.raises(InUseError, match="events.jsonl") as error:
-        ReportSinks(config, b"r" * 32)
+        ReportSinks(config, b"r" * 32, b"p" * 32)
     assert error.value.exit_code == 3 and "--home" in error.value.hint
 
 
@@ -287,14 +290,83 @@ def test_oldest_segments_are_removed_although_the_disk_takes_no_compressed_ones(
     assert numbers(read_events(path))[-1] == 499
 
 
-def test_large_log_of_an_older_version_is_not_compressed(tmp_path, short_segments):
-    """Compression would stop the event loop for seconds."""
-    path = tmp_path / "events.jsonl"
-    log = EventLog(path)
-    line = b'{"at": 0.0, "wall": 0.0, "kind": "n", "n": -1}\n'
-    log.close()
-    path.write_bytes(line * 500)
-    log = EventLog(path)
+def segments(path):
+    return sorted(one.name for one in (path.parent / "events").iterdir())
+
+
+def test_division_leaves_compression_to_another_thread_one_at_a_time(tmp_path, short_segments):
+    path, waiting = tmp_path / "events.jsonl", []
+    log = EventLog(path, aside=lambda work: waiting.append(work) or True)
+    waiting.pop()()
+    numbered(log, 0, 100)
+    assert len(waiting) == 1 and len(segments(path)) > 4 and not any(name.endswith(".gz") for name in segments(path))
+    assert numbers(read_events(path)) == list(range(100))
+    waiting.pop()()
+    assert all(name.endswith(".gz") for name in segments(path)) and numbers(read_events(path)) == list(range(100))
+    numbered(log, 100, 120)
+    assert len(waiting) == 1, "the next division asks again"
+    refusing = EventLog(path, aside=lambda work: waiting.append(work) is not None)
+    numbered(refusing, 120, 160)
+    assert len(waiting) > 2, "a refused work is offered again"
+
+
+def test_compression_ends_soon_after_the_log_is_closed(tmp_path, short_segments, monkeypatch):
+    """A log of an older version may be large."""
+    path, waiting = tmp_path / "events.jsonl", []
+    path.write_bytes(b'{"at": 0.0, "wall": 0.0, "kind": "n", "n": -1}\n' * 500)
+    log = EventLog(path, aside=lambda work: waiting.append(work) or True)
+    waiting.pop()()
     numbered(log, 0, 2)
+    log.close()
+    waiting.pop()()
     (segment,) = (tmp_path / "events").iterdir()
     assert segment.suffix == ".jsonl" and numbers(read_events(path)) == [-1] * 500 + [0, 1]
+    EventLog(path).close()
+    (segment,) = (tmp_path / "events").iterdir()
+    assert segment.suffix == ".gz" and numbers(read_events(path)) == [-1] * 500 + [0, 1]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from thinwire.node.runtime import event_log
+from thinwire.node.runtime.background import Background
+from thinwire.node.runtime.background import Background
+event_log.SEGMENT = 2000
+path, number = Path(sys.argv[1]), int(sys.argv[2])
+log = event_log.EventLog(path, aside=Background("reports").run)
+while True:
+    assert log.append("n", {"n": number, "text": "x" * 100}, at=0.0, wall=0.0)
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_no_event_is_lost_if_processes_end_while_they_compress(tmp_path):
+    path, first = tmp_path / "events.jsonl", 0
+    for least in (31, 60, 87, 200):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, path, str(first)], stdout=subprocess.PIPE, text=True)
+        for line in child.stdout:
+            if int(line) >= first + least:
+                child.kill()
+                break
+        told = int(line)
+        child.wait()
+        child.stdout.close()
+        found = numbers(read_events(path))
+        assert found == list(range(len(found))) and len(found) >= told
+        first = len(found)
+    (tmp_path / "events" / f".{0:015d}-{5:015d}.jsonl.gz").write_bytes(b"a draft")
+    EventLog(path).close()
+    assert all(name.endswith(".jsonl.gz") and not name.startswith(".") for name in segments(path))
+    assert numbers(read_events(path)) == list(range(first))
+
+
+def test_background_runs_in_order_refuses_what_is_too_much_and_waits_at_the_end():
+    background, gate, done = Background("test", most=3), threading.Event(), []
+    assert background.run(gate.wait)
+    assert [background.run(partial(done.append, number)) for number in range(4)] == [True, True, False, False]
+    assert background.refused == 2 and not done
+    gate.set()
+    background.close()
+    assert done == [0, 1]

@@ -9,13 +9,18 @@ from typing import Any
 import blake3
 import pytest
 import torch
+from thinwire.node.runtime.config import Config, load
+from thinwire.node.runtime.directories import directories
+from thinwire.node.training.export import export
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
 from thinwire.node.training.models.lora import base_digest, in_peft
 from thinwire.node.training.models.user_model import ModelError
+from thinwire.node.training.stored_model import StoredModel
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 32}
 CODE = """
@@ -29,13 +34,19 @@ def make(vocab, context):
 
 def saved(folder: Path, seed: int) -> nn.Module:
     """Write a folder of transformers with random weights, and return the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2))  # type: ignore[arg-type]
     model.save_pretrained(folder)  # type: ignore[operator]
     (folder / "config.json").write_text(json.dumps(GPT2))
     return model
+
+
+def toml(weights: str, lora: str = "rank = 2", seed: int = 0) -> str:
+    digest = blake3.blake3(json.dumps(GPT2).encode()).hexdigest()
+    model = f'kind = "hf"\nname = "x"\ncontext = 16\nconfig_hash = "{digest}"\nweights = "{weights}"'
+    return f"[run]\nseed = {seed}\n[model]\n{model}\n[lora]\n{lora}\n[inner]\nbatch = 4\nwarmup = 0\nlr = 0.02"
 
 
 def learner(
@@ -49,11 +60,7 @@ def learner(
     **more: Any,
 ) -> LocalLearner:
     (path / "text.txt").write_text("a few words of text " * 300)
-    digest = blake3.blake3(json.dumps(GPT2).encode()).hexdigest()
-    model = f'kind = "hf"\nname = "x"\ncontext = 16\nconfig_hash = "{digest}"\nweights = "{weights}"'
-    manifest = parse(
-        f"[run]\nseed = {seed}\n[model]\n{model}\n[lora]\n{lora}\n[inner]\nbatch = 4\nwarmup = 0\nlr = 0.02"
-    )
+    manifest = parse(toml(weights, lora, seed))
     return prepared(path, manifest_of=manifest, named=f"hf:{folder}", weights=first, **more)
 
 
@@ -141,13 +148,58 @@ def test_adapter_beside_the_model_of_a_function(tmp_path: Path) -> None:
     name = f"adapted_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(CODE)
     (tmp_path / "text.txt").write_text("a few words of text " * 300)
-    toml = f'[model]\nkind = "module"\nname = "{name}:make"\ncontext = 16\nweights = "{{}}"\n[lora]\nrank = 2\ntargets = ["1"]'
+    text = f'[model]\nkind = "module"\nname = "{name}:make"\ncontext = 16\nweights = "{{}}"\n[lora]\nrank = 2\ntargets = ["1"]'
     with pytest.raises(WeightsError) as unnamed:
-        prepared(tmp_path, manifest_of=parse(toml.format("")), named=f"{name}:make")
+        prepared(tmp_path, manifest_of=parse(text.format("")), named=f"{name}:make")
     weights = unnamed.value.hint.split('"')[1]
-    made = prepared(tmp_path, manifest_of=parse(toml.format(weights)), named=f"{name}:make")
+    made = prepared(tmp_path, manifest_of=parse(text.format(weights)), named=f"{name}:make")
     assert [piece.name for piece in made.layout.pieces] == ["1.lora_A.default.weight", "1.lora_B.default.weight"]
     assert made.trainer.run_steps(2).steps == 2
+
+
+def stored(path: Path, base: Path, lora: str) -> tuple[StoredModel, Config, nn.Module]:
+    """Return an adapter that changes the logits as a stored model, settings that name its base, and the model of both."""
+    home = directories(path / "home")
+    run = home.run(bytes(32))
+    digest = base_digest(AutoModelForCausalLM.from_pretrained(base))
+    made = learner(path, base, weights=digest, lora=lora)
+    with torch.no_grad():
+        for number, (_, parameter) in enumerate(made.trainer.model.named_parameters()):
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    run.path.mkdir(parents=True)
+    run.model_config.write_bytes((base / "config.json").read_bytes())
+    model = made.trainer.model
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters() if p.requires_grad}
+    return (
+        StoredModel(weights, path, toml(digest, lora), run),
+        load({"home": path / "home", "model": f"hf:{base}"}, {}),
+        model,
+    )
+
+
+def test_merged_export_has_the_logits_of_base_and_adapter(tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", 1)
+    model, config, both = stored(tmp_path, tmp_path / "base", lora='rank = 2\ntargets = ["c_attn", "c_proj"]')
+    export(model, tmp_path / "out", "transformers", config)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert {type(layer) for layer in loaded.modules()} == {type(layer) for layer in base.modules()}
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted, found = both.eval()(tokens).logits, loaded.eval()(tokens).logits
+        assert torch.allclose(wanted, found, atol=1e-5) and not torch.allclose(
+            wanted, base.eval()(tokens).logits, atol=0.1
+        )
+    assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "base" / "config.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_adapter_beside_a_tied_head_is_not_merged(tmp_path: Path) -> None:
+    saved(tmp_path / "base", 1)
+    model, config, _ = stored(tmp_path, tmp_path / "base", lora='rank = 2\ntargets = ["lm_head"]')
+    with pytest.raises(ModelError, match="lm_head, which is tied"):
+        export(model, tmp_path / "out", "transformers", config)
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_are_those_of_peft() -> None:

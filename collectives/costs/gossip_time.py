@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
 import numpy as np
+from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, grids, wire
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
-from thinwire.sims.planner.round_time import PlannedPeer, RoundTime, grids, wire
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
 DRAWN = 1000

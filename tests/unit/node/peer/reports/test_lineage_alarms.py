@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.peer.lineage_alarms import ROUNDS, LineageAlarms
+from thinwire.node.peer.reports.lineage_alarms import ROUNDS, LineageAlarms
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import LIFE, Era, Fork
 

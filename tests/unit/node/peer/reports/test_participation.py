@@ -1,6 +1,6 @@
 """Count of contributions and the warning of a peer that is always late."""
 
-from thinwire.node.peer.participation import ALWAYS, Participation
+from thinwire.node.peer.reports.participation import ALWAYS, Participation
 
 
 def counted(*contributed):

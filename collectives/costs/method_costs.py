@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
+from thinwire.collectives.costs.gossip_time import pair_time
+from thinwire.collectives.costs.question import Question
+from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
+from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
 from thinwire.collectives.topology import relay_plan
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.compression.registry import dense as dense_codec
-from thinwire.sims.planner.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
-from thinwire.sims.planner.gossip_time import pair_time
-from thinwire.sims.planner.question import Question
-from thinwire.sims.planner.round_time import PlannedPeer, RoundTime, round_time
-from thinwire.sims.planner.utilisation import FRAGMENT, Schedule, Workload, utilisation
 from thinwire.swarm.choices import Topology
 
 KEPT = 64

@@ -1,0 +1,148 @@
+"""Question about the costs of a round: a model, its peers, their links, the settings of a manifest."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+from thinwire.collectives.costs.exchange_bytes import sparse_bits
+from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.gossip.pair_codec import halves as parse_halves
+from thinwire.compression.powersgd import PowerSGD
+from thinwire.compression.registry import Named
+from thinwire.compression.registry import dense as dense_codec
+from thinwire.compression.registry import parse as parse_codec
+from thinwire.compression.sparse.demo import Demo
+from thinwire.compression.sparse.topk import LEVELS, Sparse
+from thinwire.swarm.choices import MethodName, Topology
+from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.tables import Exchange
+from thinwire.swarm.method_specs.noloco import NoLoCo
+
+
+class PlanError(HintedError):
+    """Error for a question that cannot be planned."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class PeerMachine(msgspec.Struct, frozen=True):
+    """Equal peers: their number, bytes/s down and up, and seconds of one inner step."""
+
+    count: int
+    down: float
+    up: float
+    step: float
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Model, its peers, and the parameters of their exchange.
+
+    tokens: tokens of one inner step of one peer, 0: unknown. rtt, grace: seconds. every: inner steps per round. memory:
+    bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
+    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
+    are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
+    own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
+    own_bits per parameter. hidden: the method trains during an exchange. turns: fragments with separate rounds. assumed:
+    values that were not given.
+    """
+
+    name: str
+    parameters: int
+    layers: int
+    width: int
+    tokens: int
+    machines: tuple[PeerMachine, ...]
+    rtt: float
+    every: int
+    codec: str
+    method: MethodName
+    topology: Topology
+    lr: float
+    gamma: float
+    grace: float
+    quorum: float
+    memory: float
+    moments: int
+    sized: bool = True
+    group: int = 2
+    assumed: tuple[str, ...]
+    line: PeerMachine | None = None
+    own_codec: str = ""
+    own_bits: float = 0.0
+    hidden: bool = False
+    turns: int = 1
+
+    @property
+    def peers(self) -> int:
+        return sum(machine.count for machine in self.machines)
+
+    @property
+    def halves(self) -> PairCodec:
+        """Codec of what one partner of a pair sends."""
+        return parse_halves(self.codec, lr=self.lr, gamma=self.gamma)
+
+    @property
+    def latency(self) -> float:
+        """One-way latency in seconds."""
+        return self.rtt / 2
+
+
+def question_of(
+    settings: Manifest,
+    *,
+    name: str,
+    parameters: int,
+    layers: int,
+    width: int,
+    tokens: int,
+    machines: tuple[PeerMachine, ...],
+    rtt: float,
+    every: int = 0,
+    codec: str = "",
+    memory: float = 0.0,
+    line: PeerMachine | None = None,
+    assumed: tuple[str, ...] = (),
+) -> Question:
+    """Return the question that a manifest asks with these peers.
+
+    every, codec: those of the manifest, if not given. Raises SpecError for a codec that cannot be used.
+    """
+    gossip = settings.method(NoLoCo) if settings.outer.gossip else NoLoCo()
+    own = parse_codec(settings.exchange.codec)
+    own_bits = _bits(own, width)
+    return Question(
+        name=name,
+        parameters=parameters,
+        layers=layers,
+        width=width,
+        tokens=tokens,
+        machines=machines,
+        rtt=rtt,
+        every=every or settings.outer.sync_every,
+        codec=dense_codec(codec or (Exchange().codec if own_bits else settings.exchange.codec)).spec,
+        method=settings.outer.method,
+        topology=settings.exchange.topology,
+        lr=gossip.lr,
+        gamma=gossip.gamma,
+        grace=settings.exchange.timeout_seconds,
+        quorum=settings.exchange.fraction,
+        memory=memory,
+        moments=2 if settings.inner.optimizer == "adamw" else 1,
+        sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",
+        group=settings.exchange.gossip_group_size,
+        assumed=assumed,
+        line=line,
+        own_codec=own.spec if own_bits else "",
+        own_bits=own_bits,
+        hidden=settings.overlap > 0,
+        turns=settings.outer.fragment_count,
+    )
+
+
+def _bits(codec: Named, width: int) -> float:
+    """Return the bits per parameter of a codec that is not dense, for matrices of width × width; or 0."""
+    if isinstance(codec, Sparse | Demo):
+        return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
+    return 2 * 32 * codec.rank / width if isinstance(codec, PowerSGD) else 0.0

@@ -1,0 +1,1 @@
+"""Parts of the reports of a peer: alarms of lineages, its part in rounds, and plan and outcome."""

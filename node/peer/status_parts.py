@@ -1,0 +1,46 @@
+"""Parts of a peer's status: lineages, links and fragments."""
+
+from __future__ import annotations
+
+from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.status import FragmentStatus, LinkStatus
+from thinwire.swarm.identity.identity import short
+from thinwire.swarm.membership.quantized_links import LEAST_RATE, LEAST_RTT, value
+from thinwire.swarm.messages.agreement import SPAN_PREFIX
+
+
+def lineages(peer: Peer) -> list[str]:
+    """Return the names of the lineages of a peer's fragments, without the first one."""
+    return sorted({one.lineage.hex() for _, one, _ in peer.replica.each(peer.layout) if len(one.chain) > 1})
+
+
+def links_known(peer: Peer) -> tuple[LinkStatus, ...]:
+    """Return what this peer has measured of its links, and what present peers have announced of theirs."""
+    me, rates = peer.identity.peer_id, peer.presence.send_queue.ways.rates(peer.environment.now())
+    roster, announced = peer.session.roster, peer.session.announced
+    trips = {other: roster.distances.rtt(other) for other in peer.session.live}
+    found = [(me[:SPAN_PREFIX], other[:SPAN_PREFIX], trip, rates.get(other, 0.0)) for other, trip in trips.items()]
+    for sender in peer.session.live:
+        said = announced.get(sender)
+        for span in said.spans if said is not None else ():
+            found.append((sender[:SPAN_PREFIX], span.peer, value(span.rtt, LEAST_RTT), value(span.rate, LEAST_RATE)))
+    return tuple(
+        LinkStatus(sender.hex(), receiver.hex(), rtt, rate)
+        for sender, receiver, rtt, rate in sorted(found)
+        if rtt or rate
+    )
+
+
+def fragments_of(peer: Peer) -> tuple[FragmentStatus, ...]:
+    """Return the fragments with separate rounds; empty if there is only one."""
+    if peer.manifest.outer.fragment_count == 1:
+        return ()
+    return tuple(
+        FragmentStatus(
+            fragment=number,
+            round=one.round,
+            members=tuple(short(member) for member in one.members),
+            lineage=one.lineage.hex() if len(one.chain) > 1 else "",
+        )
+        for number, one, _ in peer.replica.each(peer.layout)
+    )
