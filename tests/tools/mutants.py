@@ -85,6 +85,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "0 and 1 are both below BALLOTS",
     ("collectives/consensus/blame.py", "return self.idle > before"): "the set only grows",
     (
+        "collectives/consensus/certificates.py",
+        "opened.round, opened.fragment, tuple(members), bytes(32), bytes( 33), fraction=fraction, lineage=opened.lineage",
+    ): "no vote depends on the plan",
+    (
         "collectives/consensus/chain.py",
         "while at != len(era.certificates) and not _follows(certificate, here, agreed):",
     ): "it counts up in steps of one",

@@ -152,6 +152,15 @@ def test_electorate_with_a_peer_twice_proves_nothing():
     assert prove((Era(history.chain[0].fork, (twice,)),)) is None
 
 
+@pytest.mark.parametrize("change", [lambda lives: lives + b"x", lambda lives: lives[:-1]], ids=["more", "less"])
+def test_electorate_with_more_or_fewer_lives_than_members_proves_nothing(change):
+    history = History()
+    proof = history.commit(lived(ANN, BEN))
+    lives = change(proof.lives)
+    other = _voted(msgspec.structs.replace(proof, lives=lives), electorate=electorate_digest(proof.members, lives))
+    assert prove((Era(history.chain[0].fork, (other,)),)) is None
+
+
 def test_round_that_names_no_lives_proves_its_members_in_any_life():
     history = History()
     proof = _voted(history.commit(lived(ANN, BEN)), lives=b"")

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from kit.round_harness import farewell, leaving
+from kit.round_harness import farewell, leaving, ready
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
 from thinwire.swarm.messages.registry import Ballot, Open
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
@@ -89,3 +90,41 @@ def test_electorate_waits_for_an_applicant_which_has_no_vote():
     assert electorate({ANN, EVE}, terms).waiting_for({ANN}) == (EVE,)
     assert electorate({ANN}, terms).waiting_for({ANN}) == (), "its link is gone"
     assert not electorate(terms=terms).enough({BEN, CAT, EVE})
+
+
+def opinions(**said):
+    """Announcements: member -> the peers that it distrusts."""
+    return {globals()[name]: msgspec.structs.replace(ready(), distrusts=peers) for name, peers in said.items()}
+
+
+@pytest.mark.parametrize(
+    ("said", "uncounted"),
+    [
+        ({"ANN": (DAN,)}, False),
+        ({"ANN": (DAN,), "BEN": (DAN,)}, True),
+        ({"ANN": (DAN,), "BEN": (CAT,)}, False),
+        ({"ANN": (DAN,), "DAN": (DAN,)}, False),
+        ({"ANN": (DAN,), "EVE": (DAN,)}, False),
+    ],
+    ids=["one", "two of the three others", "one each", "the peer itself", "a stranger"],
+)
+def test_contribution_is_uncounted_if_more_than_half_of_the_other_members_distrust_the_peer(said, uncounted):
+    assert electorate().uncounted([DAN], opinions(**said)) == ({DAN: DISTRUSTED} if uncounted else {})
+
+
+def test_half_of_the_other_members_cannot_take_the_weight_of_a_member():
+    one = electorate(terms=replace(TERMS, members=(ANN, BEN, CAT, DAN, EVE)))
+    assert one.uncounted([EVE], opinions(ANN=(EVE,), BEN=(EVE,))) == {}
+    assert one.uncounted([EVE], opinions(ANN=(EVE,), BEN=(EVE,), CAT=(EVE,))) == {EVE: DISTRUSTED}
+
+
+def test_only_one_other_member_cannot_take_the_weight_of_a_member():
+    two = electorate(terms=replace(TERMS, members=(ANN, BEN)))
+    assert two.uncounted([BEN], opinions(ANN=(BEN,))) == {}
+
+
+def test_peer_on_trial_is_uncounted_without_endorsements_of_a_quorum():
+    one = Electorate(ME, TERMS, IDS, lambda peer, message, signature: True, trial=lambda peer: True)
+    for endorsing, found in (((BEN, CAT), {EVE: ON_TRIAL}), ((ANN, BEN), {}), ((EVE, ME), {EVE: ON_TRIAL})):
+        said = {peer: msgspec.structs.replace(ready(), endorses=(EVE,)) for peer in endorsing}
+        assert one.uncounted([EVE, DAN], said) == found, "DAN is a member"
