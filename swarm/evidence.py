@@ -1,13 +1,15 @@
 """Evidence that a peer has signed two statements of which an honest peer signs at most one.
 
-Two kinds of statement are evidence, in one slot (lineage, fragment, round, ballot):
+Three kinds of statement are evidence. Two of them in one slot (lineage, fragment, round, ballot):
 
 - two votes: only members vote; a vote is durable before it is sent, so a peer that restarts remembers it, and one that
   has lost its votes is no member of the round any more (see `Open.lives`);
 - two proposals of the leader: it stores its own promise for a ballot before it proposes, and never takes a ballot twice.
 
-Two announcements (`Ready`) with one number are none: the number follows from the clock of the peer's process, so a clock
-that was set back can repeat it. Rounds without a lineage (averages that a caller asks for) have votes in memory only, so
+And two announcements in one round with one number: a peer stores that its numbers are used before it signs one of them, and
+without its store it begins another life, which an announcement names. So a clock that was set back repeats no number.
+
+Rounds without a lineage (averages that a caller asks for) have votes in memory only, and announcements without a life, so
 they give no evidence.
 """
 
@@ -16,13 +18,23 @@ from __future__ import annotations
 import msgspec
 from thinwire.swarm.frame import verify_message
 from thinwire.swarm.identity.identity import peer_id_of
-from thinwire.swarm.messages.registry import LIFE, Evidence, PeerId, Vote
+from thinwire.swarm.messages.registry import LIFE, Announced, Evidence, PeerId, Vote
+
+Statement = Vote | Announced
+"""Signed statement that can be evidence."""
 
 _decoder = msgspec.msgpack.Decoder(Evidence)
 
 
-def conflicting(first: Vote, second: Vote) -> bool:
+def conflicting(first: Statement, second: Statement) -> bool:
     """Return True if no honest peer signs both statements."""
+    if isinstance(first, Announced) or isinstance(second, Announced):
+        return (
+            isinstance(first, Announced)
+            and isinstance(second, Announced)
+            and msgspec.structs.replace(first, digest=second.digest) == second != first
+            and len(first.life) == LIFE
+        )
     slots = [(one.lineage, one.fragment, one.round, one.ballot, one.digest is None) for one in (first, second)]
     return slots[0] == slots[1] and len(first.lineage) == LIFE and first != second
 
@@ -33,7 +45,8 @@ def convicts(evidence: Evidence, run_id: bytes) -> bool:
     Proposals must be those of its own ballot.
     """
     first, second = evidence.first, evidence.second
-    leads = first.digest is not None or first.ballot.leader == convicted(evidence)
+    proposal = isinstance(first, Vote) and first.digest is None
+    leads = not proposal or (isinstance(first, Vote) and first.ballot.leader == convicted(evidence))
     return (
         conflicting(first, second)
         and leads
@@ -49,8 +62,9 @@ def convicted(evidence: Evidence) -> PeerId:
 
 def told(evidence: Evidence) -> str:
     """Return the reason of a ban, for people."""
-    kind = "votes" if evidence.first.digest is not None else "proposals"
-    return f"two {kind} in round {evidence.first.round}"
+    first = evidence.first
+    kind = "announcements" if isinstance(first, Announced) else "votes" if first.digest is not None else "proposals"
+    return f"two {kind} in round {first.round}"
 
 
 def encode(evidence: Evidence) -> bytes:

@@ -113,7 +113,7 @@ def encode(frame: Frame, identity: Identity | None, run_id: bytes) -> bytes:
         return head + body
     signature = frame.signature
     if identity is not None:
-        signature = identity.sign(_DOMAIN, *_parts(kind, body, frame.payload, run_id))
+        signature = identity.sign(_DOMAIN, *_stated(frame.message, body, frame.payload, run_id))
     if len(signature) != SIGNATURE_BYTES:
         raise ValueError(f"{kind.__name__} needs an identity to sign it")
     return head + body + signature
@@ -154,18 +154,23 @@ def decode(
         raise FrameError(f"{kind.__name__}: lengths differ from the header's")
     data = bytes(rest)
     body, signature = data[: header.body], data[header.body :]
+    message: Message | None = None
     if kind.signed:
         if public_key is None:
             raise FrameError(f"{kind.__name__} from a stranger")
-        if not later and not verify(public_key, _DOMAIN, signature, *_parts(kind, body, payload, run_id)):
-            raise FrameError(f"bad signature of {kind.__name__}")
-    message = _parse(kind, body)
+        if kind.statement is not Message.statement:
+            message = _parse(kind, body)  # The signed statement follows from the content.
+        if not later:
+            parts = _stated(message, body, payload, run_id) if message else _parts(kind, body, payload, run_id)
+            if not verify(public_key, _DOMAIN, signature, *parts):
+                raise FrameError(f"bad signature of {kind.__name__}")
+    message = message or _parse(kind, body)
     return Frame(message, payload, signature, blake3.blake3(_view(payload)).digest() if _is_bulk(kind) else b"")
 
 
 def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:
     """Return the signature (64 bytes) that `encode` would put on this message."""
-    return identity.sign(_DOMAIN, *_parts(type(message), _encoder.encode(message), payload, run_id))
+    return identity.sign(_DOMAIN, *_stated(message, _encoder.encode(message), payload, run_id))
 
 
 def verify_message(message: Message, signature: bytes, public_key: bytes, run_id: bytes, payload: Buffer = b"") -> bool:
@@ -173,7 +178,7 @@ def verify_message(message: Message, signature: bytes, public_key: bytes, run_id
 
     Used for the votes that a Commit cites.
     """
-    return verify(public_key, _DOMAIN, signature, *_parts(type(message), _encoder.encode(message), payload, run_id))
+    return verify(public_key, _DOMAIN, signature, *_stated(message, _encoder.encode(message), payload, run_id))
 
 
 def nbytes(buffer: Buffer) -> int:
@@ -197,6 +202,12 @@ def _is_bulk(kind: type[Message]) -> bool:
 
 def _parts(kind: type[Message], body: bytes, payload: Buffer, run_id: bytes) -> tuple[bytes, ...]:
     return run_id, NUMBERS[kind].to_bytes(2, "big"), body, blake3.blake3(_view(payload)).digest()
+
+
+def _stated(message: Message, body: bytes, payload: Buffer, run_id: bytes) -> tuple[bytes, ...]:
+    """Return what the sender of a message signs. body: the encoded message."""
+    stated = message.statement()
+    return _parts(type(stated), body if stated is message else _encoder.encode(stated), payload, run_id)
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:

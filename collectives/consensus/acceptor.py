@@ -119,6 +119,15 @@ class Acceptor:
         terms, record = self._terms, self._record
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
+    def use(self, number: int) -> bool:
+        """Note the number of an announcement; return False if that could not be stored. Then we have no vote any more."""
+        try:
+            self._store.use(number)
+        except OSError:
+            self.mute = True
+            return False
+        return True
+
     def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
         """Return our farewell if we have left this round, in this process or an earlier one."""
         record = self._record

@@ -1,6 +1,6 @@
 """Complaints to the leader of a round: first chunks change their owners, then peers are excluded.
 
-No third peer can check a complaint: the link between the two peers may be cut, or either may lie. So the first complaint
+No third peer can check most complaints: the link between the two peers may be cut, or either may lie. So the first complaint
 against a contributor costs both peers only the chunks that they own; both stay in the round, and their contributions in the
 mean. The chunk in question goes to another owner. Only the complaint of a second owner, or an observation of the leader
 itself, excludes the contribution. A new contribution of the same peer is accepted once. If it is excluded again, it stays
@@ -62,11 +62,17 @@ class BlameBook:
         self._forgiven.clear()
 
     def on_message(
-        self, accuser: PeerId, blame: Blame, opened: Open, suffice: Callable[[Collection[PeerId]], bool]
+        self,
+        accuser: PeerId,
+        blame: Blame,
+        opened: Open,
+        suffice: Callable[[Collection[PeerId]], bool],
+        *,
+        proven: bool = False,
     ) -> bool:
         """Handle a complaint about a ballot that we lead; return True if it changes the next ballot.
 
-        `suffice`: returns True if these peers can commit the round alone.
+        `suffice`: returns True if these peers can commit the round alone. proven: the complaint shows the fault.
         """
         if accuser not in opened.alive:
             return False
@@ -81,7 +87,7 @@ class BlameBook:
         contributes = any(entry.peer == blame.peer for entry in opened.contributors)
         if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
             return False
-        if accuser == blame.peer:
+        if accuser == blame.peer or proven:
             return opened.adopted is None and self._reject(blame)
         owners = set(opened.alive) - set(opened.idle)
         if accuser not in owners:

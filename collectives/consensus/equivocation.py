@@ -1,16 +1,16 @@
-"""Detection of peers that sign two statements about one ballot, see swarm/evidence.py."""
+"""Detection of peers that sign two statements about one ballot, or two announcements, see swarm/evidence.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from thinwire.swarm.evidence import conflicting
+from thinwire.swarm.evidence import Statement, conflicting
 from thinwire.swarm.messages.registry import PeerId, Vote
 
 EACH = 4
 """Number of statements of each kind that are stored of a peer in a round, the latest ones."""
 
-Accuse = Callable[[PeerId, tuple[Vote, bytes], tuple[Vote, bytes]], None]
+Accuse = Callable[[PeerId, tuple[Statement, bytes], tuple[Statement, bytes]], None]
 """Called with a peer and two conflicting statements, each with its signature."""
 
 
@@ -19,12 +19,13 @@ class Equivocation:
 
     def __init__(self, accuse: Accuse) -> None:
         self._accuse = accuse
-        self._known: dict[tuple[PeerId, bool], list[tuple[Vote, bytes]]] = {}
+        self._known: dict[tuple[PeerId, type, bool], list[tuple[Statement, bytes]]] = {}
         self._accused: set[PeerId] = set()
 
-    def note(self, peer: PeerId, statement: Vote, signature: bytes) -> None:
+    def note(self, peer: PeerId, statement: Statement, signature: bytes) -> None:
         """Compare a statement, whose signature is valid, with the earlier ones of its peer."""
-        known = self._known.setdefault((peer, statement.digest is None), [])
+        kind = type(statement), isinstance(statement, Vote) and statement.digest is None
+        known = self._known.setdefault((peer, *kind), [])
         other = next((one for one in known if conflicting(one[0], statement)), None)
         if other is not None and peer not in self._accused:
             self._accused.add(peer)

@@ -38,7 +38,7 @@ from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
 from thinwire.collectives.consensus.certificates import certified
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse
-from thinwire.collectives.consensus.proposal import WITHHELD, RoundTerms, statement, vote_for
+from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, names, statement, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
@@ -47,6 +47,7 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
     Commit,
+    Contribution,
     Decline,
     Digest,
     Justified,
@@ -57,6 +58,7 @@ from thinwire.swarm.messages.registry import (
     Prepare,
     Promise,
     Ready,
+    Said,
     Vote,
 )
 
@@ -97,6 +99,8 @@ class Agreement:
         self.ready: dict[PeerId, Ready] = {}
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
+        self._signatures: dict[PeerId, bytes] = {}
+        """Signature of each announcement in `ready`."""
         self._sign, self._verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
@@ -122,10 +126,14 @@ class Agreement:
 
     # --- events of this peer
 
+    def use(self, number: int) -> bool:
+        """Return True if an announcement may have this number in this life: no later process repeats it."""
+        return self._acceptor.use(number)
+
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
-        self._hear_ready(self.me, ready)
+        self._hear_ready(self.me, ready, b"")
         if self._check.deferred is not None:
             self._hear_open(*self._check.deferred, now)
         self.tick(now)
@@ -139,6 +147,8 @@ class Agreement:
         opened = self.opened
         if opened is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
+        if self._contradicted(opened):
+            return  # The leader may be one with the contributor. The others need our vote to commit.
         if not self._acceptor.vote(opened, digest):
             return
         self._patient(opened.ballot.leader, now)
@@ -160,7 +170,8 @@ class Agreement:
         if now < self._accused.get((peer, reason), -math.inf) + self.terms.patience / 4:
             return
         self._accused[peer, reason] = now
-        blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason)
+        said = Said(self.ready[peer].statement(), self._signatures[peer]) if reason == TWO_FACED else None
+        blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason, said)
         if self.opened.ballot.leader == self.me:
             self._proposer.hear_blame(self.me, blame, self.opened)
             self.tick(now)
@@ -245,9 +256,10 @@ class Agreement:
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
-            self._hear_ready(sender, message)
+            self._hear_ready(sender, message, signature)
             if self._check.deferred is not None:
                 self._hear_open(*self._check.deferred, now)
+            self._doubt(now)
             if self._early():
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, (Open, Justified)):
@@ -263,15 +275,18 @@ class Agreement:
         elif isinstance(message, Vote):
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame) and self.opened is not None:
-            self._proposer.hear_blame(sender, message, self.opened)
+            proven = self._check.proves(message, self.opened)
+            self._proposer.hear_blame(sender, message, self.opened, proven=proven)
         elif isinstance(message, Ask) and self.me in self.ready:
             self._out.append((sender, self.ready[self.me]))
         self.tick(now)
 
-    def _hear_ready(self, sender: PeerId, message: Ready) -> None:
+    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes) -> None:
         known = self.ready.get(sender)
+        if sender != self.me:
+            self._check.note_announcement(sender, message.statement(), signature)
         if known is None or message.attempt > known.attempt:
-            self.ready[sender] = message
+            self.ready[sender], self._signatures[sender] = message, signature
             if known is not None:
                 self._proposer.hear_again(sender)
             if not message.witness or self.terms.other_life(sender, message.life):
@@ -301,6 +316,24 @@ class Agreement:
         self.opened = opened
         self._patient(sender, now)
         self._object(opened, now)
+        self._doubt(now)
+
+    def announced(self, entry: Contribution) -> Ready | None:
+        """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
+        ready = self.ready.get(entry.peer)
+        return ready if ready is not None and names(entry, ready) else None
+
+    def _contradicted(self, opened: Open) -> list[PeerId]:
+        """Return the other contributors that have announced something else to us than a free proposal names."""
+        if opened.adopted is not None:
+            return []  # The results are settled.
+        pairs = [(entry, self.ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self.me]
+        return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
+
+    def _doubt(self, now: float) -> None:
+        """Complain at once about contributors with two announcements, and show the one that we have."""
+        for peer in self._contradicted(self.opened) if self.opened is not None else ():
+            self.accuse(peer, TWO_FACED, now)
 
     def _differs(self, message: Commit) -> bool:
         assert self.commit is not None

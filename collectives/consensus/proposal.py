@@ -29,7 +29,21 @@ from thinwire.swarm.messages.registry import (
 MISSING, WITHHELD = "chunk missing", "withheld"
 """Reasons of a Blame: data of a contributor is missing, now or in so many rounds that it is excluded."""
 
-FAULTS = (MISSING, "not announced", "hash", "length", "not finite", "encoding", "norm", "withdrawn", WITHHELD)
+TWO_FACED = "two announcements"
+"""Reason of a Blame: a contributor has announced something else to the accuser than the proposal names."""
+
+FAULTS = (
+    MISSING,
+    "not announced",
+    TWO_FACED,
+    "hash",
+    "length",
+    "not finite",
+    "encoding",
+    "norm",
+    "withdrawn",
+    WITHHELD,
+)
 """Reasons of a Blame against a contributor."""
 
 LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
@@ -133,6 +147,11 @@ def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Re
     return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))
 
 
+def names(entry: Contribution, ready: Ready) -> bool:
+    """Return True if an entry of a proposal is about this announcement."""
+    return entry.attempt == ready.attempt and entry.announced in (ready.digest, b"")
+
+
 def name_of(opened: Open) -> Digest:
     """Return the blake3 of an Open without its seal, which a vote names."""
     bare = msgspec.structs.replace(opened, seal=b"") if opened.seal else opened
@@ -154,8 +173,8 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
 
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
     and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
-    members of the next round. A proposal of adopted results names their holders, and the members that were decided with
-    them.
+    members of the next round, and in a lineage the announcement of each is named. A proposal of adopted results names their
+    holders, and the members that were decided with them.
     """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
@@ -168,6 +187,7 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
         and set(peers) <= set(opened.members)
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
+        and all(len(one.announced) == 32 or not (one.announced or terms.lineage) for one in opened.contributors)
         and (not opened.shares or _whole(opened, terms))
         and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and len(opened.lives) in (0, LIFE * len(opened.members))
@@ -248,7 +268,10 @@ def propose(
         # The order of the members changes with each round, so that not always the same peers are left out.
         order = {peer: place for place, peer in enumerate(terms.members)}
         willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.room])
-    contributors = tuple(Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms)) for peer in willing)
+    contributors = tuple(
+        Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms), ready[peer].digest)
+        for peer in willing
+    )
     if not alive or len(contributors) < terms.min_peers:
         return None
     out = _listed({**rejected, **excluded})

@@ -14,7 +14,7 @@ from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, lives_agree, statement, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Commit, Justified, Open, PeerId, Ready, Vote
+from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Vote
 
 
 class ProposalCheck:
@@ -104,6 +104,23 @@ class ProposalCheck:
     def note_vote(self, voter: PeerId, vote: Vote, signature: bytes) -> None:
         """Note a vote with a valid signature."""
         self._equivocation.note(voter, vote, signature)
+
+    def note_announcement(self, peer: PeerId, said: Announced, signature: bytes) -> None:
+        """Note an announcement with a valid signature."""
+        self._equivocation.note(peer, said, signature)
+
+    def proves(self, blame: Blame, opened: Open) -> bool:
+        """Return True if a complaint shows that a contributor has announced something else than a proposal names."""
+        if blame.said is None:
+            return False
+        said, signature = blame.said.statement, blame.said.signature
+        named = next((entry for entry in opened.contributors if entry.peer == blame.peer), None)
+        if named is None or (said.round, said.fragment, said.attempt) != (opened.round, opened.fragment, named.attempt):
+            return False
+        if said.digest == named.announced or not self._verify(blame.peer, said, signature):
+            return False
+        self.note_announcement(blame.peer, said, signature)
+        return True
 
     def note_commit(self, commit: Commit) -> None:
         """Note the signatures in a commit."""

@@ -139,11 +139,11 @@ class Proposer:
             return news, None
         return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
-    def hear_blame(self, sender: PeerId, message: Blame, opened: Open) -> None:
+    def hear_blame(self, sender: PeerId, message: Blame, opened: Open, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
             news = self.blame_book.on_message(
-                sender, message, opened, lambda peers: self._electorate.suffice(peers, opened)
+                sender, message, opened, lambda peers: self._electorate.suffice(peers, opened), proven=proven
             )
             self.urged |= news and self.leads(opened)
 

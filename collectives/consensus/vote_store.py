@@ -63,6 +63,18 @@ class VoteStore(Protocol):
         """The last saved record of this life; None before the first one."""
         ...
 
+    @property
+    def numbers(self) -> int:
+        """No announcement of this life has a higher number, also none of an earlier process."""
+        ...
+
+    def use(self, number: int) -> None:
+        """Note that an announcement of this life may have this number; that is durable when this returns.
+
+        Raises OSError, as `save` does.
+        """
+        ...
+
     def save(self, record: VoteRecord) -> None:
         """Store a record; it is durable when this returns.
 
@@ -86,10 +98,18 @@ class MemoryVoteStore(VoteStore):
         self._rng = rng
         self._life = b"" if rng is None else rng.randbytes(LIFE)
         self._record: VoteRecord | None = None
+        self._numbers = 0
 
     @property
     def life(self) -> bytes:
         return self._life
+
+    @property
+    def numbers(self) -> int:
+        return self._numbers
+
+    def use(self, number: int) -> None:
+        self._numbers = max(self._numbers, number)
 
     @property
     def record(self) -> VoteRecord | None:
@@ -100,6 +120,7 @@ class MemoryVoteStore(VoteStore):
 
     def renew(self) -> None:
         self._life, self._record = b"" if self._rng is None else self._rng.randbytes(LIFE), None
+        self._numbers = 0
 
 
 OpenVotes = Callable[[int], VoteStore]

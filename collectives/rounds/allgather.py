@@ -193,8 +193,8 @@ class AllGather(DataPlane):
         """Set the expected hashes of slots from the announcements, unless the results are settled already."""
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):
-            ready = self.agreement.ready.get(entry.peer)
-            if ready is None or ready.attempt != entry.attempt:
+            ready = self.agreement.announced(entry)
+            if ready is None:
                 continue
             hashes = [ready.hashes[at : at + 32] for at in range(0, len(ready.hashes), 32)]
             if not 0 < len(hashes) <= count or len(hashes[-1]) < 32 or EMPTY in hashes:

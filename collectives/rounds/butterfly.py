@@ -15,12 +15,12 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.reducer import ChunkReducer, Claims, Docket, Reducer, docket, inputs_of
+from thinwire.collectives.rounds.reducer import ChunkReducer, Claims, Docket, Reducer, docket
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_backoff import overdue
 from thinwire.collectives.topology.placement import loads
-from thinwire.collectives.topology.shards import Grid, owners
+from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
@@ -30,6 +30,7 @@ from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
     Chunk,
+    Contribution,
     Digest,
     Open,
     Partial,
@@ -47,8 +48,8 @@ class ShardedReduce(DataPlane):
     results, if not by `rule` and `codec`.
 
     `audited`: other peers may compute results again after the round. Then an owner signs for results that it has computed
-    itself only, with the contributions that it has used; `docket` has what an audit needs. In the subclasses an owner does
-    not have all contributions, or uses other values, too.
+    itself only; `docket` has what an audit needs. In the subclasses an owner does not have all contributions, or uses other
+    values, too.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -101,8 +102,7 @@ class ShardedReduce(DataPlane):
         """Return peers that must not own chunks in the next rounds.
 
         These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
-        other than the settled one, or for other contributions than those announced here, and owners with many chunks that
-        are slower than they announced.
+        other than the settled one, and owners with many chunks that are slower than they announced.
         """
         first, last = self._first, self.opened
         if first is None or last is None:
@@ -228,7 +228,11 @@ class ShardedReduce(DataPlane):
         """
         if self.opened is None or self._takers[index] != self.me:
             return False
-        return any((entry.peer, entry.attempt) == key for entry in self.opened.contributors)
+        return self._named(key, self.opened.contributors)
+
+    def _named(self, key: Key, entries: Sequence[Contribution]) -> bool:
+        """Return whether an entry names this announcement, which we have."""
+        return any((one.peer, one.attempt) == key and self.agreement.announced(one) is not None for one in entries)
 
     def _reduce(self, index: int) -> None:
         opened = self.opened
@@ -278,11 +282,8 @@ class ShardedReduce(DataPlane):
             return
         self._recorded = opened.ballot
         mine = tuple(self._mine)
-        claims = self._audited and opened.adopted is None and self._computed(mine)
-        inputs = inputs_of(opened, self.agreement.ready, mine) if claims else b""
-        record = Record(
-            self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, inputs
-        )
+        own = self._audited and opened.adopted is None and self._computed(mine)
+        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, own)
         for index in mine:
             self._note(index, self.me, record)
         self._phase(self.round, "record")
@@ -344,10 +345,8 @@ class ShardedReduce(DataPlane):
         commit = self.agreement.commit
         if self._audited and commit is not None:
             hashes = self.results.hashes(range(len(self.grid)))
-            claims, denied = self._claims.settle(commit.opened, self.agreement.ready, hashes)
-            self._contradicted |= denied - {self.me}
             tools = self._reducer, self.codec, self.grid
-            self.docket = docket(commit, self.agreement.ready, claims, *tools)
+            self.docket = docket(commit, self.agreement.announced, self._claims.settle(hashes), *tools)
 
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""

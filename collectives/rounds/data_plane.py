@@ -251,7 +251,8 @@ class DataPlane(ABC):
 
     def _names_us(self, opened: Open) -> bool:
         ours = (self.me, self._attempt)
-        return bool(self._source) and any((entry.peer, entry.attempt) == ours for entry in opened.contributors)
+        found = [entry for entry in opened.contributors if (entry.peer, entry.attempt) == ours]
+        return bool(self._source) and bool(found) and self.agreement.announced(found[0]) is not None
 
     def _ask_unannounced(self, opened: Open) -> None:
         """Ask for earlier announcements: chunks are meaningless without them, and a late peer missed them."""

@@ -115,7 +115,7 @@ class Hierarchy(ShardedReduce):
         site = routes.number.get(key[0]) if routes is not None and routes.whole and self.opened is not None else None
         if routes is None or site is None or routes.collector(site, index) != self.me:
             return False
-        return any((entry.peer, entry.attempt) == key for entry in routes.clusters[site].entries)
+        return self._named(key, routes.clusters[site].entries)
 
     def _reduce(self, index: int) -> None:
         """Compute the values of clusters that we collect, then the result if we own the chunk."""

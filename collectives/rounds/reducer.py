@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
-import msgspec
 import numpy as np
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.deterministic_rounding import encode
@@ -16,7 +15,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Commit, Contribution, Digest, Open, PeerId, Ready, Record
+from thinwire.swarm.messages.registry import Commit, Contribution, Digest, PeerId, Ready, Record
 
 
 class ChunkReducer(Protocol):
@@ -51,9 +50,8 @@ class Reducer:
 class Docket:
     """All that a peer needs to compute the results of a committed round again, but the contributions.
 
-    digest: of all results. announced: hashes of each contributor's chunks. claims: for each chunk its owner, and the hash
-    of the result that the owner has signed for. A chunk is absent if its owner has named other contributions than those
-    announced here.
+    digest: of all results. announced: hashes of each contributor's chunks, as the decided proposal names them. claims: for
+    each chunk its owner, and the hash of the result that the owner has signed for; empty if an announcement is not here.
     """
 
     round: int
@@ -87,21 +85,6 @@ class Docket:
         return blake3.blake3(self.reducer.result(rows, weights, size)).digest() == self.claims[index][1]
 
 
-def inputs_of(opened: Open, ready: Mapping[PeerId, Ready], indices: Sequence[int]) -> bytes:
-    """Return the digest of all contributions to these chunks; empty if one of them is not announced.
-
-    It covers contributors, weights and the announced hashes. A contributor may announce other data to some peers: an owner is
-    judged by the data that it names.
-    """
-    inputs = []
-    for entry in opened.contributors:
-        announced = ready.get(entry.peer)
-        if announced is None or announced.attempt != entry.attempt:
-            return b""
-        inputs.append((entry, b"".join(announced.hashes[32 * index : 32 * index + 32] for index in indices)))
-    return blake3.blake3(msgspec.msgpack.encode(inputs)).digest()
-
-
 class Claims:
     """Records of owners by chunk, about results of the same contributors."""
 
@@ -115,43 +98,36 @@ class Claims:
     def note(self, index: int, owner: PeerId, record: Record, *, again: bool) -> None:
         """Store the record in which the owner of a chunk has signed for its result.
 
-        again: the result is that of an earlier ballot, so an earlier claim remains.
+        again: the result is that of an earlier ballot, so an earlier claim remains. Otherwise the owner had to compute it,
+        whatever its record says: the ballot names all contributions.
         """
-        if not again or (record.inputs and index not in self._records):
+        if not again or (record.own and index not in self._records):
             self._records[index] = owner, record
 
-    def settle(
-        self, opened: Open, ready: Mapping[PeerId, Ready], hashes: bytes
-    ) -> tuple[dict[int, tuple[PeerId, Digest]], set[PeerId]]:
-        """Return the claims of owners for committed results, and the owners that name other inputs.
-
-        hashes: of all committed results. An owner names other inputs if it lies about them, or if a contributor has announced
-        other data to it than to us. No third peer can distinguish these cases.
-        """
-        claims, denied, known = dict[int, tuple[PeerId, Digest]](), set[PeerId](), dict[tuple[int, ...], bytes]()
+    def settle(self, hashes: bytes) -> dict[int, tuple[PeerId, Digest]]:
+        """Return the claims of owners for committed results, and forget them. hashes: of all committed results."""
+        claims = dict[int, tuple[PeerId, Digest]]()
         for index, (owner, record) in self._records.items():
-            if record.indices not in known:
-                known[record.indices] = inputs_of(opened, ready, record.indices)
-            inputs, at = known[record.indices], record.indices.index(index)
+            at = record.indices.index(index)
             found = record.hashes[32 * at : 32 * at + 32]
-            if inputs and inputs == record.inputs and found == hashes[32 * index : 32 * index + 32]:
+            if found == hashes[32 * index : 32 * index + 32]:
                 claims[index] = owner, found
-            elif inputs and inputs != record.inputs and opened.adopted is None:
-                denied.add(owner)
         self._records.clear()
-        return claims, denied
+        return claims
 
 
 def docket(
     commit: Commit,
-    ready: Mapping[PeerId, Ready],
+    announced: Callable[[Contribution], Ready | None],
     claims: Mapping[int, tuple[PeerId, Digest]],
     reducer: ChunkReducer,
     codec: Codec,
     grid: Grid,
 ) -> Docket:
-    """Return the Docket of a committed round."""
+    """Return the Docket of a committed round. announced: returns the announcement that an entry names, if it is here."""
     opened = commit.opened
-    announced = {entry.peer: ready[entry.peer].hashes for entry in opened.contributors} if claims else {}
+    found = {entry.peer: ready.hashes for entry in opened.contributors if (ready := announced(entry)) is not None}
+    if len(found) < len(opened.contributors):
+        claims = {}
     place = opened.round, opened.fragment, opened.lineage, commit.digest
-    return Docket(*place, opened.contributors, announced, claims, reducer, codec, grid)
+    return Docket(*place, opened.contributors, found, claims, reducer, codec, grid)

@@ -115,6 +115,7 @@ class Round:
         With `weight` 0 and no source the peer takes part (it owns chunks and gets results) without contributing.
         """
         self.attempt += 1
+        life = self.agreement.life if self.agreement.use(self.attempt) else b""
         self.exchange.contribute(source, self.attempt)
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
@@ -133,7 +134,7 @@ class Round:
             *self._link(),
             site=self._site,
             spans=self._spans(),
-            life=self.agreement.life,
+            life=life,
             endorses=endorsed,
             distrusts=distrusted,
         )

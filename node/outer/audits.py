@@ -2,7 +2,9 @@
 
 An owner that sends different results to different peers contradicts its own record. One that sends the same false result
 to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
-`Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result.
+`Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result. The
+decided proposal names the announcement of each contributor (`Contribution.announced`), so all peers judge an owner by the
+same contributions, and it cannot claim that it was told others.
 
 Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
 not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none
@@ -10,14 +12,12 @@ of its chunks. No other peer knows the auditor's signature of the digest, and an
 choice. So an owner has signed and sent its results before another peer knows which chunks are computed again.
 
 Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each member fetches the contributions from the
-accuser, checks them against the hashes that the contributors announced to itself, computes, and sends its own verdict if
-it agrees. An owner is excluded when a quorum of the members, at least two, say so, whatever chunks they name: the same
+accuser, checks them against the announced hashes, computes, and sends its own verdict if it agrees. An owner is excluded when a quorum of the members, at least two, say so, whatever chunks they name: the same
 quorum could commit any result. Members repeat the verdict to each new link, so newcomers learn of it. A
 verdict is a decision of its lineage, like a round. If that gives way to another one, the verdict ends (`Audits.pardon`), unless
 it was given before the fork.
 
-False accusations. An owner signs a digest of the contributions that it used. If that differs from what was announced here,
-nothing is concluded about the result; the owner only pauses as owner (`ShardedReduce.failed`). So neither two different
+False accusations. A peer without one of the announcements that the proposal names concludes nothing. So neither two different
 announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it
 did not send the contributions, an accuser is not followed any more.
 

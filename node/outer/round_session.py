@@ -193,9 +193,10 @@ class RoundSession:
             trials=self.trials,
             audits=self.starter.audits,
         )
-        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
-        self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
-        self.current = self.starter.start(self._first_attempt)
+        # The announcements of a restarted process count as later ones: its record has the seconds since 1970. A clock that
+        # was set back repeats no number of this life.
+        clock = presence.roster.record.sequence // 1000 % 2**31
+        self.current = self.starter.start(max(clock, self.votes.numbers))
 
     # --- rounds
 
@@ -322,16 +323,14 @@ class RoundSession:
 
     def advance(self) -> None:
         """Begin the next round after a change of the state; the same again if the last one's was fetched."""
-        done, attempt = self.current, self._first_attempt
+        done = self.current
         committed = self.replica.round == done.round and done.complete
         if committed:
             self.history.add(done)
         else:
             self.history.clear()
-        if self.replica.round + 1 == done.round and self.states.entered:
-            attempt = done.attempt  # Our next announcement in this round is a later one.
         self._give_up()
-        self.current = self.starter.start(attempt, done)
+        self.current = self.starter.start(done.attempt, done)
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
         said, base = set[PeerId](), self.current.agreement.terms.base

@@ -20,9 +20,10 @@ from thinwire.node.outer.own_lineage import check_votes
 from thinwire.node.outer.trials import Trials
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
+from thinwire.swarm.evidence import Statement
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId, Vote
+from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId
 
 
 class RoundStarter:
@@ -106,7 +107,7 @@ class RoundStarter:
     def start(self, attempt: int, last: Round | None = None) -> Round:
         """Start the round after the state of the replica.
 
-        `attempt`: number of our last announcement in it. `last`: the round before, or the same round, that ends now.
+        `attempt`: number of our last announcement. `last`: the round before, or the same round, that ends now.
         """
         self.audits.pardon()
         if last is not None and last.complete and last.round == self.replica.round:
@@ -167,7 +168,7 @@ class RoundStarter:
         ready = last.agreement.ready
         return sorted(one for one in live.intersection(ready).difference(members) if not roster.on_trial(one))
 
-    def _accuse(self, peer: PeerId, first: tuple[Vote, bytes], second: tuple[Vote, bytes]) -> None:
+    def _accuse(self, peer: PeerId, first: tuple[Statement, bytes], second: tuple[Statement, bytes]) -> None:
         if (key := self.factory.key_of(peer)) is not None:
             self.presence.convict(Evidence(key, first[0], second[0], (first[1], second[1])))
 

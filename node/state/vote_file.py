@@ -6,9 +6,10 @@ changes no metadata:
     offset  bytes  content
     0       8      MAGIC, which ends with the version of this format
     8       16     life
-    24      4      length n of the record, little-endian
-    28      n      record: a `VoteRecord` or nil in MessagePack
-    28 + n  16     blake3 (128 bits) of everything before it
+    24      4      highest number that an announcement of this life may have, little-endian
+    28      4      length n of the record, little-endian
+    32      n      record: a `VoteRecord` or nil in MessagePack
+    32 + n  16     blake3 (128 bits) of everything before it
                    unused; it may hold the end of an earlier, longer record
 
 A save overwrites the beginning of the file and syncs it. A file that is absent, torn, damaged or has another version
@@ -38,16 +39,19 @@ from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore, new
 from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.messages.registry import LIFE
 
-MAGIC = b"twvotes\x01"
+MAGIC = b"twvotes\x02"
 
 SIZE = 1 << 17
 """Bytes of the file. The largest record is an Open (`Open.limit`) and less than 1 kB."""
+
+AHEAD = 1024
+"""Numbers of announcements that one save allows. After a restart the numbers continue above them."""
 
 ABSENT = "absent"
 """Value of `VoteFile.lost` if there is no file: in a new run folder, or after the loss of the file."""
 
 _CHECK = 16
-_HEADER = len(MAGIC) + LIFE + 4
+_HEADER = len(MAGIC) + LIFE + 8
 
 
 class _Damaged(Exception):
@@ -72,6 +76,7 @@ class VoteFile(VoteStore):
         self.lost = ""
         self._life = b""
         self._record: VoteRecord | None = None
+        self._numbers = 0
         self._path, self._disk, self._report = path, disk, report
         self._rng, self._wall = rng, wall
         self._allocated, self._durable = False, True
@@ -96,34 +101,47 @@ class VoteFile(VoteStore):
     def record(self) -> VoteRecord | None:
         return self._record
 
+    @property
+    def numbers(self) -> int:
+        return self._numbers
+
+    def use(self, number: int) -> None:
+        """Store that this number is used, with the next AHEAD. If that fails, begin a life in memory, and raise OSError."""
+        if number > self._numbers:
+            self._keep(number + AHEAD, self._record)
+
     def save(self, record: VoteRecord) -> None:
         """Store a record. If it cannot be stored, begin a life in memory, and raise OSError."""
-        if record == self._record:
-            return
+        if record != self._record:
+            self._keep(self._numbers, record)
+
+    def _keep(self, numbers: int, record: VoteRecord | None) -> None:
         if self._durable:
             try:
-                self._store(_encoded(self._life, record))
+                self._store(_encoded(self._life, numbers, record))
             except OSError as error:
                 self._forget(error)
                 raise
-        self._record = record
+        self._numbers, self._record = numbers, record
 
     def renew(self) -> None:
         self._life, self._record, self._durable = new_life(self._rng, self._wall()), None, True
+        self._numbers = 0
         try:
-            self._store(_encoded(self._life, None))
+            self._store(_encoded(self._life, 0, None))
         except OSError as error:
             self._forget(error)
 
     def _forget(self, error: OSError) -> None:
         """Begin a life in memory, other than that in the file, which may have been written in part."""
         self._life, self._record, self._durable = new_life(self._rng, self._wall()), None, False
+        self._numbers = 0
         self._report(f"cannot be written: {error.strerror or error}")
 
     def _load(self) -> None:
         """Read life and record. Raises OSError and _Damaged."""
         data = self._disk.read(self._path, SIZE + 1)
-        self._life, self._record, used = _decoded(data)
+        self._life, self._numbers, self._record, used = _decoded(data)
         self._allocated = True
         # The content may come from the cache: the process that wrote it ended before its sync, or the sync failed.
         self._store(data[:used])
@@ -149,16 +167,16 @@ class VoteFile(VoteStore):
         self._disk.sync_directory(self._path.parent)
 
 
-def _encoded(life: bytes, record: VoteRecord | None) -> bytes:
+def _encoded(life: bytes, numbers: int, record: VoteRecord | None) -> bytes:
     body = msgspec.msgpack.encode(record)
-    data = MAGIC + life + len(body).to_bytes(4, "little") + body
+    data = MAGIC + life + numbers.to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
     if len(data) + _CHECK > SIZE:
         raise OSError(errno.EFBIG, "a record of votes is too long")
     return data + blake3.blake3(data).digest(_CHECK)
 
 
-def _decoded(data: bytes) -> tuple[bytes, VoteRecord | None, int]:
-    """Return life, record, and the number of used bytes. Raises _Damaged."""
+def _decoded(data: bytes) -> tuple[bytes, int, VoteRecord | None, int]:
+    """Return life, numbers, record, and the number of used bytes. Raises _Damaged."""
     if len(data) != SIZE:
         raise _Damaged("wrong size")
     if data[: len(MAGIC)] != MAGIC:
@@ -174,4 +192,5 @@ def _decoded(data: bytes) -> tuple[bytes, VoteRecord | None, int]:
     # Zeros stand for any life, see `Open.lives`.
     if not any(life) or msgspec.msgpack.encode(record) != body:
         raise _Damaged("not written by this program")
-    return life, record, end + _CHECK
+    numbers = int.from_bytes(data[_HEADER - 8 : _HEADER - 4], "little")
+    return life, numbers, record, end + _CHECK

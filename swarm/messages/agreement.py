@@ -5,8 +5,10 @@ The algorithm is in collectives/consensus/paxos.py.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, ClassVar
 
+import blake3
 import msgspec
 from msgspec import Meta
 from thinwire.swarm.messages.base import (
@@ -65,12 +67,14 @@ class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Entry of a proposal for one contributor: which of its announcements counts, and its weight.
 
-    The weight is in tokens and bounded by the manifest.
+    The weight is in tokens and bounded by the manifest. announced: digest of the announcement, see `Ready.digest`; empty,
+    in rounds without a lineage only: any announcement with this number.
     """
 
     peer: Id
     attempt: U32
     weight: U53
+    announced: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -91,12 +95,25 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     rate: Annotated[int, Meta(ge=0, le=MAX_STEP)]
 
 
-class Ready(Message, frozen=True):
+class Announced(Message, frozen=True, tag=54):
+    """Statement of a peer: `digest` is that of its announcement number `attempt` in this life, see `Ready.statement`.
+
+    It is what the sender of a Ready signs, and is never sent alone.
+    """
+
+    round: U32
+    fragment: U16
+    attempt: U32
+    life: Annotated[bytes, Meta(max_length=LIFE)]
+    digest: Digest
+
+
+class Ready(Message, frozen=True, dict=True):
     """Announcement of a contribution, before its data is sent (commit, then send).
 
-    `attempt` counts the sender's announcements in this round. `base` is its state digest after the previous round; in
-    pairs it is the digest of its slow weights (see `Base`). `plan` is the digest of layout, codec, chunk grid and
-    aggregation. `hashes` is the concatenated blake3 of each encoded chunk. `loss` is for display; so is `speed` (tokens
+    `attempt` is the number of the announcement: a peer uses each number once in a life, and a later one is higher. `base`
+    is its state digest after the previous round; in pairs it is the digest of its slow weights (see `Base`). `plan` is the
+    digest of layout, codec, chunk grid and aggregation. `hashes` is the concatenated blake3 of each encoded chunk. `loss` is for display; so is `speed` (tokens
     per second), unless inner steps are balanced by it. `weight` 0 means that the sender takes part but contributes
     nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
@@ -125,6 +142,15 @@ class Ready(Message, frozen=True):
     life: Annotated[bytes, Meta(max_length=LIFE)] = b""
     endorses: Annotated[tuple[Id, ...], Meta(max_length=MAX_ENDORSED)] = ()
     distrusts: Annotated[tuple[Id, ...], Meta(max_length=MAX_DISTRUSTED)] = ()
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Blake3 of the encoded announcement, which a proposal names (`Contribution.announced`)."""
+        return blake3.blake3(msgspec.msgpack.encode(self)).digest()
+
+    def statement(self) -> Announced:
+        """Return what the sender signs: two of these with one number are evidence, and short."""
+        return Announced(self.round, self.fragment, self.attempt, self.life, self.digest)
 
 
 class Base(Message, frozen=True):
@@ -287,22 +313,32 @@ class Leave(Message, frozen=True):
     opened: Open | None
 
 
+class Said(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Announcement that a peer has signed, as another peer shows it."""
+
+    statement: Announced
+    signature: Signature
+
+
 class Blame(Message, frozen=True):
-    """Report to the leader that the sender cannot make progress because of `peer`."""
+    """Report to the leader that the sender cannot make progress because of `peer`.
+
+    said: what `peer` has announced to the sender, if the proposal names another announcement with this number.
+    """
 
     round: U32
     fragment: U16
     ballot: Ballot
     peer: Id
     reason: Reason
+    said: Said | None = None
 
 
 class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
-    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `inputs`:
-    digest of the contributions from which the sender has computed these results itself, see reducer.inputs_of; empty without
-    this claim.
+    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `own`: the
+    sender has computed these results itself, from the contributions that the ballot names.
     """
 
     limit: ClassVar[int] = 40_000
@@ -313,7 +349,7 @@ class Record(Message, frozen=True):
     indices: Annotated[tuple[U16, ...], Meta(max_length=MAX_CHUNKS)]
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
     lineage: Lineage = b""
-    inputs: Annotated[bytes, Meta(max_length=32)] = b""
+    own: bool = False
 
 
 class Verdict(Message, frozen=True):
@@ -329,7 +365,7 @@ class Verdict(Message, frozen=True):
     lineage: Lineage = b""
 
 
-class Vote(Message, frozen=True):
+class Vote(Message, frozen=True, tag=16):
     """Statement that the sender holds every result of `ballot`.
 
     `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that

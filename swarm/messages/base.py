@@ -57,3 +57,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     limit: ClassVar[int] = 1024
     payload: ClassVar[int] = 0
     signed: ClassVar[bool] = True
+
+    def statement(self) -> Message:
+        """Return the message that a sender of this one signs: itself, or a short one that can be shown as evidence."""
+        return self

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Commit, Keys, Lineage, Vote
+from thinwire.swarm.messages.agreement import Announced, Commit, Keys, Lineage, Vote
 from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, Digest, Id, Message, Signature
 
 CHAIN_BYTES = 4 << 20
@@ -59,8 +59,8 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     """
 
     key: Id
-    first: Vote
-    second: Vote
+    first: Vote | Announced
+    second: Vote | Announced
     signatures: tuple[Signature, Signature]
 
 

@@ -10,6 +10,7 @@ from thinwire.swarm.messages.agreement import (
     MAX_ENDORSED,
     MAX_FAREWELLS,
     MAX_PROPOSALS,
+    Announced,
     Ask,
     Ballot,
     Base,
@@ -29,6 +30,7 @@ from thinwire.swarm.messages.agreement import (
     Ready,
     Record,
     Report,
+    Said,
     Span,
     Verdict,
     Vote,
@@ -101,6 +103,7 @@ from thinwire.swarm.messages.pipeline import (
 __all__ = [
     "Ack",
     "Activation",
+    "Announced",
     "Apply",
     "Ask",
     "BALLAST",
@@ -180,6 +183,7 @@ __all__ = [
     "Report",
     "Result",
     "Route",
+    "Said",
     "Signature",
     "Span",
     "StateAsk",
@@ -200,7 +204,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 9
+VERSION = 10
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
@@ -259,6 +263,7 @@ TYPES: dict[int, type[Message]] = dict(
             CircuitAsk,
             Circuit,
             Verdict,
+            Announced,
         ],
         start=1,
     )

@@ -104,7 +104,15 @@ def read(wire, payload=b"", public_key=ME.public_key, run_id=RUN):
 def wire_of(kind, body, payload=b"", identity=ME, run_id=RUN):
     """Return a frame of a liar: any body under an honest header, correctly signed."""
     head = HEADER.pack(MAGIC, VERSION, NUMBERS[kind], 0, len(body), len(payload))
-    parts = run_id, NUMBERS[kind].to_bytes(2, "big"), body, blake3(payload).digest()
+    try:
+        stated = msgspec.msgpack.decode(body, type=kind).statement()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        stated = None
+    if stated is not None and type(stated) is not kind:
+        kind_said, said = type(stated), msgspec.msgpack.encode(stated)
+    else:
+        kind_said, said = kind, body
+    parts = run_id, NUMBERS[kind_said].to_bytes(2, "big"), said, blake3(payload).digest()
     return head + body + (identity.sign("message", *parts) if kind.signed else b"")
 
 

@@ -334,3 +334,13 @@ def test_mute_acceptor_neither_votes_nor_promises_nor_leaves_and_stores_nothing(
     acceptor = acceptor_of(store := MemoryVoteStore(), mute=True)
     assert acceptor.promise(Ballot(2, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
     assert not acceptor.withdraw() and acceptor.farewell(FIRST, sign) is None and store.record is None
+
+
+def test_peer_that_cannot_store_the_number_of_an_announcement_has_no_vote():
+    class Broken(MemoryVoteStore):
+        def use(self, number):
+            raise OSError
+
+    acceptor = acceptor_of(Broken())
+    assert not acceptor.use(7) and acceptor.mute
+    assert acceptor_of(store := MemoryVoteStore()).use(7) and store.numbers == 7

@@ -79,7 +79,7 @@ def verify(peer, message, signature):
 
 
 def opened(ballot=FIRST, contributors=IDS, **changes):
-    entries = tuple(Contribution(peer, 1, 1) for peer in contributors)
+    entries = tuple(Contribution(peer, 1, 1, A) for peer in contributors)
     ids = tuple(IDS)
     usual = Open(5, 0, ballot, ids, ids, entries, (), None, (), lineage=LINEAGE, electorate=TERMS.electorate)
     return msgspec.structs.replace(usual, **changes)

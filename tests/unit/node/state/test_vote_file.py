@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.runtime.disk import RealDisk
-from thinwire.node.state.vote_file import ABSENT, MAGIC, SIZE, VoteFile
+from thinwire.node.state.vote_file import ABSENT, AHEAD, MAGIC, SIZE, VoteFile
 from thinwire.sims.engine.disk import PAGE, SimDisk
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -78,7 +78,7 @@ def vote_file(disk, seed=0, path=PATH):
 def used(disk, path=PATH):
     """Return the file's content and the number of its bytes that are in use."""
     data = disk.read(path, SIZE)
-    return data, len(MAGIC) + LIFE + 4 + int.from_bytes(data[24:28], "little") + 16
+    return data, len(MAGIC) + LIFE + 8 + int.from_bytes(data[28:32], "little") + 16
 
 
 def replaced(disk, data, path=PATH):
@@ -92,7 +92,7 @@ def changed(**fields):
 
 
 def signed(life, body):
-    data = MAGIC + life + len(body).to_bytes(4, "little") + body
+    data = MAGIC + life + bytes(4) + len(body).to_bytes(4, "little") + body
     return (data + blake3.blake3(data).digest(16)).ljust(SIZE, b"\0")
 
 
@@ -433,3 +433,32 @@ def test_memory_vote_store_keeps_its_record_until_it_is_renewed():
 def test_vote_record_with_contradicting_fields_is_refused(fields):
     with pytest.raises(ValueError, match="lineage|vote"):
         VoteRecord(*fields)
+
+
+def test_numbers_of_announcements_are_never_used_twice_in_a_life():
+    disk = sim_disk()
+    first = vote_file(disk)
+    assert first.numbers == 0
+    first.use(1000)
+    saved = disk.read(PATH, SIZE)
+    for number in range(1001, 1001 + AHEAD):
+        first.use(number)
+    assert disk.read(PATH, SIZE) == saved, "one save allows many numbers"
+    disk.crash()
+    second = vote_file(disk)
+    assert second.life == first.life and second.numbers >= 1000 + AHEAD, "a process that begins above repeats none"
+    second.use(second.numbers + 1)
+    second.save(record())
+    assert vote_file(disk).numbers == second.numbers > first.numbers
+    second.renew()
+    assert second.numbers == vote_file(disk).numbers == 0, "another life has its own numbers"
+
+
+def test_number_that_cannot_be_stored_ends_the_life():
+    disk = sim_disk()
+    store = vote_file(disk)
+    life = store.life
+    disk.broken = errno.EIO
+    with pytest.raises(OSError):
+        store.use(1)
+    assert store.life != life

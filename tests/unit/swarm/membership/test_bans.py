@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, record
 from thinwire.swarm.evidence import convicts, decode, encode, told
-from thinwire.swarm.frame import sign_message
+from thinwire.swarm.frame import Frame, sign_message, verify_message
+from thinwire.swarm.frame import encode as encode_frame
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Verdict, Vote
+from thinwire.swarm.messages.registry import LIFE, Announced, Ballot, Evidence, Gossip, PushPull, Ready, Verdict, Vote
 
 LIAR, OTHER = IDENTITIES[1], IDENTITIES[2]
 BALLOT = Ballot(1, LIAR.peer_id)
@@ -47,6 +48,29 @@ def test_two_votes_and_two_proposals_of_a_leader_convict():
     proposals = changed(ONE, digest=None), changed(ONE, digest=None, opened=b"p" * 32)
     assert convicts(evidence(*proposals), RUN) and told(evidence(*proposals)) == "two proposals in round 7"
     assert decode(encode(evidence())) == evidence()
+
+
+SAID = Announced(7, 0, 9, b"l" * LIFE, b"a" * 32)
+
+
+def test_two_announcements_with_one_number_in_one_life_convict():
+    found = evidence(SAID, changed(SAID, digest=b"b" * 32))
+    assert convicts(found, RUN) and told(found) == "two announcements in round 7" and decode(encode(found)) == found
+    assert len(gossip_items.spread(found)) < 600
+    others = [{"round": 8}, {"fragment": 1}, {"attempt": 10}, {"life": b"m" * LIFE}, {"digest": SAID.digest}]
+    for other in others:
+        assert not convicts(evidence(SAID, changed(SAID, **{"digest": b"b" * 32, **other})), RUN)
+    unlived = changed(SAID, life=b"")
+    assert not convicts(evidence(unlived, changed(unlived, digest=b"b" * 32)), RUN), "an average has no lives"
+    assert not convicts(evidence(SAID, ONE), RUN) and not convicts(evidence(ONE, SAID), RUN)
+
+
+def test_signature_of_an_announcement_is_evidence():
+    ready = Ready(7, 0, 9, b"b" * 32, b"p" * 32, 1, b"h" * 32, True, 0.0, 0.0, life=b"l" * LIFE)
+    wire = encode_frame(Frame(ready), LIAR, RUN)
+    assert verify_message(ready.statement(), wire[-64:], LIAR.public_key, RUN)
+    other = changed(ready, hashes=b"i" * 32)
+    assert not verify_message(other, wire[-64:], LIAR.public_key, RUN) and other.digest != ready.digest
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""Proposals that name announcements, and contributors that announce two things under one number."""
+
+from __future__ import annotations
+
+import blake3
+import msgspec
+import pytest
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, names, sound
+from thinwire.swarm.evidence import conflicting
+from thinwire.swarm.messages.registry import (
+    LIFE,
+    Blame,
+    Contribution,
+    Prepare,
+    Promise,
+    Ready,
+    Said,
+    Vote,
+)
+
+IDS = LEADER, ANN, BEN, LIAR = tuple(bytes([index]) * 32 for index in range(4))
+LIVES = {peer: bytes([1 + peer[0]]) * LIFE for peer in IDS}
+TERMS = RoundTerms(5, 0, IDS, bytes(32), bytes(32), lineage=b"l" * LIFE, seniors=IDS, grace=1.0)
+
+
+def sign(peer, message):
+    return blake3.blake3(peer + msgspec.msgpack.encode(message.statement())).digest(64)
+
+
+def verify(peer, message, signature):
+    return signature == sign(peer, message)
+
+
+def ready(peer, data=b"a", attempt=1):
+    hashes = blake3.blake3(data).digest()
+    return Ready(5, 0, attempt, bytes(32), bytes(32), 10, hashes, True, 0.0, 0.0, life=LIVES[peer])
+
+
+class Scene:
+    """Four members without a network. The last one has told BEN other data than the leader and ANN."""
+
+    def __init__(self, told=b"b"):
+        self.convicted = {}
+        self.peers = {me: self.made(me) for me in IDS[:3]}
+        self.sent = {me: [] for me in IDS[:3]}
+        for me in IDS[:3]:
+            self.peers[me].announce(ready(me), 0.0)
+        self.settle()
+        self.tell(LIAR, BEN, ready(LIAR, told))
+        self.tell(LIAR, ANN, ready(LIAR))
+        self.tell(LIAR, LEADER, ready(LIAR))
+        self.settle()
+
+    def made(self, me):
+        def accuse(peer, first, second):
+            self.convicted.setdefault(me, []).append((peer, first, second))
+
+        return Agreement(me, TERMS, sign=lambda message: sign(me, message), verify=verify, live=set(IDS), accuse=accuse)
+
+    def tell(self, sender, to, message):
+        self.sent.setdefault(to, []).append(message)
+        self.peers[to].on_message(sender, message, sign(sender, message), 0.0)
+
+    def settle(self):
+        """Deliver all messages between the three honest peers; the liar is silent, but it promises."""
+        news = True
+        while news:
+            news = False
+            for me in IDS[:3]:
+                for to, message in self.peers[me].take():
+                    news = True
+                    for peer in IDS if to is None else (to,):
+                        if peer in self.peers and peer != me:
+                            self.tell(me, peer, message)
+                        elif peer == LIAR and isinstance(message, Prepare):
+                            self.tell(LIAR, me, Promise(5, 0, message.ballot, None, None, TERMS.lineage))
+
+
+def contributors(opened):
+    return [entry.peer for entry in opened.contributors]
+
+
+def test_proposal_names_the_announcement_of_each_contributor():
+    opened = Scene(told=b"a").peers[LEADER].opened
+    assert contributors(opened) == list(IDS) and opened.ballot.term == 1
+    assert all(entry.announced == ready(entry.peer).digest for entry in opened.contributors)
+    assert sound(opened, TERMS)
+    unnamed = (msgspec.structs.replace(opened.contributors[0], announced=b""), *opened.contributors[1:])
+    assert not sound(msgspec.structs.replace(opened, contributors=unnamed), TERMS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"attempt": 2}, {"base": b"b" * 32}, {"plan": b"b" * 32}, {"weight": 9}, {"hashes": b"b" * 32}, {"life": b""}]
+    + [{"witness": False}, {"endorses": (BEN,)}, {"distrusts": (BEN,)}, {"site": "x"}, {"up": 1}],
+    ids=str,
+)
+def test_every_field_of_an_announcement_is_named(change):
+    entry = Contribution(ANN, 1, 10, ready(ANN).digest)
+    assert names(entry, ready(ANN)) and not names(entry, msgspec.structs.replace(ready(ANN), **change))
+
+
+def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_ballot():
+    """The leader has one of them, another peer the other one. The complaint with the signed announcement joins them."""
+    scene = Scene()
+    (blame,) = [message for message in scene.sent[LEADER] if isinstance(message, Blame)]
+    assert blame.reason == TWO_FACED and blame.said.statement == ready(LIAR, b"b").statement()
+    opened = scene.peers[LEADER].opened
+    assert opened.ballot.term == 2 and contributors(opened) == [LEADER, ANN, BEN] and not opened.idle
+    assert all(scene.peers[peer].opened == opened for peer in (ANN, BEN))
+    ((peer, first, second),) = scene.convicted[LEADER]
+    assert peer == LIAR and conflicting(first[0], second[0]) and all(verify(LIAR, *one) for one in (first, second))
+
+
+def test_peer_votes_for_no_proposal_that_contradicts_an_announcement():
+    """Not even if the leader is one with the contributor and ignores the complaint."""
+    scene = Scene(told=b"a")
+    ben = scene.made(BEN)
+    ben.announce(ready(BEN), 0.0)
+    ben.on_message(LIAR, ready(LIAR, b"b"), sign(LIAR, ready(LIAR, b"b")), 0.0)
+    opened = scene.peers[LEADER].opened
+    ben.on_message(LEADER, opened, sign(LEADER, opened), 0.0)
+    assert ben.opened == opened
+    ben.complete(bytes(32), 0.0)
+    assert not [message for _, message in ben.take() if isinstance(message, Vote)]
+    honest = scene.peers[ANN]
+    honest.complete(bytes(32), 0.0)
+    assert [message for _, message in honest.take() if isinstance(message, Vote)]
+
+
+@pytest.mark.parametrize("kind", ["other number", "forged", "other round", "the named one"])
+def test_false_complaint_about_two_announcements_excludes_nobody(kind):
+    scene = Scene(told=b"a")
+    said = {
+        "other number": ready(ANN, b"b", attempt=2),
+        "other round": msgspec.structs.replace(ready(ANN, b"b"), round=6),
+        "the named one": ready(ANN),
+    }.get(kind, ready(ANN, b"b")).statement()
+    signer = LIAR if kind == "forged" else ANN
+    opened = scene.peers[LEADER].opened
+    shown = Said(said, sign(signer, said))
+    scene.tell(LIAR, LEADER, Blame(5, 0, opened.ballot, ANN, TWO_FACED, shown))
+    scene.settle()
+    now = scene.peers[LEADER].opened
+    assert not scene.convicted and ANN in contributors(now) and set(now.idle) <= {ANN, LIAR}
+
+
+def test_two_announcements_to_one_peer_are_evidence_but_a_later_one_is_not():
+    scene = Scene(told=b"a")
+    scene.tell(LIAR, ANN, ready(LIAR, b"b", attempt=2))
+    assert not scene.convicted
+    scene.tell(LIAR, ANN, ready(LIAR, b"c", attempt=2))
+    assert [peer for peer, *_ in scene.convicted[ANN]] == [LIAR]
