@@ -76,7 +76,7 @@ def certificate(
     seniors, decided = tuple(before), tuple(sorted(after))
     electorate = lives_in_order(seniors, lives)
     voters = sorted({*seniors}.intersection(decided))
-    contributors = tuple(Contribution(peer, 1, 1 << 20) for peer in voters)
+    contributors = tuple(Contribution(peer, 1, 1 << 20, peer) for peer in voters)
     opened = Open(
         number,
         0,

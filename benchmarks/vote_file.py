@@ -34,7 +34,7 @@ def vote(peers: int, number: int) -> VoteRecord:
     """Return a vote for a ballot with so many peers; records with different numbers differ."""
     rng = random.Random(peers)
     ids = tuple(sorted(rng.randbytes(32) for _ in range(peers)))
-    contributors = tuple(Contribution(peer, 1, 1 << 20) for peer in ids)
+    contributors = tuple(Contribution(peer, 1, 1 << 20, rng.randbytes(32)) for peer in ids)
     ballot = Ballot(number, ids[0])
     opened = Open(1, 0, ballot, ids, ids, contributors, (), None, (), lives=rng.randbytes(LIFE * peers))
     return VoteRecord(b"", 1, ballot, opened, rng.randbytes(32))

@@ -15,6 +15,7 @@ import blake3
 import msgpack
 import msgspec
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
+from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import NUMBERS, TYPES, VERSION, Message
 
 if TYPE_CHECKING:
@@ -92,10 +93,6 @@ class Header(NamedTuple):
         return self.body + SIGNATURE_BYTES if self.kind.signed else self.body
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in NUMBERS}
-
-
 def encode(frame: Frame, identity: Identity | None, run_id: bytes) -> bytes:
     """Return header, body and, for signed types, signature. The caller sends the payload after it.
 
@@ -103,7 +100,7 @@ def encode(frame: Frame, identity: Identity | None, run_id: bytes) -> bytes:
     ValueError for a message that a receiver would refuse, which is a mistake of the caller.
     """
     kind, payload = type(frame.message), nbytes(frame.payload)
-    body = _encoder.encode(frame.message)
+    body = wire_form.encode(frame.message)
     if len(body) > kind.limit or payload > kind.payload:
         raise ValueError(f"{kind.__name__} of {len(body)} + {payload} bytes is over its limits")
     if not _is_bulk(kind):
@@ -170,7 +167,7 @@ def decode(
 
 def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:
     """Return the signature (64 bytes) that `encode` would put on this message."""
-    return identity.sign(_DOMAIN, *_stated(message, _encoder.encode(message), payload, run_id))
+    return identity.sign(_DOMAIN, *_stated(message, wire_form.encode(message), payload, run_id))
 
 
 def verify_message(message: Message, signature: bytes, public_key: bytes, run_id: bytes, payload: Buffer = b"") -> bool:
@@ -178,7 +175,7 @@ def verify_message(message: Message, signature: bytes, public_key: bytes, run_id
 
     Used for the votes that a Commit cites.
     """
-    return verify(public_key, _DOMAIN, signature, *_stated(message, _encoder.encode(message), payload, run_id))
+    return verify(public_key, _DOMAIN, signature, *_stated(message, wire_form.encode(message), payload, run_id))
 
 
 def nbytes(buffer: Buffer) -> int:
@@ -207,7 +204,7 @@ def _parts(kind: type[Message], body: bytes, payload: Buffer, run_id: bytes) -> 
 def _stated(message: Message, body: bytes, payload: Buffer, run_id: bytes) -> tuple[bytes, ...]:
     """Return what the sender of a message signs. body: the encoded message."""
     stated = message.statement()
-    return _parts(type(stated), body if stated is message else _encoder.encode(stated), payload, run_id)
+    return _parts(type(stated), body if stated is message else wire_form.encode(stated), payload, run_id)
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:
@@ -219,8 +216,8 @@ def _parse(kind: type[Message], body: bytes) -> Message:
         # Bulk bodies are a few numbers in at most 128 bytes, so the exact schema is a sufficient bound.
         if not _is_bulk(kind):
             _screen(body)
-        message = _decoders[kind].decode(body)
-        canonical = _encoder.encode(message)
+        message = wire_form.decode(kind, body)
+        canonical = wire_form.encode(message)
     except FrameError:
         raise
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, sound, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Certificate, Commit, PeerId
+from thinwire.swarm.messages.registry import Certificate, Commit, Decided, Open, PeerId
+from thinwire.swarm.messages.wire_form import proofs_of, votes_of
 
 
 def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
@@ -45,6 +46,21 @@ def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: 
         opened.round, opened.fragment, tuple(members), bytes(32), bytes(32), fraction=fraction, lineage=opened.lineage
     )
     return _voters(message, Electorate(b"", terms, (), verify), verify)
+
+
+def decided(commit: Commit) -> Decided:
+    """Return a commit without its proposal."""
+    opened = commit.opened
+    place = opened.round, opened.fragment, opened.ballot
+    return Decided(*place, name_of(opened), commit.digest, *votes_of(commit.votes, opened.alive))
+
+
+def with_proposal(message: Decided, opened: Open) -> Commit | None:
+    """Return the commit of this proposal, whose name the message has; None if the votes have another form."""
+    try:
+        return Commit(opened, message.digest, proofs_of(message.voters, message.signatures, opened.alive))
+    except ValueError:
+        return None
 
 
 def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collection[PeerId]:

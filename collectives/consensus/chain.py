@@ -24,14 +24,13 @@ import msgspec
 from thinwire.collectives.consensus.certificates import voters
 from thinwire.collectives.consensus.proposal import electorate_digest, lives_of, next_members
 from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
+from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import LIFE, MAX_ERAS, Certificate, Chain, Era, Fork, PeerId
 
 WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""
 
 Trusted = Callable[[Fork], bool]
-
-_decoder = msgspec.msgpack.Decoder(Chain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,15 @@ def extended(chain: Chain, certificate: Certificate) -> Chain:
 
 def encode(chain: Chain) -> bytes:
     """Return the encoded chain; empty for an empty one."""
-    return msgspec.msgpack.encode(chain) if chain else b""
+    return wire_form.encode(chain) if chain else b""
 
 
 def decode(data: bytes | bytearray | memoryview) -> Chain:
     """Return an encoded chain, which is not checked. Raises ValueError if it has another form."""
     raw = bytes(data)
     try:
-        return _decoder.decode(raw) if raw else ()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return wire_form.decode(Chain, raw) if raw else ()
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"not a chain: {error}") from None
 
 

@@ -14,7 +14,7 @@ vote, it does not bind (`proposal.bound`).
     Open       leader -> all           these contribute; owners follow from (group, alive)
     Justified  leader -> all           an Open of a later ballot, with the promises from which its value follows
     Vote       all -> leader           all results are here, their digest is D
-    Commit     leader -> all           D, with the votes that prove it
+    Commit     leader -> all           D, with the votes that prove it; without the Open (Decided) to peers that have it
     Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
@@ -35,10 +35,10 @@ from collections.abc import Callable, Collection
 
 import msgspec
 from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
-from thinwire.collectives.consensus.certificates import certified
+from thinwire.collectives.consensus.certificates import certified, decided, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse
-from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, names, statement, vote_for
+from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, name_of, names, statement, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
@@ -48,6 +48,7 @@ from thinwire.swarm.messages.registry import (
     Blame,
     Commit,
     Contribution,
+    Decided,
     Decline,
     Digest,
     Justified,
@@ -111,6 +112,8 @@ class Agreement:
         )
         self._quorum_since: float | None = None
         self._differ = False
+        self._told: set[PeerId] = set()
+        """Peers to which our last proposal went over a link that has held since."""
         self._moved = 0.0
         self._out: list[tuple[PeerId | None, Message]] = []
         self._accused: dict[tuple[PeerId, str], float] = {}
@@ -191,6 +194,7 @@ class Agreement:
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
+        self._told.discard(peer)
         if self.commit is None and self.opened is not None and peer in self.opened.alive:
             self._proposer.urged |= self._proposer.leads(self.opened)
         if self.commit is not None and peer == self.commit.opened.ballot.leader:
@@ -238,6 +242,13 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
+        if isinstance(message, Decided):
+            found = self._completed(message)
+            if found is None:
+                if self.commit is None:
+                    self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
+                return
+            message = found
         if isinstance(message, Vote) and message.digest is not None:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
@@ -385,7 +396,17 @@ class Agreement:
         if news:
             self._moved = now
         if self.commit is not None:
-            self._out.append((None, self.commit))
+            others, known = self._electorate.live - {self.me}, self._told | self._proposer.voters
+            short = decided(self.commit)
+            self._out += [(peer, short) for peer in sorted(others & known)]
+            self._out += [(peer, self.commit) for peer in sorted(others - known)]
+
+    def _completed(self, message: Decided) -> Commit | None:
+        """Return the commit, if the proposal is here."""
+        for opened in (self.opened, self.commit.opened if self.commit is not None else None):
+            if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.opened:
+                return with_proposal(message, opened)
+        return None
 
     # --- time
 
@@ -490,7 +511,7 @@ class Agreement:
             opened = message if isinstance(message, Open) else message.opened
             if self.terms.lineage:
                 opened = msgspec.structs.replace(opened, seal=self._sign(statement(opened)))
-            self.opened = opened
+            self.opened, self._told = opened, set(self._electorate.live)
             if isinstance(message, Justified):
                 self._out.append((None, msgspec.structs.replace(message, opened=opened)))
             else:

@@ -68,6 +68,11 @@ class Proposer:
         return self._promises is not None
 
     @property
+    def voters(self) -> set[PeerId]:
+        """Peers that have voted for our proposal."""
+        return set(self._votes)
+
+    @property
     def growth(self) -> float:
         """Factor of the usual wait for a stuck leader, 1 to GROWTH."""
         return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 16)))

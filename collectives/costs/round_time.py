@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-import msgspec
+from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, allot
 from thinwire.collectives.topology.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.choices import Topology
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
+from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX
 from thinwire.swarm.messages.registry import (
+    LIFE,
     MAX_CHUNKS,
     Ballot,
     Chunk,
@@ -200,9 +202,11 @@ class _Sizes:
 
 def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _Sizes:
     ballot = Ballot(1, _ID)
-    ids = (_ID,) * peers
-    opened = Open(_NUMBER, 0, ballot, ids, ids, (Contribution(_ID, _NUMBER, _NUMBER),) * peers, (), None, ())
-    commit = Commit(opened, _ID, (Proof(_ID, bytes(64)),) * peers)
+    ids = tuple(at.to_bytes(32, "big") for at in range(peers))
+    entries = tuple(Contribution(peer, _NUMBER, _NUMBER, _ID) for peer in ids)
+    lives = bytes(LIFE * peers)
+    opened = Open(_NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64))
+    commit = decided(Commit(opened, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
     spans = (Span(bytes(SPAN_PREFIX), 100, 0),) * min(MAX_SPANS, peers - 1)
     mean = most = scatter = last = 0.0
@@ -226,4 +230,4 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
 
 def wire(message: Message) -> int:
     """Return the bytes of a message's frame without its payload."""
-    return HEADER_BYTES + len(msgspec.msgpack.encode(message)) + (SIGNATURE_BYTES if message.signed else 0)
+    return HEADER_BYTES + len(wire_form.encode(message)) + (SIGNATURE_BYTES if message.signed else 0)

@@ -31,6 +31,7 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
     Commit,
+    Decided,
     Digest,
     Fetch,
     Justified,
@@ -209,7 +210,7 @@ class Round:
         elif isinstance(message, Fetch):
             self._serve(sender, message)
         else:
-            if isinstance(message, Commit):
+            if isinstance(message, (Commit, Decided)):
                 self._spent.discard(sender)  # earlier reports concerned another round
             if isinstance(message, Justified):
                 keys = {peer_id_of(key): key for key in message.keys}

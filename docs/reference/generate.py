@@ -24,7 +24,7 @@ from thinwire.node.runtime.config import SETTINGS
 from thinwire.swarm.frame import HEADER_BYTES, Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages import registry
+from thinwire.swarm.messages import registry, wire_form
 from thinwire.swarm.method_specs.registry import METHODS
 
 FOLDER = Path(__file__).parent
@@ -202,6 +202,11 @@ def status() -> str:
     return "\n".join(parts)
 
 
+def _plain(kind: type) -> str:
+    """Return the docstring of a type without its indentation."""
+    return "\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()).strip()
+
+
 def messages() -> str:
     """Return the page of the wire protocol: all messages with their numbers, limits and fields."""
     parts = [
@@ -211,13 +216,16 @@ def messages() -> str:
         "around it. A peer drops a message with another number, length, type or value.\n",
     ]
     for number, kind in sorted(registry.TYPES.items()):
-        text = "\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()).strip()
+        text = _plain(kind)
         facts = f"Number {number}. Body ≤ {kind.limit} bytes" + (
             f", payload ≤ {kind.payload} bytes" if kind.payload else ""
         )
         facts += "; signed.\n" if kind.signed else "; not signed.\n"
-        rows = ((f"`{f.name}`", type_text(f.type)) for f in msgspec.structs.fields(kind))
+        packed = wire_form.PACKED.get(kind)
+        rows = ((f"`{f.name}`", type_text(f.type)) for f in msgspec.structs.fields(packed or kind))
         parts += [f"## {kind.__name__}\n", facts, f"{text}\n"]
+        if packed is not None:
+            parts.append(_plain(packed) + "\n")
         if msgspec.structs.fields(kind):
             parts.append(_table(("field", "value"), rows))
     return "\n".join(parts)

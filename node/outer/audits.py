@@ -12,10 +12,10 @@ of its chunks. No other peer knows the auditor's signature of the digest, and an
 choice. So an owner has signed and sent its results before another peer knows which chunks are computed again.
 
 Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each member fetches the contributions from the
-accuser, checks them against the announced hashes, computes, and sends its own verdict if it agrees. An owner is excluded when a quorum of the members, at least two, say so, whatever chunks they name: the same
-quorum could commit any result. Members repeat the verdict to each new link, so newcomers learn of it. A
-verdict is a decision of its lineage, like a round. If that gives way to another one, the verdict ends (`Audits.pardon`), unless
-it was given before the fork.
+accuser, checks them against the announced hashes, computes, and sends its own verdict if it agrees. An owner is excluded when
+a quorum of the members, at least two, say so, whatever chunks they name: the same quorum could commit any result. Members
+repeat the verdict to each new link, so newcomers learn of it. A verdict is a decision of its lineage, like a round. If that
+gives way to another one, the verdict ends (`Audits.pardon`), unless it was given before the fork.
 
 False accusations. A peer without one of the announcements that the proposal names concludes nothing. So neither two different
 announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it

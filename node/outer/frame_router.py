@@ -23,6 +23,7 @@ from thinwire.swarm.messages.registry import (
     Ask,
     Behind,
     Commit,
+    Decided,
     Decline,
     Fetch,
     Found,
@@ -147,7 +148,7 @@ class FrameRouter:
         if isinstance(message, Ready):
             self._straggler_grace.came(peer, fly.round, self._now(), contributes=message.weight > 0)
         fly.on_frame(peer, frame)
-        if isinstance(message, Commit):
+        if isinstance(message, (Commit, Decided)):
             # Not every commit can be verified later: peers that had departed then may be here now.
             self._catch_up.claimed(peer, fly.round)
             fly.agreement.past.add(peer)

@@ -6,12 +6,11 @@ import msgspec
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity
-from thinwire.swarm.messages.registry import Ask, Found, Promise, Vote
+from thinwire.swarm.messages import wire_form
+from thinwire.swarm.messages.registry import Ask, Found, Promise, Ready, Vote
 
 UNSIGNED = bytes(SIGNATURE_BYTES)
 """Placeholder for a signature that is never checked."""
-
-_size = msgspec.msgpack.Encoder().encode
 
 
 class Packet(msgspec.Struct, eq=False, gc=False):
@@ -52,9 +51,11 @@ class Packer:
             return Packet(self._wire, payload, None, len(self._wire) + len(payload))
         if message is not self._last.message:
             signature = b""
-            self._size = frames.HEADER_BYTES + len(_size(message)) + (SIGNATURE_BYTES if message.signed else 0)
+            self._size = (
+                frames.HEADER_BYTES + len(wire_form.encode(message)) + (SIGNATURE_BYTES if message.signed else 0)
+            )
             # These are shown to others as proofs; the other signatures only need their size.
-            if isinstance(message, (Vote, Promise, Found)):
+            if isinstance(message, (Vote, Promise, Found, Ready)):
                 signature = frames.sign_message(message, b"", self._identity, self._run_id)
             elif message.signed:
                 signature = UNSIGNED

@@ -21,11 +21,11 @@ from thinwire.swarm.messages.base import (
     Digest,
     Id,
     Message,
-    PeerId,
     Reason,
     Signature,
     Site,
 )
+from thinwire.swarm.messages.proposal import MAX_FAREWELLS, Ballot, Bits, Farewell, Lineage, Open
 
 SPAN_PREFIX = 8
 """Bytes of an id that name a peer in a Span; finding two ids with equal prefixes takes 2**64 tries."""
@@ -43,45 +43,12 @@ It is a quarter of MAX_GROUP.
 MAX_DISTRUSTED = 128
 """Maximum number of contributors that one announcement distrusts: half of MAX_GROUP."""
 
-MAX_FAREWELLS = 64
-"""Maximum number of farewells that one proposal may carry."""
-
 MAX_PROPOSALS = 16
 """Maximum number of earlier proposals of a round that one justification may contain."""
-
-Lineage = Annotated[bytes, Meta(max_length=LIFE)]
-"""Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
 
 
 Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
 """Public keys, Ed25519. A peer id is the hash of a key, so they need no other proof."""
-
-
-class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
-    """Number of a proposal; totally ordered by (term, leader)."""
-
-    term: U32
-    leader: Id
-
-
-class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Entry of a proposal for one contributor: which of its announcements counts, and its weight.
-
-    The weight is in tokens and bounded by the manifest. announced: digest of the announcement, see `Ready.digest`; empty,
-    in rounds without a lineage only: any announcement with this number.
-    """
-
-    peer: Id
-    attempt: U32
-    weight: U53
-    announced: Annotated[bytes, Meta(max_length=32)] = b""
-
-
-class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A peer that is out of the round, and the reason."""
-
-    peer: Id
-    reason: Reason
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +65,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Announced(Message, frozen=True, tag=54):
     """Statement of a peer: `digest` is that of its announcement number `attempt` in this life, see `Ready.statement`.
 
-    It is what the sender of a Ready signs, and is never sent alone.
+    It is what the sender of a Ready signs, and is never sent alone. Its number precedes the fields: evidence has Votes or these.
     """
 
     round: U32
@@ -113,9 +80,9 @@ class Ready(Message, frozen=True, dict=True):
 
     `attempt` is the number of the announcement: a peer uses each number once in a life, and a later one is higher. `base`
     is its state digest after the previous round; in pairs it is the digest of its slow weights (see `Base`). `plan` is the
-    digest of layout, codec, chunk grid and aggregation. `hashes` is the concatenated blake3 of each encoded chunk. `loss` is for display; so is `speed` (tokens
-    per second), unless inner steps are balanced by it. `weight` 0 means that the sender takes part but contributes
-    nothing. `witness` False means that the sender will not vote in this round.
+    digest of layout, codec, chunk grid and aggregation. `hashes` is the concatenated blake3 of each encoded chunk.
+    `loss` is for display; so is `speed` (tokens per second), unless inner steps are balanced by it. `weight` 0 means that the
+    sender takes part but contributes nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
     with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes. `endorses`: peers
@@ -169,73 +136,6 @@ class Base(Message, frozen=True):
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
 
 
-class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Final statement of a member that leaves: it votes and promises nothing more in this round.
-
-    promised: its highest promise. voted, digest: blake3 of the Open that it voted for last, and the digest of the results;
-    None without a vote. signature: of the Leave with an empty signature and without its Open, see `farewells.statement`.
-    """
-
-    peer: Id
-    promised: Ballot
-    voted: Digest | None
-    digest: Digest | None
-    signature: Annotated[bytes, Meta(max_length=64)]
-
-
-class Open(Message, frozen=True):
-    """Proposal of the leader: who takes part in the round.
-
-    Results are a pure function of `contributors` and their announcements. `group` (sorted) fixes the primary owners of
-    chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to
-    their backups. If an earlier ballot has been voted for, its contributors must be used: then `adopted` is the digest
-    of their results and `sources` are peers known to hold all of these results. `idle` (sorted, some of `alive` but not
-    all) own no chunks, because blame by them or against them cannot be resolved. `kept` (sorted) are the members that
-    were decided together with the adopted results, see `members`. `shares`: for each peer of `group`, the number of
-    chunks of which it is the primary owner; empty means equal numbers. In an all-gather, `shares` is instead the
-    relative speed of each uplink, see collectives/topology/relay_plan.py; empty means that nothing is relayed. `sites`,
-    in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
-    empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
-    directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
-    peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
-    `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
-    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
-    leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
-    """
-
-    limit: ClassVar[int] = 105_000
-
-    round: U32
-    fragment: U16
-    ballot: Ballot
-    group: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
-    alive: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
-    contributors: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_GROUP)]
-    excluded: Annotated[tuple[Exclusion, ...], Meta(max_length=MAX_GROUP)]
-    adopted: Digest | None
-    sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
-    idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
-    kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
-    shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
-    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
-    order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
-    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
-    lineage: Lineage = b""
-    farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
-    electorate: Annotated[bytes, Meta(max_length=32)] = b""
-    seal: Annotated[bytes, Meta(max_length=64)] = b""
-
-    @property
-    def members(self) -> tuple[PeerId, ...]:
-        """Peers with a vote in the next round; decided in this round together with the contributors.
-
-        The first proposal of some results takes the peers that take part at that time. Later ballots with the same
-        results have these members, independently of the peers that take part then. Otherwise two peers could commit one
-        round with different members.
-        """
-        return self.kept or self.alive
-
-
 class Prepare(Message, frozen=True):
     """Question of a proposer with a higher ballot: what has been voted for so far?"""
 
@@ -251,7 +151,7 @@ class Promise(Message, frozen=True):
     It carries the sender's last vote, if any, with the Open voted for.
     """
 
-    limit: ClassVar[int] = 105_500
+    limit: ClassVar[int] = 83_200
 
     round: U32
     fragment: U16
@@ -280,7 +180,7 @@ class Justified(Message, frozen=True):
     the peers that have signed these.
     """
 
-    limit: ClassVar[int] = 2_000_000
+    limit: ClassVar[int] = 1_450_000
 
     opened: Open
     reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)]
@@ -304,7 +204,7 @@ class Leave(Message, frozen=True):
     round, fragment, lineage: the round in progress.
     """
 
-    limit: ClassVar[int] = 106_000
+    limit: ClassVar[int] = 83_400
 
     round: U32
     fragment: U16
@@ -370,7 +270,7 @@ class Vote(Message, frozen=True, tag=16):
 
     `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that
     a certificate covers the participants and not only the results. Without a digest it is no vote, but the statement of
-    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`.
+    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`. Its number precedes the fields, as in Announced.
     """
 
     round: U32
@@ -389,13 +289,33 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class Commit(Message, frozen=True):
-    """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove."""
+    """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove.
 
-    limit: ClassVar[int] = 131_500
+    On the wire it is a PackedCommit.
+    """
+
+    limit: ClassVar[int] = 99_500
 
     opened: Open
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
+
+
+class Decided(Message, frozen=True):
+    """Commit without its proposal, for a peer that has the proposal; another one asks with Ask.
+
+    opened: see Vote. voters: bitmap over `Open.alive`. signatures: of their votes, 64 bytes each.
+    """
+
+    limit: ClassVar[int] = 16_700
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    opened: Digest
+    digest: Digest
+    voters: Bits
+    signatures: Annotated[bytes, Meta(max_length=64 * MAX_GROUP)]
 
 
 class Ask(Message, frozen=True):

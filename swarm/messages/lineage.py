@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Announced, Commit, Keys, Lineage, Vote
+from thinwire.swarm.messages.agreement import Announced, Commit, Keys, Vote
 from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, Digest, Id, Message, Signature
+from thinwire.swarm.messages.proposal import Lineage
 
 CHAIN_BYTES = 4 << 20
 """Maximum number of bytes of an encoded chain in a message."""

@@ -8,22 +8,17 @@ from __future__ import annotations
 from thinwire.swarm.messages.agreement import (
     MAX_DISTRUSTED,
     MAX_ENDORSED,
-    MAX_FAREWELLS,
     MAX_PROPOSALS,
     Announced,
     Ask,
-    Ballot,
     Base,
     Behind,
     Blame,
     Commit,
-    Contribution,
+    Decided,
     Decline,
-    Exclusion,
-    Farewell,
     Justified,
     Leave,
-    Open,
     Prepare,
     Promise,
     Proof,
@@ -99,6 +94,14 @@ from thinwire.swarm.messages.pipeline import (
     Route,
     Tally,
 )
+from thinwire.swarm.messages.proposal import (
+    MAX_FAREWELLS,
+    Ballot,
+    Contribution,
+    Exclusion,
+    Farewell,
+    Open,
+)
 
 __all__ = [
     "Ack",
@@ -122,6 +125,7 @@ __all__ = [
     "Close",
     "Commit",
     "Contribution",
+    "Decided",
     "Decline",
     "Digest",
     "Exclusion",
@@ -264,6 +268,7 @@ TYPES: dict[int, type[Message]] = dict(
             Circuit,
             Verdict,
             Announced,
+            Decided,
         ],
         start=1,
     )

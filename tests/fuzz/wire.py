@@ -11,7 +11,6 @@ from base64 import b32decode, b32encode
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from kit.planted.cards import NOW, RUN, identity, record
 from msgspec import inspect
 from thinwire.collectives.consensus import chain
@@ -24,9 +23,10 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.identity.invite import Invite, InviteError, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import NUMBERS, TYPES, VERSION, Era, Evidence
 
-MODULES = (frame, peer_record, admission_token, gossip_items, evidence, chain, invite)
+MODULES = (frame, wire_form, peer_record, admission_token, gossip_items, evidence, chain, invite)
 """Modules whose functions are instrumented."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -79,10 +79,10 @@ def _frames() -> Target:
             found = frame.decode(header, rest, b"", public_key=bytes(32), run_id=RUN, later=True)
         except FrameError as error:
             raise CodecError(str(error)) from None
-        assert type(found.message) is kind and msgspec.msgpack.encode(found.message) == body
+        assert type(found.message) is kind and wire_form.encode(found.message) == body
 
     def seed(number: int) -> bytes:
-        return bytes([number]) + msgspec.msgpack.encode(example(inspect.type_info(KINDS[number])))
+        return bytes([number]) + wire_form.encode(example(inspect.type_info(KINDS[number])))
 
     return "frame", take, [*map(seed, range(len(KINDS)))]
 

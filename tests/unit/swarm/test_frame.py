@@ -9,6 +9,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
+from thinwire.collectives.consensus.certificates import decided
 from thinwire.swarm.frame import (
     HEADER,
     HEADER_BYTES,
@@ -24,11 +25,13 @@ from thinwire.swarm.frame import (
     verify_message,
 )
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import (
     LIFE,
     MAX_CHUNKS,
     MAX_FAREWELLS,
     MAX_GROUP,
+    MAX_PROPOSALS,
     NUMBERS,
     TYPES,
     VERSION,
@@ -43,6 +46,7 @@ from thinwire.swarm.messages.registry import (
     Gossip,
     Head,
     Hello,
+    Justified,
     Leave,
     Message,
     Nack,
@@ -52,6 +56,7 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Ready,
     Record,
+    Report,
     StateChunk,
     StateOffer,
     Vote,
@@ -62,6 +67,25 @@ ME, OTHER = Identity.generate(b"1" * 32), Identity.generate(b"2" * 32)
 KINDS = list(TYPES.values())
 SIGNED = [kind for kind in KINDS if kind.signed]
 BALLOT = Ballot(1, b"l" * 32)
+
+
+def tidy_proposal(opened: Open) -> Open:
+    """Return a proposal with sorted peers, of which each contributor has an announcement."""
+    entries = {entry.peer: msgspec.structs.replace(entry, announced=bytes(32)) for entry in opened.contributors}
+    lists = ("group", "alive", "sources", "idle", "kept")
+    return msgspec.structs.replace(
+        opened,
+        contributors=tuple(entries[peer] for peer in sorted(entries)),
+        excluded=tuple(sorted({entry.peer: entry for entry in opened.excluded}.values(), key=lambda entry: entry.peer)),
+        **{name: tuple(sorted(set(getattr(opened, name)))) for name in lists},
+    )
+
+
+def tidy_commit(commit: Commit) -> Commit:
+    """Return a commit with votes of peers that its proposal names."""
+    named = zip(commit.opened.packed.table, commit.votes, strict=False)
+    votes = tuple(msgspec.structs.replace(vote, peer=peer) for peer, vote in named)
+    return msgspec.structs.replace(commit, votes=votes)
 
 
 def values(info: inspect.Type) -> st.SearchStrategy:
@@ -85,7 +109,8 @@ def values(info: inspect.Type) -> st.SearchStrategy:
         case inspect.UnionType():
             return st.one_of(*map(values, info.types))
         case inspect.StructType():
-            return st.builds(info.cls, *(values(field.type) for field in info.fields))
+            tidy = {Open: tidy_proposal, Commit: tidy_commit}.get(info.cls, lambda value: value)
+            return st.builds(info.cls, *(values(field.type) for field in info.fields)).map(tidy)
     raise AssertionError(f"no strategy for {info}")
 
 
@@ -105,8 +130,8 @@ def wire_of(kind, body, payload=b"", identity=ME, run_id=RUN):
     """Return a frame of a liar: any body under an honest header, correctly signed."""
     head = HEADER.pack(MAGIC, VERSION, NUMBERS[kind], 0, len(body), len(payload))
     try:
-        stated = msgspec.msgpack.decode(body, type=kind).statement()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        stated = wire_form.decode(kind, body).statement()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         stated = None
     if stated is not None and type(stated) is not kind:
         kind_said, said = type(stated), msgspec.msgpack.encode(stated)
@@ -159,14 +184,14 @@ def test_mutated_bytes_raise_only_frame_error(message, data):
 @given(any_message, st.data())
 @settings(max_examples=150, deadline=None)
 def test_mutated_signed_bodies_raise_only_frame_error(message, data):
-    body = bytearray(msgspec.msgpack.encode(message))
+    body = bytearray(wire_form.encode(message))
     i = data.draw(st.integers(0, len(body) - 1))
     body[i : i + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
     try:
         frame = read(wire_of(type(message), bytes(body)))
     except FrameError:
         return
-    assert msgspec.msgpack.encode(frame.message) == body
+    assert wire_form.encode(frame.message) == body
 
 
 @given(st.sampled_from(KINDS), st.binary(min_size=1, max_size=100))
@@ -176,7 +201,7 @@ def test_random_bodies_raise_only_frame_error(kind, body):
         frame = read(wire_of(kind, body))
     except FrameError:
         return
-    assert msgspec.msgpack.encode(frame.message) == body
+    assert wire_form.encode(frame.message) == body
 
 
 @given(st.binary(max_size=32))
@@ -482,6 +507,94 @@ def test_largest_round_fits_in_a_frame():
         Record(2**32 - 1, 2**16 - 1, BALLOT, tuple(range(MAX_CHUNKS)), bytes(32 * MAX_CHUNKS)),
     ):
         assert read(encode(Frame(message), ME, RUN)).message == message
+
+
+def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
+    """The sets of a proposal name as many different peers as its form allows, and every field has its largest value."""
+    every = tuple(at.to_bytes(2, "big") * 16 for at in range(4 * MAX_GROUP))
+    group, kept, out, sources = (every[at : at + MAX_GROUP] for at in range(0, len(every), MAX_GROUP))
+    high, most = Ballot(2**32 - 1, RUN), (2**16 - 1,) * MAX_GROUP
+    opened = Open(
+        2**32 - 1,
+        2**16 - 1,
+        high,
+        group,
+        group,
+        tuple(Contribution(peer, 2**32 - 1, 2**53 - 1, RUN) for peer in kept),
+        tuple(Exclusion(peer, "r" * 64) for peer in out),
+        RUN,
+        sources,
+        group,
+        kept,
+        most,
+        most,
+        most,
+        bytes(LIFE * MAX_GROUP),
+        bytes(LIFE),
+        tuple(Farewell(peer, high, RUN, RUN, bytes(64)) for peer in group[:MAX_FAREWELLS]),
+        RUN,
+        bytes(64),
+    )
+    reports = tuple(Report(peer, MAX_PROPOSALS, RUN, bytes(64)) for peer in group)
+    keys = (RUN,) * (MAX_GROUP + MAX_FAREWELLS)
+    commit = Commit(opened, RUN, tuple(Proof(peer, bytes(64)) for peer in group))
+    for message in (
+        opened,
+        Promise(2**32 - 1, 2**16 - 1, high, opened, RUN, bytes(LIFE)),
+        Leave(2**32 - 1, 2**16 - 1, bytes(LIFE), opened.farewells[0], opened),
+        Justified(opened, reports, (opened,) * MAX_PROPOSALS, keys),
+        commit,
+        decided(commit),
+    ):
+        size = len(encode(Frame(message), ME, RUN)) - HEADER_BYTES - 64
+        assert 0.99 * message.limit < size <= message.limit, (type(message).__name__, size)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": b"\x06"},  # a peer that is not in the table, in an unused bit
+        {"group": b"\x02\x00"},
+        {"alive": b""},
+        {"peers": b"b" * 32 + b"a" * 32},  # not sorted
+        {"peers": b"a" * 64, "group": b"\x03"},  # twice
+        {"peers": b"a" * 32 + b"b" * 32 + b"c" * 32},  # named by no set
+        {"peers": b"a" * 32 + b"b" * 31},
+        {"attempts": (1, 2)},
+        {"weights": ()},
+        {"announced": bytes(31)},
+        {"announced": bytes(64)},
+        {"contributors": b"\x03"},
+        {"reasons": ("late",)},
+        {"excluded": b"\x01"},
+    ],
+    ids=str,
+)
+def test_proposal_has_one_wire_form(change):
+    entries = (Contribution(b"a" * 32, 1, 2, bytes(32)),)
+    opened = Open(1, 0, BALLOT, (b"a" * 32, b"b" * 32), (b"a" * 32,), entries, (), None, ())
+    assert read(wire_of(Open, msgspec.msgpack.encode(opened.packed))).message == opened
+    with pytest.raises(FrameError):
+        read(wire_of(Open, msgspec.msgpack.encode(msgspec.structs.replace(opened.packed, **change))))
+
+
+def test_unsorted_proposal_has_no_wire_form():
+    opened = Open(1, 0, BALLOT, (b"b" * 32, b"a" * 32), (), (), (), None, ())
+    with pytest.raises(ValueError, match="not sorted"):
+        encode(Frame(opened), ME, RUN)
+    votes = tuple(Proof(peer * 32, bytes(64)) for peer in (b"a", b"c"))
+    with pytest.raises(ValueError, match="not in the table"):
+        encode(Frame(Commit(msgspec.structs.replace(opened, group=(b"a" * 32,)), RUN, votes)), ME, RUN)
+
+
+@pytest.mark.parametrize("change", [{"voters": b"\x07"}, {"voters": b""}, {"signatures": bytes(63)}], ids=str)
+def test_commit_has_one_wire_form(change):
+    group = (b"a" * 32, b"b" * 32)
+    commit = Commit(Open(1, 0, BALLOT, group, group, (), (), None, ()), RUN, (Proof(group[1], bytes(64)),))
+    packed = wire_form.packed_commit(commit)
+    assert read(wire_of(Commit, msgspec.msgpack.encode(packed))).message == commit
+    with pytest.raises(FrameError):
+        read(wire_of(Commit, msgspec.msgpack.encode(msgspec.structs.replace(packed, **change))))
 
 
 def test_largest_lineage_fits_in_a_frame():

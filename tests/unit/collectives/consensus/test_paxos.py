@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
+from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.quorum import enough
@@ -730,6 +731,60 @@ def test_commit_with_quorum_of_votes_is_accepted_from_anyone():
     commit = _commit(_open(ids, ids[0]), ids[:3])
     peer.on_message(ids[3], commit, b"", 0.0)
     assert peer.commit == commit
+
+
+def test_commit_goes_without_its_proposal_to_peers_that_have_it():
+    """Peer 3 has a new link since the proposal: it may not have got it, and gets the whole commit."""
+    ids = [name(i) for i in range(4)]
+    leader = agreement(ids[0], ids, ids[:3])
+    for other in ids[1:3]:
+        leader.on_message(other, ready(), b"", 0.0)
+    leader.announce(ready(), 0.0)
+    opened = leader.opened
+    leader.reach(ids[3])
+    leader.take()
+    verdict = digest(opened.contributors)
+    leader.complete(verdict, 0.0)
+    for voter in ids[1:3]:
+        leader.on_message(voter, vote_for(opened, verdict), sign(voter, vote_for(opened, verdict)), 0.0)
+    sent = dict(leader.take())
+    assert sent == {ids[1]: decided(leader.commit), ids[2]: decided(leader.commit), ids[3]: leader.commit}
+    follower, _ = _led(me=1)
+    follower.on_message(ids[0], opened, b"", 0.0)
+    follower.on_message(ids[0], sent[ids[1]], b"", 0.0)
+    assert follower.commit == leader.commit
+
+
+@pytest.mark.parametrize("here", [None, 2])
+def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
+    peer, ids = _led()
+    commit = _commit(_open(ids, ids[0]), ids[:3])
+    if here is not None:  # Another proposal is here.
+        peer.on_message(ids[2], freely(_open(ids, ids[2], here), ids, sign), b"", 0.0)
+    peer.take()
+    peer.on_message(ids[0], decided(commit), b"", 0.0)
+    assert peer.commit is None and (ids[0], Ask(5, 0)) in peer.take()
+    peer.on_message(ids[0], commit, b"", 0.0)
+    assert peer.commit == commit
+    peer.on_message(ids[0], decided(commit), b"", 0.0)
+    assert not peer.take()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"voters": b"\x01"}, {"voters": b"\x0f"}, {"signatures": bytes(192)}, {"digest": bytes(32)}, {"opened": bytes(32)}]
+    + [{"voters": b"\x07\x00"}, {"voters": b"\x17"}, {"signatures": b""}],
+    ids=str,
+)
+def test_forged_commit_without_its_proposal_is_refused(change):
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    peer.on_message(ids[0], opened, b"", 0.0)
+    true = decided(_commit(opened, ids[:3]))
+    peer.on_message(ids[0], msgspec.structs.replace(true, **change), b"", 0.0)
+    assert peer.commit is None
+    peer.on_message(ids[0], true, b"", 0.0)
+    assert peer.commit is not None
 
 
 @pytest.mark.parametrize("case", ["few", "forged", "of another digest", "one voter thrice", "of strangers", "gone"])

@@ -26,7 +26,6 @@ from thinwire.swarm.messages.registry import (
     Exclusion,
     Farewell,
     Open,
-    Promise,
 )
 
 PATH = Path("/run/votes")
@@ -48,7 +47,7 @@ def record(round=7, term=1, peers=2):
 
 
 def largest_open():
-    """Return an Open close to `Open.limit`."""
+    """Return an Open with the longest encoding."""
     farewells = tuple(Farewell(B, Ballot(2**32 - 1, B), B, B, b"s" * 64) for _ in range(MAX_FAREWELLS))
     ids = tuple(bytes([255]) * 31 + bytes([index]) for index in range(MAX_GROUP))
     return Open(
@@ -57,13 +56,18 @@ def largest_open():
         Ballot(2**32 - 1, B),
         ids,
         ids,
-        tuple(Contribution(peer, 2**32 - 1, 2**53 - 1) for peer in ids),
-        tuple(Exclusion(peer, "r" * 60) for peer in ids),
+        tuple(Contribution(peer, 2**32 - 1, 2**53 - 1, B) for peer in ids),
+        tuple(Exclusion(peer, "r" * 64) for peer in ids),
         bytes(32),
         ids,
+        ids,
+        ids,
+        *((2**16 - 1,) * MAX_GROUP for _ in range(3)),
         lives=b"l" * LIFE * MAX_GROUP,
         lineage=b"l" * LIFE,
         farewells=farewells,
+        electorate=B,
+        seal=bytes(64),
     )
 
 
@@ -141,7 +145,7 @@ def test_vote_file_on_real_disk_survives_processes_in_turn(tmp_path):
 
 def test_vote_file_holds_largest_open_and_refuses_longer_record():
     largest = largest_open()
-    assert 0.6 * Open.limit < len(msgspec.msgpack.encode(largest)) and Promise.limit + 1000 < SIZE
+    assert len(msgspec.msgpack.encode(largest)) + 1000 < SIZE
     disk = sim_disk()
     store = vote_file(disk)
     one = VoteRecord(b"l" * LIFE, 2**32 - 1, Ballot(2**32 - 1, B), largest, B, True)

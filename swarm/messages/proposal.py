@@ -1,0 +1,250 @@
+"""Proposals of a leader, and their form on the wire.
+
+A proposal names most of its peers several times. On the wire it has each id once, in one sorted table (`PackedOpen.peers`);
+a set of peers is a bitmap over the table. One proposal has exactly one wire form. Votes, seals and names cover the proposal
+itself, not its wire form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason
+
+MAX_FAREWELLS = 64
+"""Maximum number of farewells that one proposal may carry."""
+
+MAX_NAMED = 4 * MAX_GROUP
+"""Maximum number of peers that one proposal names: the group, the members, those left out, and those with the results."""
+
+Bits = Annotated[bytes, Meta(max_length=MAX_NAMED // 8)]
+"""Set of positions: bit n, counted from the lowest of the first byte, stands for position n. Unused bits are 0."""
+
+Lineage = Annotated[bytes, Meta(max_length=LIFE)]
+"""Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
+
+
+class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, order=True):
+    """Number of a proposal; totally ordered by (term, leader)."""
+
+    term: U32
+    leader: Id
+
+
+class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Entry of a proposal for one contributor: which of its announcements counts, and its weight.
+
+    The weight is in tokens and bounded by the manifest. announced: digest of the announcement, see `Ready.digest`; empty,
+    in rounds without a lineage only: any announcement with this number.
+    """
+
+    peer: Id
+    attempt: U32
+    weight: U53
+    announced: Annotated[bytes, Meta(max_length=32)] = b""
+
+
+class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A peer that is out of the round, and the reason."""
+
+    peer: Id
+    reason: Reason
+
+
+class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Final statement of a member that leaves: it votes and promises nothing more in this round.
+
+    promised: its highest promise. voted, digest: blake3 of the Open that it voted for last, and the digest of the results;
+    None without a vote. signature: of the Leave with an empty signature and without its Open, see `farewells.statement`.
+    """
+
+    peer: Id
+    promised: Ballot
+    voted: Digest | None
+    digest: Digest | None
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class Open(Message, frozen=True, dict=True):
+    """Proposal of the leader: who takes part in the round. On the wire it is a PackedOpen.
+
+    Results are a pure function of `contributors` and their announcements. `group` (sorted) fixes the primary owners of
+    chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to
+    their backups. If an earlier ballot has been voted for, its contributors must be used: then `adopted` is the digest
+    of their results and `sources` are peers known to hold all of these results. `idle` (sorted, some of `alive` but not
+    all) own no chunks, because blame by them or against them cannot be resolved. `kept` (sorted) are the members that
+    were decided together with the adopted results, see `members`. `shares`: for each peer of `group`, the number of
+    chunks of which it is the primary owner; empty means equal numbers. In an all-gather, `shares` is instead the
+    relative speed of each uplink, see collectives/topology/relay_plan.py; empty means that nothing is relayed. `sites`,
+    in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
+    empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
+    directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
+    peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
+    `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
+    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
+    leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
+    """
+
+    limit: ClassVar[int] = 83_000
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    group: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    alive: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    contributors: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_GROUP)]
+    excluded: Annotated[tuple[Exclusion, ...], Meta(max_length=MAX_GROUP)]
+    adopted: Digest | None
+    sources: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
+    idle: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    kept: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)] = ()
+    shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
+    lineage: Lineage = b""
+    farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
+    electorate: Annotated[bytes, Meta(max_length=32)] = b""
+    seal: Annotated[bytes, Meta(max_length=64)] = b""
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Peers with a vote in the next round; decided in this round together with the contributors.
+
+        The first proposal of some results takes the peers that take part at that time. Later ballots with the same
+        results have these members, independently of the peers that take part then. Otherwise two peers could commit one
+        round with different members.
+        """
+        return self.kept or self.alive
+
+    @cached_property
+    def packed(self) -> PackedOpen:
+        """Wire form. Raises ValueError if it has none: a list of peers is not sorted, or some announcements have no digest."""
+        named = (self.group, self.alive, self.sources, self.idle, self.kept)
+        ids = {peer for peers in named for peer in peers}
+        ids |= {entry.peer for entry in self.contributors} | {entry.peer for entry in self.excluded}
+        place = {peer: at for at, peer in enumerate(sorted(ids))}
+        return PackedOpen(
+            self.round,
+            self.fragment,
+            self.ballot,
+            b"".join(place),
+            bits_of(self.group, place),
+            bits_of(self.alive, place),
+            bits_of([entry.peer for entry in self.contributors], place),
+            tuple(entry.attempt for entry in self.contributors),
+            tuple(entry.weight for entry in self.contributors),
+            _joined([entry.announced for entry in self.contributors]),
+            bits_of([entry.peer for entry in self.excluded], place),
+            tuple(entry.reason for entry in self.excluded),
+            self.adopted,
+            bits_of(self.sources, place),
+            bits_of(self.idle, place),
+            bits_of(self.kept, place),
+            self.shares,
+            self.sites,
+            self.order,
+            self.lives,
+            self.lineage,
+            self.farewells,
+            self.electorate,
+            self.seal,
+        )
+
+
+class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Wire form of an Open.
+
+    peers: table of the ids that the sets name, sorted, without duplicates. group, alive, contributors, excluded, sources,
+    idle, kept: bitmaps over it. attempts, weights, announced (32 bytes each, or nothing): for each contributor. reasons: for
+    each excluded peer. The other fields are those of the Open.
+    """
+
+    round: U32
+    fragment: U16
+    ballot: Ballot
+    peers: Annotated[bytes, Meta(max_length=32 * MAX_NAMED)]
+    group: Bits
+    alive: Bits
+    contributors: Bits
+    attempts: Annotated[tuple[U32, ...], Meta(max_length=MAX_GROUP)]
+    weights: Annotated[tuple[U53, ...], Meta(max_length=MAX_GROUP)]
+    announced: Annotated[bytes, Meta(max_length=32 * MAX_GROUP)]
+    excluded: Bits
+    reasons: Annotated[tuple[Reason, ...], Meta(max_length=MAX_GROUP)]
+    adopted: Digest | None
+    sources: Bits
+    idle: Bits
+    kept: Bits
+    shares: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
+    sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
+    order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
+    lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
+    lineage: Lineage
+    farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)]
+    electorate: Annotated[bytes, Meta(max_length=32)]
+    seal: Annotated[bytes, Meta(max_length=64)]
+
+    @property
+    def table(self) -> tuple[PeerId, ...]:
+        """The ids of `peers`."""
+        return tuple(self.peers[at : at + 32] for at in range(0, len(self.peers), 32))
+
+    def open(self) -> Open:
+        """Return the proposal. Raises ValueError if this is not its wire form."""
+        table = self.table
+        group, alive, sources, idle, kept = (
+            named_by(bits, table) for bits in (self.group, self.alive, self.sources, self.idle, self.kept)
+        )
+        peers, excluded = named_by(self.contributors, table), named_by(self.excluded, table)
+        said = [self.announced[at : at + 32] for at in range(0, len(self.announced), 32)] or [b""] * len(peers)
+        if len(self.peers) % 32 or max(map(len, (group, alive, sources, idle, kept))) > MAX_GROUP:
+            raise ValueError(f"ids of other lengths, or more than {MAX_GROUP} peers")
+        opened = Open(
+            self.round,
+            self.fragment,
+            self.ballot,
+            group,
+            alive,
+            tuple(map(Contribution, peers, self.attempts, self.weights, said)),
+            tuple(map(Exclusion, excluded, self.reasons)),
+            self.adopted,
+            sources,
+            idle,
+            kept,
+            self.shares,
+            self.sites,
+            self.order,
+            self.lives,
+            self.lineage,
+            self.farewells,
+            self.electorate,
+            self.seal,
+        )
+        if opened.packed != self:
+            raise ValueError("not the wire form of a proposal")
+        return opened
+
+
+def bits_of(peers: Sequence[PeerId], place: Mapping[PeerId, int]) -> bytes:
+    """Return the bitmap of some peers. place: position of each id of the table. Raises ValueError unless they are sorted."""
+    if any(one >= other for one, other in pairwise(peers)) or not place.keys() >= set(peers):
+        raise ValueError("a set of peers that is not sorted, or not in the table")
+    return sum(1 << place[peer] for peer in peers).to_bytes((len(place) + 7) // 8, "little")
+
+
+def named_by(bits: bytes, table: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Return the peers of a bitmap over `table`, in its order."""
+    number = int.from_bytes(bits, "little")
+    return tuple(peer for at, peer in enumerate(table) if number >> at & 1)
+
+
+def _joined(digests: Sequence[bytes]) -> bytes:
+    if any(digests) and any(len(digest) != 32 for digest in digests):
+        raise ValueError("some announcements have no digest")
+    return b"".join(digests)
