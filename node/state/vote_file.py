@@ -42,7 +42,7 @@ from thinwire.swarm.messages.registry import LIFE
 MAGIC = b"twvotes\x02"
 
 SIZE = 1 << 17
-"""Bytes of the file. The largest record is an Open of 118 kB and less than 1 kB."""
+"""Bytes of the file. The largest record is an Open of 111 kB and less than 1 kB."""
 
 AHEAD = 1024
 """Numbers of announcements that one save allows. After a restart the numbers continue above them."""

@@ -65,7 +65,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Announced(Message, frozen=True, tag=54):
     """Statement of a peer: `digest` is that of its announcement number `attempt` in this life, see `Ready.statement`.
 
-    It is what the sender of a Ready signs, and is never sent alone. Its number precedes the fields: evidence has Votes or these.
+    It is what the sender of a Ready signs, and is never sent alone. Its number precedes the fields, as in Vote.
     """
 
     round: U32
@@ -270,7 +270,8 @@ class Vote(Message, frozen=True, tag=16):
 
     `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that
     a certificate covers the participants and not only the results. Without a digest it is no vote, but the statement of
-    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`. Its number precedes the fields, as in Announced.
+    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`. Its number precedes the fields, because evidence
+    has either.
     """
 
     round: U32

@@ -123,14 +123,17 @@ class Scene:
         keys: of the peers whose promises the proposal carries.
         """
         session, terms, values = self.session, self.session.current.agreement.terms, np.ones(100, np.float32).tobytes()
-        ballot, number = Ballot(2, ANN), session.current.round
+        ballot, number, said = Ballot(2, ANN), session.current.round, {}
         for peer in (ANN, BEN):
             hashes = hashes_of([values]) if peer == ANN else b""
             weight = 10 if peer == ANN else 0
-            self.on_message(peer, Ready(number, 0, 1, terms.base, terms.plan, weight, hashes, True, 1.0, 1.0))
+            said[peer] = Ready(number, 0, 1, terms.base, terms.plan, weight, hashes, True, 1.0, 1.0)
+            self.on_message(peer, said[peer])
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
-        opened = Open(number, 0, ballot, group, group, (Contribution(ANN, 1, 10),), (), None, (), idle)
+        opened = Open(
+            number, 0, ballot, group, group, (Contribution(ANN, 1, 10, said[ANN].digest),), (), None, (), idle
+        )
         opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate)
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))

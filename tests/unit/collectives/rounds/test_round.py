@@ -24,7 +24,7 @@ from kit.round_harness import (
     ready,
     signature,
 )
-from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
+from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
@@ -131,6 +131,27 @@ def test_announced_but_invalid_chunk_is_blamed(payload, reason):
     harness.sent(Blame)
     harness.chunk(OTHER, 2, attempt=2)
     assert harness.blamed() == [(OTHER, reason)]
+
+
+def test_chunk_of_another_announcement_than_the_proposal_names_is_not_reduced():
+    """OTHER has announced this data to us, and other data to the leader."""
+    named = dict.fromkeys(IDS, b"")
+    for announced, reduced in ((ready(Harness().sources[OTHER]).digest, True), (bytes([7]) * 32, False)):
+        scene = Harness()
+        said = {**named, OTHER: announced}
+        scene.open(ballot=Ballot(2, LEADER), contributors=tuple(Contribution(p, 1, 10, said[p]) for p in IDS))
+        for peer in (LEADER, OTHER):
+            scene.chunk(peer, 2)
+        assert bool(scene.sent(Result)) == reduced
+        assert [(blame.peer, blame.reason) for _, blame, _ in scene.sent(Blame)] == [(OTHER, TWO_FACED)] * (not reduced)
+
+
+def test_contribution_with_another_digest_than_ours_is_not_sent():
+    scene = Harness()
+    scene.sent(Chunk)
+    entries = tuple(Contribution(p, 1, 10, bytes([7]) * 32 if p == ME else b"") for p in IDS)
+    scene.open(ballot=Ballot(2, LEADER), contributors=entries)
+    assert not scene.sent(Chunk) and [blame.reason for _, blame, _ in scene.sent(Blame)] == ["withdrawn"]
 
 
 def test_chunk_of_old_attempt_or_unknown_index_is_ignored(harness):

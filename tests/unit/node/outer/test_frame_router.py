@@ -55,7 +55,9 @@ def test_claim_to_have_committed_this_round_or_a_later_one_counts(round, past):
 
 def test_sender_of_a_commit_is_past_the_round_and_a_voter_is_not():
     scene = Scene()
-    opened = Open(1, 0, Ballot(2, ANN), ALL, ALL, (Contribution(ANN, 1, 10),), (), None, ())
+    opened = Open(
+        1, 0, Ballot(2, ANN), tuple(sorted(ALL)), tuple(sorted(ALL)), (Contribution(ANN, 1, 10),), (), None, ()
+    )
     scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
     scene.on_message(BEN, Commit(opened, bytes(32), ()))
     assert scene.session.current.agreement.past == {BEN}

@@ -52,7 +52,7 @@ def sample(info):
         case "StructType":
             return info.cls(*(sample(field.type) for field in info.fields))
         case "BytesType":
-            return b"\x07" * (info.min_length or min(info.max_length or 9, 9))
+            return b"\x07" * (info.min_length or (32 if info.max_length == 32 else min(info.max_length or 9, 9)))
         case "StrType":
             return "why"
         case "IntType":
@@ -62,7 +62,7 @@ def sample(info):
         case "BoolType":
             return True
         case "VarTupleType":
-            return (sample(info.item_type),) * 2
+            return (sample(info.item_type),)  # a proposal names no peer twice
         case "UnionType":
             return sample(info.types[0])
     raise AssertionError(info)
