@@ -6,13 +6,15 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
+import blake3
+import msgspec
 import numpy as np
 import pytest
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import OWNER_LIES
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk, Commit, Fetch, Verdict
+from thinwire.swarm.messages.registry import Chunk, Commit, Decided, Fetch, Ready, Verdict
 
 PEERS, LIAR = 5, 1
 AUDIT = 0.5
@@ -113,13 +115,14 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
             control = node.presence.send_queue.control
 
             def send(to, message):
-                if isinstance(message, Commit) and message.opened.round == 3:
+                agreement = node.session.current.agreement
+                if isinstance(message, (Commit, Decided)) and agreement.terms.round == 3:
                     if not dead:
                         dead.append(node.index)
                         node.kill()
                     if node.index in dead:
                         return
-                    adopted.add(message.opened.adopted)
+                    adopted.add(agreement.commit.opened.adopted)
                 control(to, message)
 
             node.presence.send_queue.control = send
@@ -142,6 +145,43 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
         assert all(_banned(s.nodes[index]) == {s.nodes[LIAR].id} for index in honest)
 
     virtual_loop.run(main(), seed=1)
+
+
+def test_contributor_that_announces_other_data_to_one_owner_is_banned(swarm):
+    """Also its data differs, so that owner and announcement agree; only the decided proposal shows that it lies."""
+
+    async def main():
+        s = _audited(swarm, rounds=8, audit=1.0)
+        liar, fooled = s.nodes[LIAR], s.nodes[3].id
+        queue = liar.presence.send_queue
+        control, bulk = queue.control, queue.bulk
+
+        def doubled(payload):
+            return (2 * np.frombuffer(payload, np.float32)).tobytes()
+
+        def say(to, message):
+            if isinstance(message, Ready) and message.round == 3 and to == fooled:
+                chunks = map(doubled, liar.session.current.exchange.source)
+                hashes = b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
+                message = msgspec.structs.replace(message, hashes=hashes)
+            control(to, message)
+
+        def send(to, frame, **rest):
+            if isinstance(frame.message, Chunk) and frame.message.round == 3 and to == fooled:
+                frame = Frame(frame.message, doubled(frame.payload))
+            bulk(to, frame, **rest)
+
+        queue.control, queue.bulk = say, send
+        s.start()
+        honest = [index for index in range(PEERS) if index != LIAR]
+        await s.finish(honest)
+        s.check(honest)
+        for index in honest:
+            assert _banned(s.nodes[index]) == {liar.id}
+            assert s.nodes[index].session.roster.reason_of(liar.id) == "two announcements in round 3"
+            assert liar.id not in s.nodes[index].contributors[3]
+
+    virtual_loop.run(main(), seed=2)
 
 
 class Doubling:
