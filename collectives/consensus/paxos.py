@@ -245,7 +245,8 @@ class Agreement:
         if isinstance(message, Decided):
             found = self._completed(message)
             if found is None:
-                if self.commit is None:
+                # Another proposal of the ballot of our commit is evidence.
+                if self.commit is None or self.commit.opened.ballot == message.ballot:
                     self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
                 return
             message = found

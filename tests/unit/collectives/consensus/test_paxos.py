@@ -768,6 +768,9 @@ def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
     assert peer.commit == commit
     peer.on_message(ids[0], decided(commit), b"", 0.0)
     assert not peer.take()
+    other = _commit(_open(ids, ids[0], excluded=(Exclusion(name(9), "late"),)), ids[:3])
+    peer.on_message(ids[0], decided(other), b"", 0.0)
+    assert peer.take() == [(ids[0], Ask(5, 0))], "two proposals of one ballot are evidence"
 
 
 @pytest.mark.parametrize(
