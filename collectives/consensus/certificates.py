@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
@@ -55,12 +56,13 @@ def decided(commit: Commit) -> Decided:
     return Decided(*place, name_of(opened), commit.digest, *votes_of(commit.votes, opened.alive))
 
 
-def with_proposal(message: Decided, opened: Open) -> Commit | None:
-    """Return the commit of this proposal, whose name the message has; None if the votes have another form."""
-    try:
-        return Commit(opened, message.digest, proofs_of(message.voters, message.signatures, opened.alive))
-    except ValueError:
-        return None
+def with_proposal(message: Decided, known: Iterable[Open | None]) -> Commit | None:
+    """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
+    for opened in known:
+        if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.opened:
+            with suppress(ValueError):
+                return Commit(opened, message.digest, proofs_of(message.voters, message.signatures, opened.alive))
+    return None
 
 
 def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collection[PeerId]:

@@ -24,11 +24,19 @@ class Equivocation:
 
     def note(self, peer: PeerId, statement: Statement, signature: bytes) -> None:
         """Compare a statement, whose signature is valid, with the earlier ones of its peer."""
-        kind = type(statement), isinstance(statement, Vote) and statement.digest is None
-        known = self._known.setdefault((peer, *kind), [])
+        known = self._known.setdefault((peer, *_kind(statement)), [])
         other = next((one for one in known if conflicting(one[0], statement)), None)
         if other is not None and peer not in self._accused:
             self._accused.add(peer)
             self._accuse(peer, other, (statement, signature))
         if all(one != statement for one, _ in known):
             known[:] = [*known[1 - EACH :], (statement, signature)]
+
+    def signature_of(self, peer: PeerId, statement: Statement) -> bytes | None:
+        """Return the signature of a statement that was noted, if it is still stored."""
+        known = self._known.get((peer, *_kind(statement)), ())
+        return next((signature for one, signature in known if one == statement), None)
+
+
+def _kind(statement: Statement) -> tuple[type, bool]:
+    return type(statement), isinstance(statement, Vote) and statement.digest is None

@@ -38,7 +38,7 @@ from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
 from thinwire.collectives.consensus.certificates import certified, decided, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse
-from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, name_of, names, statement, vote_for
+from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, names, statement, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
@@ -59,7 +59,6 @@ from thinwire.swarm.messages.registry import (
     Prepare,
     Promise,
     Ready,
-    Said,
     Vote,
 )
 
@@ -100,8 +99,6 @@ class Agreement:
         self.ready: dict[PeerId, Ready] = {}
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
-        self._signatures: dict[PeerId, bytes] = {}
-        """Signature of each announcement in `ready`."""
         self._sign, self._verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
@@ -150,7 +147,7 @@ class Agreement:
         opened = self.opened
         if opened is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
-        if self._contradicted(opened):
+        if self._check.contradicted(opened):
             return  # The leader may be one with the contributor. The others need our vote to commit.
         if not self._acceptor.vote(opened, digest):
             return
@@ -173,7 +170,7 @@ class Agreement:
         if now < self._accused.get((peer, reason), -math.inf) + self.terms.patience / 4:
             return
         self._accused[peer, reason] = now
-        said = Said(self.ready[peer].statement(), self._signatures[peer]) if reason == TWO_FACED else None
+        said = self._check.shown(peer) if reason == TWO_FACED else None
         blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason, said)
         if self.opened.ballot.leader == self.me:
             self._proposer.hear_blame(self.me, blame, self.opened)
@@ -243,8 +240,8 @@ class Agreement:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
         if isinstance(message, Decided):
-            found = self._completed(message)
-            if found is None:
+            known = self.opened, self.commit.opened if self.commit is not None else None
+            if (found := with_proposal(message, known)) is None:
                 # Another proposal of the ballot of our commit is evidence.
                 if self.commit is None or self.commit.opened.ballot == message.ballot:
                     self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
@@ -298,7 +295,7 @@ class Agreement:
         if sender != self.me:
             self._check.note_announcement(sender, message.statement(), signature)
         if known is None or message.attempt > known.attempt:
-            self.ready[sender], self._signatures[sender] = message, signature
+            self.ready[sender] = message
             if known is not None:
                 self._proposer.hear_again(sender)
             if not message.witness or self.terms.other_life(sender, message.life):
@@ -335,16 +332,9 @@ class Agreement:
         ready = self.ready.get(entry.peer)
         return ready if ready is not None and names(entry, ready) else None
 
-    def _contradicted(self, opened: Open) -> list[PeerId]:
-        """Return the other contributors that have announced something else to us than a free proposal names."""
-        if opened.adopted is not None:
-            return []  # The results are settled.
-        pairs = [(entry, self.ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self.me]
-        return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
-
     def _doubt(self, now: float) -> None:
         """Complain at once about contributors with two announcements, and show the one that we have."""
-        for peer in self._contradicted(self.opened) if self.opened is not None else ():
+        for peer in self._check.contradicted(self.opened) if self.opened is not None else ():
             self.accuse(peer, TWO_FACED, now)
 
     def _differs(self, message: Commit) -> bool:
@@ -401,13 +391,6 @@ class Agreement:
             short = decided(self.commit)
             self._out += [(peer, short) for peer in sorted(others & known)]
             self._out += [(peer, self.commit) for peer in sorted(others - known)]
-
-    def _completed(self, message: Decided) -> Commit | None:
-        """Return the commit, if the proposal is here."""
-        for opened in (self.opened, self.commit.opened if self.commit is not None else None):
-            if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.opened:
-                return with_proposal(message, opened)
-        return None
 
     # --- time
 

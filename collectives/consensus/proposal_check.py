@@ -12,9 +12,9 @@ from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, lives_agree, statement, vote_for
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, lives_agree, names, statement, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Vote
+from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Said, Vote
 
 
 class ProposalCheck:
@@ -108,6 +108,19 @@ class ProposalCheck:
     def note_announcement(self, peer: PeerId, said: Announced, signature: bytes) -> None:
         """Note an announcement with a valid signature."""
         self._equivocation.note(peer, said, signature)
+
+    def contradicted(self, opened: Open) -> list[PeerId]:
+        """Return the other contributors that have announced something else to us than a free proposal names."""
+        if opened.adopted is not None:
+            return []  # The results are settled.
+        pairs = [(entry, self._ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
+        return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
+
+    def shown(self, peer: PeerId) -> Said | None:
+        """Return the last announcement that we know of a peer, with its signature."""
+        ready = self._ready.get(peer)
+        signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
+        return Said(ready.statement(), signature) if ready is not None and signature is not None else None
 
     def proves(self, blame: Blame, opened: Open) -> bool:
         """Return True if a complaint shows that a contributor has announced something else than a proposal names."""
