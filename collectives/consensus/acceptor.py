@@ -120,7 +120,10 @@ class Acceptor:
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
     def use(self, number: int) -> bool:
-        """Note the number of an announcement; return False if that could not be stored. Then we have no vote any more."""
+        """Note the number of an announcement; return False if that could not be stored.
+
+        Then we have no vote any more.
+        """
         try:
             self._store.use(number)
         except OSError:

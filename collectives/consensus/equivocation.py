@@ -1,4 +1,4 @@
-"""Detection of peers that sign two statements about one ballot, or two announcements, see swarm/evidence.py."""
+"""Detection of peers that sign two conflicting statements, see swarm/evidence.py."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MISSING, WITHHELD = "chunk missing", "withheld"
 """Reasons of a Blame: data of a contributor is missing, now or in so many rounds that it is excluded."""
 
 TWO_FACED = "two announcements"
-"""Reason of a Blame: a contributor has announced something else to the accuser than the proposal names."""
+"""Reason of a Blame: a proposal names another announcement than the accuser has."""
 
 FAULTS = (
     MISSING,

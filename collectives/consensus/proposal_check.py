@@ -110,7 +110,7 @@ class ProposalCheck:
         self._equivocation.note(peer, said, signature)
 
     def contradicted(self, opened: Open) -> list[PeerId]:
-        """Return the other contributors that have announced something else to us than a free proposal names."""
+        """Return the other contributors of which a free proposal names another announcement than we have."""
         if opened.adopted is not None:
             return []  # The results are settled.
         pairs = [(entry, self._ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
@@ -123,7 +123,7 @@ class ProposalCheck:
         return Said(ready.statement(), signature) if ready is not None and signature is not None else None
 
     def proves(self, blame: Blame, opened: Open) -> bool:
-        """Return True if a complaint shows that a contributor has announced something else than a proposal names."""
+        """Return True if a complaint shows another announcement of a contributor than a proposal names."""
         if blame.said is None:
             return False
         said, signature = blame.said.statement, blame.said.signature

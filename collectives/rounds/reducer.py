@@ -99,13 +99,13 @@ class Claims:
         """Store the record in which the owner of a chunk has signed for its result.
 
         again: the result is that of an earlier ballot, so an earlier claim remains. Otherwise the owner had to compute it,
-        whatever its record says: the ballot names all contributions.
+        also if its record denies that: the ballot names all contributions.
         """
         if not again or (record.own and index not in self._records):
             self._records[index] = owner, record
 
     def settle(self, hashes: bytes) -> dict[int, tuple[PeerId, Digest]]:
-        """Return the claims of owners for committed results, and forget them. hashes: of all committed results."""
+        """Return the claims of owners for committed results, and forget them. hashes: of all results."""
         claims = dict[int, tuple[PeerId, Digest]]()
         for index, (owner, record) in self._records.items():
             at = record.indices.index(index)
@@ -124,7 +124,10 @@ def docket(
     codec: Codec,
     grid: Grid,
 ) -> Docket:
-    """Return the Docket of a committed round. announced: returns the announcement that an entry names, if it is here."""
+    """Return the Docket of a committed round.
+
+    announced: returns the announcement that an entry names, if it is here.
+    """
     opened = commit.opened
     found = {entry.peer: ready.hashes for entry in opened.contributors if (ready := announced(entry)) is not None}
     if len(found) < len(opened.contributors):

@@ -106,7 +106,10 @@ class VoteFile(VoteStore):
         return self._numbers
 
     def use(self, number: int) -> None:
-        """Store that this number is used, with the next AHEAD. If that fails, begin a life in memory, and raise OSError."""
+        """Store that this number is used, with the next AHEAD.
+
+        If that fails, begin a life in memory, and raise OSError.
+        """
         if number > self._numbers:
             self._keep(number + AHEAD, self._record)
 

@@ -59,5 +59,5 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     signed: ClassVar[bool] = True
 
     def statement(self) -> Message:
-        """Return the message that a sender of this one signs: itself, or a short one that can be shown as evidence."""
+        """Return the message that a sender of this one signs: itself, or a short one for evidence."""
         return self

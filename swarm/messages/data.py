@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Ballot, Lineage
 from thinwire.swarm.messages.base import CHUNK_BYTES, LIFE, MAX_CHUNKS, MAX_GROUP, U16, U32, U53, Digest, Id, Message
 from thinwire.swarm.messages.lineage import CHAIN_BYTES
+from thinwire.swarm.messages.proposal import Ballot, Lineage
 
 # --- bulk data: authenticated by its stream, not signed
 

@@ -20,10 +20,16 @@ MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
 
 MAX_NAMED = 4 * MAX_GROUP
-"""Maximum number of peers that one proposal names: the group, the members, those left out, and those with the results."""
+"""Maximum number of peers that one proposal names.
+
+These are the group, the members, the peers that are left out, and those that hold adopted results.
+"""
 
 Bits = Annotated[bytes, Meta(max_length=MAX_NAMED // 8)]
-"""Set of positions: bit n, counted from the lowest of the first byte, stands for position n. Unused bits are 0."""
+"""Set of positions: bit n, counted from the lowest of the first byte, stands for position n.
+
+Unused bits are 0.
+"""
 
 Lineage = Annotated[bytes, Meta(max_length=LIFE)]
 """Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
@@ -124,7 +130,10 @@ class Open(Message, frozen=True, dict=True):
 
     @cached_property
     def packed(self) -> PackedOpen:
-        """Wire form. Raises ValueError if it has none: a list of peers is not sorted, or some announcements have no digest."""
+        """Wire form. Raises ValueError if it has none.
+
+        Then a list of peers is not sorted, or some announcements have no digest.
+        """
         named = (self.group, self.alive, self.sources, self.idle, self.kept)
         ids = {peer for peers in named for peer in peers}
         ids |= {entry.peer for entry in self.contributors} | {entry.peer for entry in self.excluded}
@@ -232,7 +241,10 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
 
 
 def bits_of(peers: Sequence[PeerId], place: Mapping[PeerId, int]) -> bytes:
-    """Return the bitmap of some peers. place: position of each id of the table. Raises ValueError unless they are sorted."""
+    """Return the bitmap of some peers. place: position of each id of the table.
+
+    Raises ValueError unless they are sorted and in the table.
+    """
     if any(one >= other for one, other in pairwise(peers)) or not place.keys() >= set(peers):
         raise ValueError("a set of peers that is not sorted, or not in the table")
     return sum(1 << place[peer] for peer in peers).to_bytes((len(place) + 7) // 8, "little")

@@ -20,7 +20,10 @@ Kind = TypeVar("Kind")
 
 
 class PackedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Wire form of a Commit. voters: bitmap over `opened.peers`. signatures: of their votes, 64 bytes each."""
+    """Wire form of a Commit.
+
+    voters: bitmap over `opened.peers`. signatures: of their votes, 64 bytes each.
+    """
 
     opened: PackedOpen
     digest: Digest
@@ -34,19 +37,25 @@ class PackedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
 
 
 def packed_commit(commit: Commit) -> PackedCommit:
-    """Return the wire form of a commit. Raises ValueError if its votes are not sorted, or of peers that it does not name."""
+    """Return the wire form of a commit.
+
+    Raises ValueError if its votes are not sorted, or of peers that it does not name.
+    """
     opened = commit.opened.packed
     return PackedCommit(opened, commit.digest, *votes_of(commit.votes, opened.table))
 
 
 def votes_of(votes: tuple[Proof, ...], table: tuple[bytes, ...]) -> tuple[bytes, bytes]:
-    """Return a bitmap over `table` and the signatures. Raises ValueError if the votes are not sorted or not of these."""
+    """Return a bitmap over `table` and the signatures.
+
+    Raises ValueError if the votes are not sorted, or not of these peers.
+    """
     place = {peer: at for at, peer in enumerate(table)}
     return bits_of([proof.peer for proof in votes], place), b"".join(proof.signature for proof in votes)
 
 
 def proofs_of(voters: bytes, signatures: bytes, table: tuple[bytes, ...]) -> tuple[Proof, ...]:
-    """Return the votes with these signatures, the inverse of `votes_of`. Raises ValueError for another form."""
+    """Return the votes with these signatures. Raises ValueError for another form than `votes_of` returns."""
     peers = named_by(voters, table)
     proofs = tuple(Proof(peer, signatures[64 * at : 64 * at + 64]) for at, peer in enumerate(peers))
     if len(peers) > MAX_GROUP or votes_of(proofs, table) != (voters, signatures) or len(signatures) != 64 * len(peers):
@@ -58,7 +67,10 @@ PACKED: dict[type, type[msgspec.Struct]] = {Open: PackedOpen, Commit: PackedComm
 """Types with another wire form, and these."""
 
 _FORMS: dict[type, Any] = dict(PACKED)
-"""Wire form of each type that contains proposals: one with the same fields, in their wire forms, except for PACKED."""
+"""Wire form of each type that contains proposals.
+
+It has the same fields, in their wire forms, except for PACKED.
+"""
 
 _CONTENTS: dict[Any, type] = {}
 
@@ -98,7 +110,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(kind: type[Kind], body: bytes) -> Kind:
-    """Return a message of this kind, or a chain. Raises ValueError, msgspec.MsgspecError and others of its decoder."""
+    """Return a message of this kind, or a chain. Raises ValueError and the errors of the decoder."""
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     found: Kind = _unpacked(_decoders[kind].decode(body))
