@@ -30,6 +30,7 @@ from thinwire.swarm.messages.registry import (
     Message,
     PeerId,
     Promise,
+    Ready,
     Refuse,
     Vote,
     Welcome,
@@ -49,7 +50,7 @@ BYE = b"\0"
 It is sent on an orderly close, so a dead process sends none.
 """
 
-PROOFS = frozenset((Vote, Promise, Found))
+PROOFS = frozenset((Vote, Promise, Found, Ready))
 """Messages with signatures that others are shown."""
 
 _CONTROL = [
