@@ -43,7 +43,7 @@ class Acceptor:
     """
 
     def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool = False) -> None:
-        self._terms, self._store = terms, store
+        self._terms, self._store, self._life = terms, store, store.life
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
             # A record of a later round of this lineage means that we have returned with an older state.
@@ -120,16 +120,16 @@ class Acceptor:
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
     def use(self, number: int) -> bool:
-        """Note the number of an announcement; return False if that could not be stored.
+        """Note the number of an announcement; return False if it is not stored for the life that this round began with.
 
-        Then we have no vote any more.
+        If it could not be stored, we have no vote any more.
         """
         try:
             self._store.use(number)
         except OSError:
             self.mute = True
             return False
-        return True
+        return self._store.life == self._life
 
     def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
         """Return our farewell if we have left this round, in this process or an earlier one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, REST, Acceptor, rest
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
@@ -343,4 +345,7 @@ def test_peer_that_cannot_store_the_number_of_an_announcement_has_no_vote():
 
     acceptor = acceptor_of(Broken())
     assert not acceptor.use(7) and acceptor.mute
-    assert acceptor_of(store := MemoryVoteStore()).use(7) and store.numbers == 7
+    acceptor = acceptor_of(store := MemoryVoteStore(random.Random(1)))
+    assert acceptor.use(7) and store.numbers == 7
+    store.renew()
+    assert not acceptor.use(8), "that number is of another life"
