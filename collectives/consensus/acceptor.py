@@ -120,7 +120,7 @@ class Acceptor:
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
     def use(self, number: int) -> bool:
-        """Note the number of an announcement; return False if it is not stored for the life that this round began with.
+        """Note the number of an announcement; return False if it is not stored for our life in this round.
 
         If it could not be stored, we have no vote any more.
         """
