@@ -176,7 +176,8 @@ class Agreement:
             self._proposer.hear_blame(self.me, blame, self.opened)
             self.tick(now)
         else:
-            self._out.append((self.opened.ballot.leader, blame))
+            # An announcement is evidence for each peer with another one, also if the leader does not care.
+            self._out.append((self.opened.ballot.leader if said is None else None, blame))
 
     def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
@@ -262,6 +263,8 @@ class Agreement:
         elif isinstance(message, Leave):
             self._hear_leave(sender, message)
         elif self.commit is not None:
+            if isinstance(message, Blame):
+                self._check.proves(message, self.commit.opened)
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):

@@ -224,7 +224,8 @@ class Said(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Blame(Message, frozen=True):
     """Report to the leader that the sender cannot make progress because of `peer`.
 
-    said: what `peer` has announced to the sender, if the proposal names another announcement with this number.
+    said: what `peer` has announced to the sender, if the proposal names another announcement with this number. Then it goes to
+    all peers, because it is evidence for those with the other one.
     """
 
     round: U32

@@ -6,14 +6,16 @@ import blake3
 import msgspec
 import pytest
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, names, sound
+from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, names, sound, vote_for
 from thinwire.swarm.evidence import conflicting
 from thinwire.swarm.messages.registry import (
     LIFE,
     Blame,
+    Commit,
     Contribution,
     Prepare,
     Promise,
+    Proof,
     Ready,
     Said,
     Vote,
@@ -111,6 +113,25 @@ def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_bal
     assert all(scene.peers[peer].opened == opened for peer in (ANN, BEN))
     ((peer, first, second),) = scene.convicted[LEADER]
     assert peer == LIAR and conflicting(first[0], second[0]) and all(verify(LIAR, *one) for one in (first, second))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_leader_with_two_announcements_is_convicted_by_the_other_peers(committed):
+    """It ignores the complaint, but that goes to all."""
+    scene = Scene(told=b"a")
+    opened, ann, ben = scene.peers[LEADER].opened, scene.peers[ANN], scene.made(BEN)
+    ben.announce(ready(BEN), 0.0)
+    ben.on_message(LEADER, ready(LEADER, b"b"), sign(LEADER, ready(LEADER, b"b")), 0.0)
+    ben.take()
+    ben.on_message(LEADER, opened, sign(LEADER, opened), 0.0)
+    ((to, blame),) = [(to, message) for to, message in ben.take() if isinstance(message, Blame)]
+    assert to is None and blame.peer == LEADER and not scene.convicted
+    if committed:
+        vote = vote_for(opened, bytes(32))
+        ann.on_message(LEADER, Commit(opened, bytes(32), tuple(Proof(p, sign(p, vote)) for p in IDS[:3])), b"", 0.0)
+        assert ann.commit is not None
+    ann.on_message(BEN, blame, sign(BEN, blame), 0.0)
+    assert [peer for peer, *_ in scene.convicted[ANN]] == [LEADER]
 
 
 def test_peer_votes_for_no_proposal_that_contradicts_an_announcement():
