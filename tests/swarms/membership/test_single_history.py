@@ -155,13 +155,13 @@ def test_peer_that_fetched_previous_state_announces_anew_and_votes_with_its_memo
         def spoil(node):
             node.replica.state[0] += 1
             node.replica.seal()
-            node.session.current = node.session.starter.start(0, node.session.current)
+            node.session.current = node.session.starter.start(node.session.current.attempt, node.session.current)
 
         s.fail_at(1, 3, "applied", lambda node: node.rounds.thereafter(lambda: spoil(node)))
         s.start()
         await s.finish()
         assert synced(wrong) == [3]
-        assert [attempt for round, _, attempt in made if round == 4] == [0, 0, 1]
+        assert [attempt for round, _, attempt in made if round == 4] == [3, 3, 4]
         assert {id(store) for _, store, _ in made} == {id(wrong.session.votes)}
         assert wrong.id in s.nodes[0].contributors[6]
         assert {node.replica.digest for node in s.nodes.values()} == {wrong.replica.digest}
