@@ -301,7 +301,7 @@ def frames() -> str:
         _text(
             r"""The signature is over `thinwire/message/1\0` and four parts, each after its length in 8 bytes: the run id (32
             bytes), the type number (2 bytes), the body, and the BLAKE3 hash of the payload (32 bytes), also of an empty
-            one."""
+            one. A `Ready` has the signature of its [Announced](messages.md#announced): two of these are short evidence."""
         ),
         _text(
             f"""A signed frame travels on the control connection, or on the express stream if rounds wait for it. The control
