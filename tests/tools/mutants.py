@@ -93,6 +93,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "while at != len(era.certificates) and not _follows(certificate, here, agreed):",
     ): "it counts up in steps of one",
     ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
+    ("collectives/consensus/proposal.py", "grace: float = 9.0"): "every run names its grace",
+    ("collectives/consensus/proposal.py", "patience: float = 3.0"): "every run names its patience",
     ("collectives/consensus/proposal.py", "max_weight: int = 2**53 + 1"): "every run names its weight",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     (

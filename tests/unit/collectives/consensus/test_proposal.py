@@ -168,6 +168,15 @@ def test_proposal_with_as_many_contributors_as_allowed_is_accepted():
     assert len(opened(said(100, 100, 100, 100), terms=replace(TERMS, room=4, min_peers=4)).contributors) == 4
 
 
+@pytest.mark.parametrize(("min_peers", "distrusted", "left_out"), [(4, 1, 0), (3, 1, 1), (3, 2, 1), (2, 2, 2)])
+def test_distrusted_peers_are_left_out_only_if_enough_contributors_remain(min_peers, distrusted, left_out):
+    terms, known = replace(equal(), min_peers=min_peers), said(100, 100, 100, 100)
+    found = propose(
+        FIRST, terms, IDS[:4], known, {}, rejected={}, distrusted=IDS[4 - distrusted : 4], idle=(), before=None
+    )
+    assert found is not None and found.alive == IDS[:4] and len(found.contributors) == 4 - left_out
+
+
 def test_proposal_with_other_weights_than_settled_is_refused():
     terms = replace(equal(), weights=dict.fromkeys(IDS[:4], 7))
     found = opened(said(100, 100, 100, 100), terms=terms)
