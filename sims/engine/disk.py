@@ -39,15 +39,15 @@ class SimDisk:
     """Simulated disk; it survives the process that uses it (see `crash`).
 
     rng: determines the effects of a crash. May be set: `capacity` in bytes; `delay` in seconds per operation; `broken`,
-    the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect;
-    `before`, called with the name of every changing operation before it is executed.
+    the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect; `lied`,
+    True if one ever did; `before`, called with the name of every changing operation before it is executed.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.capacity: int | None = None
         self.delay = 0.0
         self.broken = 0
-        self.lying = False
+        self.lying = self.lied = False
         self.before: Callable[[str], None] = lambda operation: None
         self.spent = 0.0
         """Seconds that operations should have taken since the caller last set it to 0."""

@@ -208,7 +208,8 @@ class AlwaysInvariants:
         banned = sorted(process.peer.session.roster.banned)
         banned += list(transport.banned) if transport is not None else []
         for peer in banned:
-            if peer in self._ids:
+            # A peer whose disk has lost a synced vote or proposal may have signed another one, which is evidence.
+            if peer in self._ids and not self._machines[self._ids[peer]].disk.lied:
                 self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
 
     def _outcasts(self, machine: Machine, process: Process, now: float) -> None:

@@ -284,7 +284,8 @@ class FaultInjector:
         self._of(fault)[0].disk.broken = 0
 
     def _lie_about_syncs(self, fault: Fault) -> bool:
-        self._of(fault)[0].disk.lying = True
+        disk = self._of(fault)[0].disk
+        disk.lying = disk.lied = True
         return True
 
     def _lose_power(self, fault: Fault) -> None:
