@@ -119,17 +119,17 @@ class Acceptor:
         terms, record = self._terms, self._record
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
-    def use(self, number: int) -> bool:
-        """Note the number of an announcement; return False if it is not stored for our life in this round.
+    def use(self, number: int) -> bytes:
+        """Note the number of an announcement; return the life that it must name.
 
-        If it could not be stored, we have no vote any more.
+        If the number could not be stored, that is another life than before, in memory, and we have no vote in this round.
         """
         try:
             self._store.use(number)
         except OSError:
             self.mute = True
-            return False
-        return self._store.life == self._life
+        self.mute |= self._store.life != self._life
+        return self._store.life
 
     def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
         """Return our farewell if we have left this round, in this process or an earlier one."""

@@ -39,6 +39,8 @@ class BlameBook:
         """Excluded contributions by peer, with reasons."""
         self.idle: set[PeerId] = set(idle)
         """Peers that must not own chunks."""
+        self.two_faced: set[PeerId] = set()
+        """Peers with two announcements in this round, which take no part in it."""
         self.straight = False
         """True if a ring has failed in this round."""
         self._words: dict[PeerId, set[PeerId]] = {}
@@ -50,8 +52,9 @@ class BlameBook:
         """Forget the complaints against a peer that contributes again, but only once."""
         if self.rejected.get(peer) == WITHHELD:
             return  # Another announcement brings no data.
-        if peer not in self._forgiven and (peer in self.rejected or peer in self._words):
+        if peer not in self._forgiven and (peer in self.rejected or peer in self._words or peer in self.two_faced):
             self._forgiven.add(peer)
+            self.two_faced.discard(peer)
             self.rejected.pop(peer, None)
             self._words.pop(peer, None)
 
@@ -76,6 +79,10 @@ class BlameBook:
         """
         if accuser not in opened.alive:
             return False
+        if proven:
+            news = opened.adopted is None and blame.peer not in self.two_faced
+            self.two_faced.add(blame.peer)
+            return news
         if blame.reason == BROKEN:
             news = bool(opened.order) and not self.straight
             self.straight |= news
@@ -87,7 +94,7 @@ class BlameBook:
         contributes = any(entry.peer == blame.peer for entry in opened.contributors)
         if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
             return False
-        if accuser == blame.peer or proven:
+        if accuser == blame.peer:
             return opened.adopted is None and self._reject(blame)
         owners = set(opened.alive) - set(opened.idle)
         if accuser not in owners:

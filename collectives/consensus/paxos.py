@@ -43,6 +43,7 @@ from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.messages.registry import (
+    LIFE,
     Ask,
     Ballot,
     Blame,
@@ -91,7 +92,7 @@ class Agreement:
         trial: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
-        self.me, self.terms, self.life = me, terms, store.life
+        self.me, self.terms = me, terms
         self.opened: Open | None = None
         self.commit: Commit | None = None
         self.diverged = False
@@ -126,8 +127,8 @@ class Agreement:
 
     # --- events of this peer
 
-    def use(self, number: int) -> bool:
-        """Return True if an announcement may have this number in this life: no later process repeats it."""
+    def use(self, number: int) -> bytes:
+        """Return the life that an announcement with this number must name: no later process repeats both."""
         return self._acceptor.use(number)
 
     def announce(self, ready: Ready, now: float) -> None:
@@ -241,7 +242,7 @@ class Agreement:
             return  # We do not have the swarm's state yet, and no vote.
         counts = sender in self.terms.members
         if isinstance(message, Decided):
-            known = self.opened, self.commit.opened if self.commit is not None else None
+            known = self.opened, self.commit.opened if self.commit is not None else None, self._acceptor.voted
             if (found := with_proposal(message, known)) is None:
                 # Another proposal of the ballot of our commit is evidence.
                 if self.commit is None or self.commit.opened.ballot == message.ballot:
@@ -295,7 +296,9 @@ class Agreement:
 
     def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes) -> None:
         known = self.ready.get(sender)
-        if sender != self.me:
+        if self.terms.lineage and len(message.life) != LIFE:
+            return  # It could become a member in any life, and its announcements would be no evidence.
+        if sender != self.me and (known is None or message.attempt >= known.attempt):
             self._check.note_announcement(sender, message.statement(), signature)
         if known is None or message.attempt > known.attempt:
             self.ready[sender] = message
@@ -319,9 +322,13 @@ class Agreement:
         return too_few or (self._quorum_since is not None and ready < members)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
-        if not self._check.admits(sender, message, self.opened):
-            return
         opened = message if isinstance(message, Open) else message.opened
+        if not self._check.admits(sender, message, self.opened):
+            peer, said = self._check.other_life(opened)
+            if said is not None:
+                place = self.terms.round, self.terms.fragment, opened.ballot
+                self._out.append((sender, Blame(*place, peer, TWO_FACED, said)))
+            return
         if not self._acceptor.follows(sender, opened, now, lambda: self._check.justified(message)):
             return
         self._proposer.yield_to_others()
@@ -336,8 +343,11 @@ class Agreement:
         return ready if ready is not None and names(entry, ready) else None
 
     def _doubt(self, now: float) -> None:
-        """Complain at once about contributors with two announcements, and show the one that we have."""
-        for peer in self._check.contradicted(self.opened) if self.opened is not None else ():
+        """Complain at once about a contributor with two announcements, and show the one that we have.
+
+        About one of them only: that spoils the ballot, and a leader that lies could name false announcements of all.
+        """
+        for peer in self._check.contradicted(self.opened)[:1] if self.opened is not None else ():
             self.accuse(peer, TWO_FACED, now)
 
     def _differs(self, message: Commit) -> bool:

@@ -173,8 +173,8 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
 
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
     and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
-    members of the next round, and in a lineage the announcement of each is named. A proposal of adopted results names their
-    holders, and the members that were decided with them.
+    members of the next round. In a lineage, their announcements and the lives of all members are named. A proposal of
+    adopted results names their holders, and the members that were decided with them.
     """
     peers = [contribution.peer for contribution in opened.contributors]
     return (
@@ -191,6 +191,7 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
         and (not opened.shares or _whole(opened, terms))
         and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and len(opened.lives) in (0, LIFE * len(opened.members))
+        and (not terms.lineage or len(lives_of(opened.members, opened.lives)) == len(opened.members))
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
         and (not opened.order or _round(opened, terms))
     )

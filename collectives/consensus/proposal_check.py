@@ -12,7 +12,15 @@ from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, lives_agree, names, statement, vote_for
+from thinwire.collectives.consensus.proposal import (
+    DISTRUSTED,
+    ON_TRIAL,
+    lives_agree,
+    lives_of,
+    names,
+    statement,
+    vote_for,
+)
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Said, Vote
 
@@ -20,8 +28,8 @@ from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified
 class ProposalCheck:
     """Checks of one peer in one round, and the signed statements of others that it has seen.
 
-    life: our life as a member. ready: the announcements so far, which the caller adds to. accuse: see Equivocation. banned:
-    returns peers that must not become members.
+    life: our life before we announce one. ready: the announcements so far, which the caller adds to. accuse: see
+    Equivocation. banned: returns peers that must not become members.
     """
 
     def __init__(
@@ -66,7 +74,8 @@ class ProposalCheck:
         if free and opened.ballot.term <= BALLOTS and self._misplaced(opened):
             self.refused.add(opened.ballot.leader)
             return False
-        agree = lives_agree(opened, self._me, self._life, self._ready)
+        mine = self._ready.get(self._me)
+        agree = lives_agree(opened, self._me, mine.life if mine is not None else self._life, self._ready)
         return agree and self._electorate.farewells.valid(opened)
 
     def justified(self, message: Open | Justified) -> bool:
@@ -116,6 +125,18 @@ class ProposalCheck:
         pairs = [(entry, self._ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
+    def other_life(self, opened: Open) -> tuple[PeerId, Said | None]:
+        """Return a member whose life in a free proposal contradicts its announcement, and that announcement.
+
+        Return an empty id and None if there is no such member.
+        """
+        lives = lives_of(opened.members, opened.lives) if opened.adopted is None else {}
+        for peer, life in lives.items():
+            ready = self._ready.get(peer)
+            if peer != self._me and ready is not None and ready.life != life and (said := self.shown(peer)) is not None:
+                return peer, said
+        return b"", None
+
     def shown(self, peer: PeerId) -> Said | None:
         """Return the last announcement that we know of a peer, with its signature."""
         ready = self._ready.get(peer)
@@ -123,14 +144,19 @@ class ProposalCheck:
         return Said(ready.statement(), signature) if ready is not None and signature is not None else None
 
     def proves(self, blame: Blame, opened: Open) -> bool:
-        """Return True if a complaint shows another announcement of a contributor than a proposal names."""
+        """Return True if a complaint shows an announcement that contradicts the proposal.
+
+        It has other data under the same number, or another life.
+        """
         if blame.said is None:
             return False
         said, signature = blame.said.statement, blame.said.signature
-        named = next((entry for entry in opened.contributors if entry.peer == blame.peer), None)
-        if named is None or (said.round, said.fragment, said.attempt) != (opened.round, opened.fragment, named.attempt):
+        if (said.round, said.fragment) != (opened.round, opened.fragment):
             return False
-        if said.digest == named.announced or not self._verify(blame.peer, said, signature):
+        named = next((entry for entry in opened.contributors if entry.peer == blame.peer), None)
+        other_data = named is not None and said.attempt == named.attempt and said.digest != named.announced
+        life = lives_of(opened.members, opened.lives).get(blame.peer, said.life)
+        if not (other_data or life != said.life) or not self._verify(blame.peer, said, signature):
             return False
         self.note_announcement(blame.peer, said, signature)
         return True

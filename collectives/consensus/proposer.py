@@ -12,6 +12,7 @@ from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     LEFT,
     ON_TRIAL,
+    TWO_FACED,
     AcceptedValue,
     adopt,
     fit,
@@ -219,8 +220,9 @@ class Proposer:
         trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
         if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
             trial |= {peer for peer in able if self._electorate.on_trial(peer)}
-        able = tuple(peer for peer in able if peer not in trial)
-        unable |= dict.fromkeys(sorted(trial), ON_TRIAL)
+        two_faced = self.blame_book.two_faced
+        able = tuple(peer for peer in able if peer not in trial | two_faced)
+        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(two_faced), TWO_FACED)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
             before = None  # Only peers of the group can vote, and there are too few of them.
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable

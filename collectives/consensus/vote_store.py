@@ -71,7 +71,7 @@ class VoteStore(Protocol):
     def use(self, number: int) -> None:
         """Note that an announcement of this life may have this number; that is durable when this returns.
 
-        Raises OSError, as `save` does.
+        Raises OSError. Then another life has begun, in memory, in which the number is used.
         """
         ...
 

@@ -116,7 +116,7 @@ class Round:
         With `weight` 0 and no source the peer takes part (it owns chunks and gets results) without contributing.
         """
         self.attempt += 1
-        life = self.agreement.life if self.agreement.use(self.attempt) else b""
+        life = self.agreement.use(self.attempt)
         self.exchange.contribute(source, self.attempt)
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)

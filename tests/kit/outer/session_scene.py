@@ -1,5 +1,6 @@
 """Session of one peer without a network, and rounds of the others for it."""
 
+import random
 from types import SimpleNamespace
 
 import blake3
@@ -7,6 +8,7 @@ import msgspec
 import numpy as np
 from kit.round_harness import FakeSendQueue, freely, hashes_of
 from thinwire.collectives.consensus.proposal import statement, vote_for
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
@@ -101,7 +103,7 @@ class Scene:
             replica=self.replica,
             now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
-            **options,
+            **{"votes": lambda fragment: MemoryVoteStore(random.Random(fragment)), **options},
         )
 
     def on_message(self, sender, message, payload=b""):
@@ -127,14 +129,15 @@ class Scene:
         for peer in (ANN, BEN):
             hashes = hashes_of([values]) if peer == ANN else b""
             weight = 10 if peer == ANN else 0
-            said[peer] = Ready(number, 0, 1, terms.base, terms.plan, weight, hashes, True, 1.0, 1.0)
+            said[peer] = Ready(number, 0, 1, terms.base, terms.plan, weight, hashes, True, 1.0, 1.0, life=peer[:16])
             self.on_message(peer, said[peer])
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
         opened = Open(
             number, 0, ballot, group, group, (Contribution(ANN, 1, 10, said[ANN].digest),), (), None, (), idle
         )
-        opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate)
+        lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)
+        opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731

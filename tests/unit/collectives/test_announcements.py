@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import blake3
 import msgspec
 import pytest
+from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, names, sound, vote_for
+from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, lives_of, names, sound, statement, vote_for
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.evidence import conflicting
 from thinwire.swarm.messages.registry import (
     LIFE,
+    Ballot,
     Blame,
     Commit,
     Contribution,
+    Open,
     Prepare,
     Promise,
     Proof,
@@ -34,24 +40,26 @@ def verify(peer, message, signature):
     return signature == sign(peer, message)
 
 
-def ready(peer, data=b"a", attempt=1):
+def ready(peer, data=b"a", attempt=1, life=None):
     hashes = blake3.blake3(data).digest()
-    return Ready(5, 0, attempt, bytes(32), bytes(32), 10, hashes, True, 0.0, 0.0, life=LIVES[peer])
+    life = LIVES[peer] if life is None else life
+    return Ready(5, 0, attempt, bytes(32), bytes(32), 10, hashes, True, 0.0, 0.0, life=life)
 
 
 class Scene:
     """Four members without a network. The last one has told BEN other data than the leader and ANN."""
 
-    def __init__(self, told=b"b"):
+    def __init__(self, told=b"b", lives=(None, None, None)):
+        """lives: those that the liar tells the leader, ANN and BEN (default: its life)."""
         self.convicted = {}
         self.peers = {me: self.made(me) for me in IDS[:3]}
         self.sent = {me: [] for me in IDS[:3]}
         for me in IDS[:3]:
             self.peers[me].announce(ready(me), 0.0)
         self.settle()
-        self.tell(LIAR, BEN, ready(LIAR, told))
-        self.tell(LIAR, ANN, ready(LIAR))
-        self.tell(LIAR, LEADER, ready(LIAR))
+        self.tell(LIAR, BEN, ready(LIAR, told, life=lives[2]))
+        self.tell(LIAR, ANN, ready(LIAR, life=lives[1]))
+        self.tell(LIAR, LEADER, ready(LIAR, life=lives[0]))
         self.settle()
 
     def made(self, me):
@@ -173,3 +181,101 @@ def test_two_announcements_to_one_peer_are_evidence_but_a_later_one_is_not():
     assert not scene.convicted
     scene.tell(LIAR, ANN, ready(LIAR, b"c", attempt=2))
     assert [peer for peer, *_ in scene.convicted[ANN]] == [LIAR]
+
+
+@pytest.mark.parametrize(
+    "lives", [(None, b"y" * LIFE, b"z" * LIFE), (None, b"z" * LIFE, b"z" * LIFE), (b"x" * LIFE, None, None)], ids=str
+)
+def test_peer_that_tells_others_another_life_is_out_of_the_next_ballot(lives):
+    """It is no evidence, because a peer that loses its folder in the round has two lives, too."""
+    scene = Scene(told=b"a", lives=lives)
+    scene.settle()
+    opened = scene.peers[LEADER].opened
+    assert opened.ballot.term == 2 and LIAR not in opened.alive and not scene.convicted
+    assert all(scene.peers[peer].opened == opened for peer in (ANN, BEN))
+    for peer in (ANN, BEN, LEADER):
+        scene.peers[peer].complete(bytes(32), 0.0)
+    scene.settle()
+    assert all(scene.peers[peer].commit is not None for peer in (ANN, BEN, LEADER))
+
+
+def test_announcement_without_a_life_counts_for_nothing():
+    """Its peer could become a member in any life, and two such announcements are no evidence."""
+    scene = Scene(told=b"a", lives=(b"", b"", b""))
+    assert all(LIAR not in scene.peers[peer].ready for peer in (ANN, BEN, LEADER))
+
+
+def test_proposal_without_the_life_of_a_member_is_unsound():
+    opened = Scene(told=b"a").peers[LEADER].opened
+    assert sound(opened, TERMS)
+    assert not sound(msgspec.structs.replace(opened, lives=opened.lives[:-LIFE] + bytes(LIFE)), TERMS)
+    assert not sound(msgspec.structs.replace(opened, lives=b""), TERMS)
+
+
+def test_announcements_with_lower_numbers_do_not_displace_evidence():
+    scene = Scene(told=b"a")
+    ben = scene.made(BEN)
+    ben.announce(ready(BEN), 0.0)
+    for message in (ready(LIAR, b"b", attempt=9), *(ready(LIAR, b"b", attempt=number) for number in range(1, 6))):
+        ben.on_message(LIAR, message, sign(LIAR, message), 0.0)
+    ben.on_message(LIAR, later := ready(LIAR, b"c", attempt=9), sign(LIAR, later), 0.0)
+    assert [peer for peer, *_ in scene.convicted[BEN]] == [LIAR]
+
+
+def test_leader_that_names_false_announcements_of_all_gets_one_complaint_of_each_peer():
+    scene = Scene(told=b"a")
+    opened = scene.peers[LEADER].opened
+    entries = tuple(msgspec.structs.replace(entry, announced=b"f" * 32) for entry in opened.contributors)
+    false = msgspec.structs.replace(opened, contributors=entries)
+    false = msgspec.structs.replace(false, seal=sign(LEADER, statement(false)))
+    ben = scene.made(BEN)
+    for message in (ready(LEADER), ready(ANN), ready(LIAR)):
+        peer = next(peer for peer in IDS if LIVES[peer] == message.life)
+        ben.on_message(peer, message, sign(peer, message), 0.0)
+    ben.announce(ready(BEN), 0.0)
+    ben.take()
+    ben.on_message(LEADER, false, sign(LEADER, false), 0.0)
+    assert len([message for _, message in ben.take() if isinstance(message, Blame)]) == 1
+
+
+def test_commit_without_its_proposal_is_understood_by_a_voter_that_follows_a_later_ballot():
+    scene = Scene(told=b"a")
+    ben, opened = scene.peers[BEN], scene.peers[LEADER].opened
+    ben.complete(bytes(32), 0.0)
+    prepare = Prepare(5, 0, Ballot(2, ANN), TERMS.lineage)
+    ben.on_message(ANN, prepare, sign(ANN, prepare), 0.0)
+    ben.opened = None
+    ben.take()
+    vote = vote_for(opened, bytes(32))
+    commit = Commit(opened, bytes(32), tuple(Proof(peer, sign(peer, vote)) for peer in IDS[:3]))
+    ben.on_message(LEADER, decided(commit), b"", 0.0)
+    assert ben.commit == commit
+
+
+class BrokenStore(MemoryVoteStore):
+    """A store whose disk fails when it should note a number: another life begins in memory, as in VoteFile."""
+
+    def use(self, number):
+        self.renew()
+        raise OSError
+
+
+def test_round_decides_the_life_in_memory_of_a_member_that_could_not_store_its_number():
+    """Its folder still has the old life, so a later process is no member and cannot vote twice."""
+    scene = Scene(told=b"a")
+    store = BrokenStore(random.Random(4))
+    before = store.life
+    ben = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=set(IDS), store=store)
+    life = ben.use(2)
+    again = msgspec.structs.replace(ready(BEN, attempt=2, life=life), witness=ben.witness)
+    assert life == store.life != before and not ben.witness
+    ben.announce(again, 0.0)
+    leader = scene.made(LEADER)
+    leader.announce(ready(LEADER), 0.0)
+    for peer, message in ((ANN, ready(ANN)), (LIAR, ready(LIAR)), (BEN, again)):
+        leader.on_message(peer, message, sign(peer, message), 0.0)
+    leader.tick(2.0)
+    (opened,) = [message for _, message in leader.take() if isinstance(message, Open)]
+    assert lives_of(opened.members, opened.lives)[BEN] == life
+    ben.on_message(LEADER, opened, sign(LEADER, opened), 2.0)
+    assert ben.opened == opened, "it takes part without a vote"

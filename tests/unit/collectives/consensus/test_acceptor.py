@@ -341,11 +341,16 @@ def test_mute_acceptor_neither_votes_nor_promises_nor_leaves_and_stores_nothing(
 def test_peer_that_cannot_store_the_number_of_an_announcement_has_no_vote():
     class Broken(MemoryVoteStore):
         def use(self, number):
+            self.renew()
             raise OSError
 
-    acceptor = acceptor_of(Broken())
-    assert not acceptor.use(7) and acceptor.mute
+    acceptor = acceptor_of(store := Broken(random.Random(1)))
+    life = store.life
+    assert acceptor.use(7) == store.life != life and acceptor.mute, "the announcement names the life in memory"
+
+
+def test_peer_whose_life_has_ended_in_a_round_announces_the_next_one_without_a_vote():
     acceptor = acceptor_of(store := MemoryVoteStore(random.Random(1)))
-    assert acceptor.use(7) and store.numbers == 7
+    assert acceptor.use(7) == store.life and store.numbers == 7 and not acceptor.mute
     store.renew()
-    assert not acceptor.use(8), "that number is of another life"
+    assert acceptor.use(8) == store.life and acceptor.mute

@@ -64,7 +64,7 @@ def test_value_is_possible_if_liars_may_hide_their_votes():
 
 IDS = [bytes([n]) * 32 for n in range(4)]
 ANN, BEN, CID, LIAR = IDS
-LINEAGE = b"l" * 16
+LINEAGE, LIVES = b"l" * 16, b"v" * 16 * 4
 TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
 A, B = b"a" * 32, b"b" * 32
 FIRST, SECOND, THIRD = Ballot(1, ANN), Ballot(2, LIAR), Ballot(3, BEN)
@@ -81,7 +81,9 @@ def verify(peer, message, signature):
 def opened(ballot=FIRST, contributors=IDS, **changes):
     entries = tuple(Contribution(peer, 1, 1, A) for peer in contributors)
     ids = tuple(IDS)
-    usual = Open(5, 0, ballot, ids, ids, entries, (), None, (), lineage=LINEAGE, electorate=TERMS.electorate)
+    usual = Open(
+        5, 0, ballot, ids, ids, entries, (), None, (), lineage=LINEAGE, electorate=TERMS.electorate, lives=LIVES
+    )
     return msgspec.structs.replace(usual, **changes)
 
 
@@ -138,7 +140,7 @@ def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
 def test_ballot_is_justified_although_more_liars_report_a_proposal_each_than_it_can_show():
     ids = tuple(bytes([n]) * 32 for n in range(52))
     terms = RoundTerms(5, 0, ids, bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
-    shape = dict(group=ids, alive=ids, electorate=terms.electorate)
+    shape = dict(group=ids, alive=ids, electorate=terms.electorate, lives=b"v" * 16 * len(ids))
     lies = {ids[n]: (opened(Ballot(1, ids[0]), ids[n:], **shape), A) for n in range(1, MAX_PROPOSALS + 2)}
     votes = promised(SECOND, dict.fromkeys(ids) | lies)
     free = opened(SECOND, ids, **shape)

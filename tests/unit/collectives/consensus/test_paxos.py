@@ -882,7 +882,7 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     peer = agreement(ids[0], ids, ids, witness=why != "witness", store=store, lives=lives)
     for other in ids[1:]:
         peer.on_message(other, ready(), b"", 0.0)
-    announced = ready(witness=peer.witness, life=peer.life)
+    announced = ready(witness=peer.witness, life=peer.use(1))
     peer.announce(announced, 0.0)
     peer.tick(100.0)
     assert peer.opened is None and not peer.witness

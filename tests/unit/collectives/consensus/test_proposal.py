@@ -263,7 +263,8 @@ def test_list_of_excluded_peers_is_bounded():
 
 def test_proposal_of_another_lineage_is_refused():
     terms = replace(equal(), lineage=b"l" * 16)
-    found = opened(said(1, 1, 1, 1), terms=terms)
+    lived = {peer: msgspec.structs.replace(one, life=bytes([1]) * 16) for peer, one in said(1, 1, 1, 1).items()}
+    found = opened(lived, terms=terms)
     assert found.lineage == b"l" * 16 and not sound(found, equal())
 
 

@@ -135,7 +135,7 @@ def test_later_ballot_is_followed_if_it_carries_the_keys_of_unknown_signers(sign
 def test_leader_of_a_later_ballot_sends_the_keys_of_the_signers():
     scene = Scene((ME, ANN))
     ours = scene.announce()
-    scene.on_message(ANN, msgspec.structs.replace(ours, weight=0, hashes=b"", life=b""))
+    scene.on_message(ANN, msgspec.structs.replace(ours, weight=0, hashes=b"", life=ANN[:16]))
     asked = []
     while not asked and scene.now < 60.0:
         scene.now += 1.0

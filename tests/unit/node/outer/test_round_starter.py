@@ -17,7 +17,7 @@ from thinwire.swarm.messages.registry import (
 
 def test_peer_that_returns_with_an_older_state_has_no_vote_until_a_later_round():
     async def main():
-        store = MemoryVoteStore()
+        store = MemoryVoteStore(random.Random(2))
         store.save(VoteRecord(FIRST, 2, Ballot(2, ANN), None, None))
         scene, witness = Scene(votes=lambda fragment: store), []
         for _ in range(3):
