@@ -103,7 +103,7 @@ def control() -> None:
                 sent[column] += packet.size
             return packet
 
-        Packer.pack = note  # type: ignore[method-assign]
+        Packer.pack = note  # type: ignore[method-assign, assignment]
         try:
             run = simulate(swarm(10, 40.0, count))
         finally:
