@@ -291,7 +291,9 @@ def test_peer_that_only_announces_delays_few_rounds(swarm):
                     terms = current.agreement.terms
                     if (index, current.round) not in told and current.agreement.opened is None:
                         told.add((index, current.round))
-                        ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, b"", True, 1.0, 1.0, life=b"l" * 16)
+                        ready = Ready(
+                            current.round, 0, 1, terms.base, terms.plan, 0, b"", True, 1.0, 1.0, life=b"l" * 16
+                        )
                         await liar.transport.send(s.nodes[index].id, Frame(ready))
 
         mouth = asyncio.get_running_loop().create_task(talk())
