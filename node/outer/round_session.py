@@ -193,8 +193,8 @@ class RoundSession:
             trials=self.trials,
             audits=self.starter.audits,
         )
-        # The announcements of a restarted process count as later ones: its record has the seconds since 1970. A clock that
-        # was set back repeats no number of this life.
+        # The announcements of a restarted process count as later ones: its record has the seconds since 1970, unless rounds
+        # took less than a second and its folder is lost. A clock that was set back repeats no number of this life.
         clock = presence.roster.record.sequence // 1000 % 2**31
         self.current = self.starter.start(max(clock, self.votes.numbers))
 
