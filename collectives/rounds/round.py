@@ -22,7 +22,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Retransmitter
-from thinwire.collectives.state_sync import IN_FLIGHT, LATEST, STALL
+from thinwire.collectives.state_sync import IN_FLIGHT, LATEST
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -275,10 +275,9 @@ class Round:
         if results.wanted is not None and results.missing:
             # Voters continue with the next round and free the results soon after it.
             hurry = 1.0 if self._repairs.tries else exchange.hurry
-            if (
-                self.follows
-            ):  # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
-                hurry = min(LATEST / patience, STALL * 2.0 ** min(8, max(0, self._repairs.tries - 1)))
+            if self.follows:
+                # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
+                hurry = min(LATEST / patience, 2.0 ** min(8, max(1, self._repairs.tries)))
             if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
                 self._repair()
         if opened is not None and not committed and results.missing:

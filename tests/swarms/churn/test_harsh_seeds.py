@@ -59,11 +59,12 @@ lineage prevails over that of others does not search for a newer state. 350: a r
 that it knew. 394: a suspicion that begins just after a stall is not moved into the future.
 """
 
-MENDED_USUAL = (900269, 900958)
+MENDED_USUAL = (900132, 900269, 900958)
 """Seeds of the usual mix that failed before a rule.
 
-900269: a joiner is no healthy peer while it knows only a contact that has died. 900958: a late peer that owes nothing does not
-count what it trains before its model follows the round.
+900132: a joiner whose source is gone asks others after two patiences. 900269: a joiner is no healthy peer while it knows
+only a contact that has died. 900958: a late peer that owes nothing does not count what it trains before its model follows
+the round.
 """
 
 

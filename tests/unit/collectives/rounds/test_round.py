@@ -28,7 +28,7 @@ from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
-from thinwire.collectives.state_sync import IN_FLIGHT, STALL
+from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -526,7 +526,7 @@ def test_peer_that_follows_gets_results_with_pauses_after_the_commit(harness):
 
 
 def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
-    """A late member asks others after one patience, a peer that follows after five, and then after ten."""
+    """A late member asks others after one patience, a peer that follows after two, and then after four."""
     waits = []
     for members in (IDS, (LEADER, OTHER)):
         harness = Harness()
@@ -542,7 +542,7 @@ def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
             harness.round.on_link_down(LEADER)
             assert [to for to, _, _ in harness.sent(Fetch)] == [OTHER], "at once, if a source is lost"
     patience = harness.terms.patience
-    assert waits == [[patience, patience], [STALL * patience, 2 * STALL * patience]]
+    assert waits == [[patience, patience], [2 * patience, 4 * patience]]
 
 
 def test_peer_that_does_not_read_answers_gets_no_more(harness):
