@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class _Answers(asyncio.DatagramProtocol):
             self.queue.put_nowait(b"")
 
 
-class GatewayRouter:
+class GatewayRouter(ABC):
     """Protocol of one gateway that maps port by port: "", the default one, or an IPv4 address.
 
     A subclass has `name` and `_set`.
@@ -95,12 +96,12 @@ class GatewayRouter:
         if failure is not None:
             raise failure
 
+    @abstractmethod
     async def _set(self, inside: int, outside: int, seconds: int) -> tuple[int, int, str]:
         """Map a port for some seconds, or remove its mapping with 0.
 
         Return the outside port, the seconds and the outside host. Raises MappingFailed.
         """
-        raise NotImplementedError
 
     async def _ask(self, request: Callable[[str], bytes], judge: Callable[[bytes], str | None]) -> bytes:
         """Send a request until an answer comes; return that. Raises MappingFailed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -90,7 +90,8 @@ class Open(Message, frozen=True, dict=True):
     in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
     empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
-    peer that has lost its run folder, and with it its votes, is no member any more. Zeros: any life; empty: zeros for all.
+    peer that has lost its run folder, and with it its votes, is no member any more. In rounds without a lineage zeros are
+    any life, and empty means zeros for all.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
     `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
     leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
@@ -155,14 +156,7 @@ class Open(Message, frozen=True, dict=True):
             bits_of(self.sources, place),
             bits_of(self.idle, place),
             bits_of(self.kept, place),
-            self.shares,
-            self.sites,
-            self.order,
-            self.lives,
-            self.lineage,
-            self.farewells,
-            self.electorate,
-            self.seal,
+            *_rest(self),
         )
 
 
@@ -226,18 +220,16 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
             sources,
             idle,
             kept,
-            self.shares,
-            self.sites,
-            self.order,
-            self.lives,
-            self.lineage,
-            self.farewells,
-            self.electorate,
-            self.seal,
+            *_rest(self),
         )
         if opened.packed != self:
             raise ValueError("not the wire form of a proposal")
         return opened
+
+
+def _rest(one: Open | PackedOpen) -> tuple[Any, ...]:
+    """Return the last fields, which are the same in both forms."""
+    return one.shares, one.sites, one.order, one.lives, one.lineage, one.farewells, one.electorate, one.seal
 
 
 def bits_of(peers: Sequence[PeerId], place: Mapping[PeerId, int]) -> bytes:
