@@ -146,7 +146,8 @@ class ProposalCheck:
     def proves(self, blame: Blame, opened: Open) -> bool:
         """Return True if a complaint shows an announcement that contradicts the proposal.
 
-        It has other data under the same number, or another life.
+        It has other data under the same number, or another life. Adopted results name the lives at their decision, which
+        may have ended since.
         """
         if blame.said is None:
             return False
@@ -156,7 +157,8 @@ class ProposalCheck:
         named = next((entry for entry in opened.contributors if entry.peer == blame.peer), None)
         other_data = named is not None and said.attempt == named.attempt and said.digest != named.announced
         life = lives_of(opened.members, opened.lives).get(blame.peer, said.life)
-        if not (other_data or life != said.life) or not self._verify(blame.peer, said, signature):
+        other_life = opened.adopted is None and life != said.life
+        if not (other_data or other_life) or not self._verify(blame.peer, said, signature):
             return False
         self.note_announcement(blame.peer, said, signature)
         return True

@@ -8,8 +8,10 @@ import blake3
 import msgspec
 import pytest
 from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, lives_of, names, sound, statement, vote_for
+from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.evidence import conflicting
 from thinwire.swarm.messages.registry import (
@@ -197,6 +199,25 @@ def test_peer_that_tells_others_another_life_is_out_of_the_next_ballot(lives):
         scene.peers[peer].complete(bytes(32), 0.0)
     scene.settle()
     assert all(scene.peers[peer].commit is not None for peer in (ANN, BEN, LEADER))
+
+
+@pytest.mark.parametrize("adopted", [None, bytes(32)])
+def test_another_life_contradicts_free_proposals_only(adopted):
+    """Adopted results name the lives at their decision, and an honest peer may have lost its folder since."""
+    scene = Scene(told=b"a")
+    said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
+    opened = msgspec.structs.replace(scene.peers[LEADER].opened, adopted=adopted)
+    blame = Blame(5, 0, opened.ballot, ANN, TWO_FACED, Said(said, sign(ANN, said)))
+    check = ProposalCheck(
+        BEN,
+        LIVES[BEN],
+        Electorate(BEN, TERMS, IDS, verify),
+        {},
+        verify=verify,
+        accuse=lambda *conflict: None,
+        banned=tuple,
+    )
+    assert check.proves(blame, opened) == (adopted is None)
 
 
 def test_announcement_without_a_life_counts_for_nothing():
