@@ -109,8 +109,8 @@ def comparison(question: Question, planned: RoundCosts, outcome: Outcome) -> tup
     figures: list[tuple[str, Unit, float, float]] = [
         ("a round", "seconds", total, outcome.seconds),
         ("its exchange", "seconds", exchange, outcome.exchange),
-        ("sent in it", "bytes", planned.sent, outcome.sent),
-        ("received in it", "bytes", planned.received, outcome.received),
+        ("sent a round", "bytes", planned.sent, outcome.sent),
+        ("received a round", "bytes", planned.received, outcome.received),
         ("utilisation", "part", planned.utilisation, outcome.utilisation),
     ]
     return tuple(

@@ -28,7 +28,7 @@ NAMES = ("fragment", "contributors", "sync_seconds", "steps", "bytes_up", "bytes
 LAYERS = 12
 """Layers that are assumed of a model other than the built-in one; they matter for streaming only."""
 
-BYTES = ("sent in it", "received in it")
+BYTES = ("sent a round", "received a round")
 """Names of comparisons that need no rates of links."""
 
 

@@ -33,7 +33,7 @@ def test_plan_is_that_of_the_command_for_the_measured_peers_and_links():
     assert rows["its exchange"].planned == pytest.approx(answer.agreement + answer.data)
     assert rows["a round"].planned == pytest.approx(answer.computing + answer.agreement + answer.data)
     assert answer.computing == pytest.approx(8.0) and rows["a round"].came == 5.0
-    assert (rows["sent in it"].planned, rows["sent in it"].came) == (pytest.approx(answer.sent), 1000.0)
+    assert (rows["sent a round"].planned, rows["sent a round"].came) == (pytest.approx(answer.sent), 1000.0)
     assert rows["utilisation"].planned == pytest.approx(answer.utilisation)
 
 
@@ -43,7 +43,7 @@ def test_rounds_of_fragments_are_kept_for_several_cycles():
         fields = {"contributors": 3, "sync_seconds": 0.1, "steps": 1, "bytes_up": 10 * turn, "bytes_down": 10 * turn}
         check.add({"fragment": turn % 40, **fields}, at=float(turn), fragments=40)
     rows = compared(check, '[outer]\nmethod = "streaming"\nfragments = 40\nsync_every = 40\n')
-    assert (rows["a round"].came, rows["sent in it"].came) == (40.0, 400.0)
+    assert (rows["a round"].came, rows["sent a round"].came) == (40.0, 400.0)
 
 
 def test_round_without_our_contribution_is_in_no_figure():
@@ -51,7 +51,7 @@ def test_round_without_our_contribution_is_in_no_figure():
     check.interrupt()
     fields = {"contributors": 3, "sync_seconds": 1.0, "steps": 10, "bytes_up": 10**9, "bytes_down": 10**9}
     check.add(fields, at=10_000.0)
-    assert compared(check)["sent in it"].came == 1000.0
+    assert compared(check)["sent a round"].came == 1000.0
     assert not compared(played(3)) and compared(check)
 
 
@@ -79,6 +79,6 @@ def test_every_method_with_rounds_of_all_peers_can_be_compared():
 
 def test_text_has_units():
     rows = [Comparison("a round", "seconds", 2.0, 2.5, 1.25), Comparison("utilisation", "part", 0.8, 0.75, 0.94)]
-    rows.append(Comparison("sent in it", "bytes", 1e6, 2e6, 2.0))
-    wanted = "a round 2.5 s (planned 2 s), utilisation 75 % (planned 80 %), sent in it 2.0 MB (planned 1.0 MB)"
+    rows.append(Comparison("sent a round", "bytes", 1e6, 2e6, 2.0))
+    wanted = "a round 2.5 s (planned 2 s), utilisation 75 % (planned 80 %), sent a round 2.0 MB (planned 1.0 MB)"
     assert comparison_text(rows) == wanted
