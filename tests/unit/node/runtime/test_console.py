@@ -118,6 +118,14 @@ def test_live_line_is_silent_without_a_terminal(capsys):
     assert capsys.readouterr().err.count("round 1") == 1  # the message stays
 
 
+def _read_to(controller: int, end: str) -> str:
+    """Return the terminal's output up to `end`: one read may return a part, as the kernel passes it on in pieces."""
+    said = b""
+    while not said.endswith(end.encode()):
+        said += os.read(controller, 1 << 16)
+    return said.decode()
+
+
 def test_live_line_on_a_terminal_stays_below_messages_and_survives_its_end(monkeypatch):
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -131,7 +139,8 @@ def test_live_line_on_a_terminal_stays_below_messages_and_survives_its_end(monke
         LOGGER.warning("missing", extra={EVENT: {"kind": "round"}})
         LOGGER.info("joined")
         live.hide()
-        said = os.read(controller, 1 << 16).decode()
+        print("<end>", end="", file=stderr, flush=True)
+        said = _read_to(controller, "<end>")
         lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).splitlines()
         assert max(map(cell_len, lines)) <= 80 and any(line.startswith("round 1 ?[31m雪") for line in lines)
         assert "good" not in said and said.index("missing") < said.index("joined")
