@@ -37,9 +37,9 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(PYTEST)
 
-# What continuous integration plays besides: the simulated swarms of `make test`, and more of them.
+# What continuous integration plays besides: tests of more than a second of CPU time, and more seeds.
 trial: $(VENV)/ready
-	$(PYTEST) -m trial
+	$(PYTEST) -m "trial and not soak"
 
 # Both of them in one go, as continuous integration does: the tests are collected once.
 check: $(VENV)/ready

@@ -128,6 +128,7 @@ def test_toml_of_a_document_is_a_manifest_or_a_scenario(title, code):
         parse(code.encode())
 
 
+@pytest.mark.trial
 def test_python_of_the_own_loop_page_runs(tmp_path):
     """Blocks with a title are parts of other files."""
     page = (ROOT / "docs" / "guides" / "own-loop.md").read_text()

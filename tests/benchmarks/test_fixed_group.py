@@ -75,6 +75,7 @@ def flat(several):
     return np.concatenate([array.reshape(-1) for array in several])
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     ("codec", "tolerance"),
     [

@@ -9,6 +9,7 @@ from thinwire.swarm.messages.registry import CHUNK_BYTES
 UPLINK = 20e6 / 8
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("members", [4, pytest.param(8, marks=pytest.mark.soak)])
 def test_joiner_takes_less_than_a_tenth_of_the_uplinks_and_delays_no_round(members):
     """Bounds: the share is that of the issue. A round is one frame of state longer at most; usually none is in its way."""
@@ -47,6 +48,7 @@ def test_several_joiners_share_what_one_may_take_and_fetch_one_state_each(apart)
     assert cost.share < 0.1
 
 
+@pytest.mark.trial
 def test_joiner_of_short_dense_rounds_takes_part_although_it_costs_more():
     """A tenth of the uplinks of four peers is less than the results of such rounds: the pauses end.
 

@@ -24,11 +24,13 @@ WORST = ("labels", "sign*1", "sign*1000", "constant*1", "reversed mean", "alie",
 DEFAULTS = ("clip", "centered-clip", "sparse clip")
 
 
+@pytest.mark.trial
 def test_clean_runs_learn_the_task(clean):
     assert min(clean.values()) > 95 or min(clean, key=clean.get) in ("krum", "median")
     assert clean["clip"] > clean["mean"] - 1
 
 
+@pytest.mark.trial
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("attack", WORST)
 def test_default_rules_lose_less_than_four_points_to_three_liars(bench, task, clean, attack):
@@ -50,6 +52,7 @@ def test_plain_mean_fails_on_every_strong_attack(bench, task):
         assert bench.run(task, bench.rules(3)["mean, unscreened"], attack, 3) < 50, attack
 
 
+@pytest.mark.trial
 def test_every_robust_rule_withstands_the_strong_attacks(bench, task, clean):
     for name in ("trimmed-mean", "geometric-median", "flag", "multi-krum", "bulyan"):
         for attack in ("sign*10", "reversed mean"):
@@ -85,6 +88,7 @@ def test_scores_keep_the_accuracy_under_every_attack_of_six_liars(bench, task, g
         assert sum(map(len, scores.out[:-6])) <= 20, attack
 
 
+@pytest.mark.trial
 def test_scores_of_honest_peers_leave_none_out_when_the_model_has_converged(task, gauntlet):
     accuracy, scores = gauntlet.played(task, "", 0, rounds=150)
     assert accuracy >= 97 and not any(scores.out)

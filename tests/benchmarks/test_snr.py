@@ -26,6 +26,7 @@ def test_snr_matches_measured_values(name: str) -> None:
             assert promised - 0.3 <= found <= promised + above, (bits, asymmetric, block)
 
 
+@pytest.mark.trial
 def test_snr_grows_with_bits_and_smaller_blocks() -> None:
     found = table(1 << 16, 3)
     assert len(found) == len(ROWS) * len(BLOCKS) * len(DISTRIBUTIONS)

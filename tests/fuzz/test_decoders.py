@@ -38,6 +38,7 @@ def fuzz(folder: Path, inputs: int, *flags: str, seed: int = 1) -> tuple[int, st
     return done.returncode, done.stdout + done.stderr, json.loads(lines[-1]) if lines else {}
 
 
+@pytest.mark.trial
 @fuzzer
 def test_decoders_survive_short_fuzz_run(tmp_path: Path) -> None:
     code, output, tally = fuzz(tmp_path, 30_000)
@@ -47,6 +48,7 @@ def test_decoders_survive_short_fuzz_run(tmp_path: Path) -> None:
     assert len(tally) == TARGETS and sum(tally.values()) > 2_000, tally
 
 
+@pytest.mark.trial
 @fuzzer
 def test_fuzzer_finds_planted_bug(tmp_path: Path) -> None:
     code, output, _ = fuzz(tmp_path, 300_000, "-only=12", "-planted")

@@ -236,6 +236,7 @@ def test_swarm_trains_and_admits_a_peer_under_5000_half_open_connections(machine
     assert here.check() > 4
 
 
+@pytest.mark.trial
 def test_daemon_that_falsifies_its_results_is_excluded(machine):
     """It sends all peers the same false results, so that they commit; audits find them."""
     here = machine(steps=12, grace=1.0, exchange="audit = 1.0")

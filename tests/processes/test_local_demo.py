@@ -181,6 +181,7 @@ def test_peers_end_when_launcher_is_killed(launcher):
     assert launcher.left() == []
 
 
+@pytest.mark.trial
 def test_failed_peer_is_named_with_its_log(launcher):
     launcher.text.write_text("too short")
     launcher.run("--local", 2, "--log", "plain", rounds=10)

@@ -150,6 +150,7 @@ def test_second_signal_ends_daemon_at_once(machine):
         assert daemon.exit() == code
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     ("command", "number"),
     [
@@ -197,6 +198,7 @@ def test_first_signal_ends_search_for_peers(machine):
         assert daemon.exit() == 0
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("out", ["closed", "unread"])
 def test_start_runs_on_when_stdout_is_closed_or_unread(machine, out):
     here = machine()
@@ -229,6 +231,7 @@ def _id_of(daemon):
     return json.loads(daemon.command("id", "--json").stdout)["peer"]
 
 
+@pytest.mark.trial
 def test_closed_run_admits_the_invited_and_excludes_the_revoked(machine):
     here = machine(exchange="[admission]\nmode = 'closed'")
     author = here.found("author")

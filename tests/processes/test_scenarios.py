@@ -160,6 +160,7 @@ def test_interrupted_scenario_leaves_only_a_report(started, tmp_path, number):
     assert not list(temporary.iterdir()) and not actors(temporary)
 
 
+@pytest.mark.trial
 def test_killed_player_leaves_no_process_and_sweep_removes_its_files(started, tmp_path):
     process = started(3600)
     temporary = tmp_path / "temporary"

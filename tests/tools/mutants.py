@@ -195,7 +195,20 @@ def put(tree: Path, module: str, text: str) -> None:
 
 def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
     """Run unit tests in a copy; return True if they pass within `limit` seconds."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        "not soak",
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree / "build" / "links"), "PYTHONDONTWRITEBYTECODE": ""}
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit)

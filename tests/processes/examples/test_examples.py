@@ -29,6 +29,7 @@ def test_average_example_two_processes_finish_when_third_is_killed():
     assert done.stdout.endswith("the others ended with 0 and -9\n")
 
 
+@pytest.mark.trial
 def test_own_loop_example_two_processes_learn_digits():
     done = subprocess.run([sys.executable, OWN_LOOP], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
@@ -16,6 +17,7 @@ def _outputs(notebook):
     return [[out.get("text") or out.get("data", {}).get("text/plain") for out in cell.outputs] for cell in cells]
 
 
+@pytest.mark.trial
 def test_notebook_example_shows_its_stored_outputs():
     stored = nbformat.read(NOTEBOOK, as_version=4)
     fresh = nbformat.read(NOTEBOOK, as_version=4)

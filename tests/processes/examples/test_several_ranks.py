@@ -63,6 +63,7 @@ def test_example_of_several_ranks_and_another_peer_end_with_one_model(how):
     assert len(digests) == 2 and len(set(digests)) == 1, done.stdout
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     "outer",
     [
@@ -94,6 +95,7 @@ def test_ranks_with_groups_of_their_own_are_separate_peers(run):
     assert re.findall(r"step 4 \w+", first) and re.findall(r"step 4 \w+", second)
 
 
+@pytest.mark.trial
 def test_join_without_group_among_several_processes_is_refused(run):
     for rank, (output, code) in enumerate(run("alone")):
         assert code == 2, output
@@ -101,6 +103,7 @@ def test_join_without_group_among_several_processes_is_refused(run):
         assert "hint: pass group=torch.distributed.group.WORLD" in output
 
 
+@pytest.mark.trial
 def test_rank_that_does_not_join_ends_the_others_in_bounded_time(run):
     began = time.monotonic()
     output, code = run("missing")[0]
@@ -117,6 +120,7 @@ def test_error_of_the_first_rank_reaches_the_others(run):
     assert other == 2 and second.startswith(f"GroupError: the first rank of the group: {reason}"), second
 
 
+@pytest.mark.trial
 def test_statistics_of_ranks_are_averaged_and_ranks_that_do_not_go_together_end(run):
     (first, code), (second, other) = run("fail")
     assert (code, other) == (0, 0), first + second
@@ -131,6 +135,7 @@ def test_statistics_of_ranks_are_averaged_and_ranks_that_do_not_go_together_end(
     assert "changed: GroupError: rank 1 of the group: weight is (5, 6) now" in first, first
 
 
+@pytest.mark.trial
 def test_death_of_a_rank_ends_the_others(run):
     began = time.monotonic()
     (first, code), (_, other) = run("killed")

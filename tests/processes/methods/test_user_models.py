@@ -9,6 +9,7 @@ import sys
 
 import blake3
 import numpy as np
+import pytest
 import torch
 from kit.daemons import COMMAND
 from safetensors.numpy import load_file
@@ -54,6 +55,7 @@ def trained(founder, other):
         assert daemon.of("round")[-1]["loss"] < 5.0  # from 5.5
 
 
+@pytest.mark.trial
 def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path, capsys):
     here = machine(rounds=3, steps=10, method="sparseloco")
     folder = here.path / "tiny"
@@ -91,6 +93,7 @@ def test_two_peers_train_a_model_of_transformers_and_export_it(machine, tmp_path
     assert main.main([*words, "--model", f"hf:{folder}"]) == 0 and capsys.readouterr().out.startswith("lorem")
 
 
+@pytest.mark.trial
 def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(machine):
     here = machine(rounds=3, steps=10, method="sparseloco")
     rewrite(here, 'kind = "module"\nname = "mymodel:make"')
@@ -112,6 +115,7 @@ def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(
     assert here.check() >= 3
 
 
+@pytest.mark.trial
 def test_local_swarm_gives_the_model_of_its_manifest_to_all_its_peers(machine):
     here = machine(rounds=2, steps=5)
     rewrite(here, 'kind = "module"\nname = "mymodel:make"')

@@ -44,6 +44,7 @@ def cli(*arguments):
     return main(["sim", *arguments])
 
 
+@pytest.mark.trial
 def test_sim_command_writes_report(in_place, monkeypatch, capsys):
     def virtual(scenario, view):
         assert (scenario.seed, scenario.duration, len(scenario.peers)) == (9, 50.0, 4)
@@ -122,6 +123,7 @@ def test_sim_list_shows_scenarios_links_and_faults(capsys):
     assert "equivocate: " in shown
 
 
+@pytest.mark.trial
 def test_sim_command_plays_scenario_file_in_virtual_time(in_place, capsys):
     (in_place / "tiny.toml").write_text(
         'duration = 40\nparameters = 2000\n[manifest.outer]\nsync_every = 5\n[[peers]]\ncount = 3\nname = "home"\n'

@@ -69,6 +69,7 @@ def test_wrong_aggregate_that_all_apply_is_found(monkeypatch, name, plant):
     assert {violation.oracle for violation in _play(name, _butterfly).violations} == {"aggregate"}
 
 
+@pytest.mark.trial
 def test_every_method_but_pairs_and_owner_residuals_is_replayed(monkeypatch):
     worlds, made = [], SimWorld.__init__
 

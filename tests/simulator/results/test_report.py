@@ -122,6 +122,7 @@ def test_run_directory_has_all_files(tmp_path):
     assert pictures == {"loss", "rounds", "bytes", "utilisation", "membership"}
 
 
+@pytest.mark.trial
 def test_plots_accept_many_peers_and_empty_journals(tmp_path):
     many = parse('duration = 9\n[[peers]]\nname = "p"\ncount = 60\n')
     crowd = Journal(tuple(peer.name for peer in many.peers))

@@ -71,6 +71,7 @@ async def _chaos(make, seed):
     s.check(alive, dead_lineages=True)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_replicas_agree_under_random_faults(swarm, seed):
     virtual_loop.run(_chaos(swarm, seed), seed=seed, limit=2000)

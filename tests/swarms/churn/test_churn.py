@@ -98,6 +98,7 @@ SCRIPTED = {
 }
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("case", [pytest.param(one, id=name, marks=marks) for name, (one, *marks) in SCRIPTED.items()])
 def test_swarm_under_scripted_churn_follows_one_state_to_the_end(case: Scripted) -> None:
     """All peers but the one that is killed for good."""
@@ -189,6 +190,7 @@ def _seeds() -> Iterator[Any]:
             yield pytest.param(name, seed, id=f"{name}-{seed}", marks=marks)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("name", "seed"), list(_seeds()))
 def test_swarm_under_random_faults_violates_no_invariant(name: str, seed: int) -> None:
     run = play(RANDOM[name][0](seed))

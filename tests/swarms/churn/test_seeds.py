@@ -52,6 +52,7 @@ def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> 
     return [pytest.param(range(first, first + step), id=str(first), marks=marks) for first in range(begin, end, step)]
 
 
+@pytest.mark.trial
 @pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize(
     "numbers",
@@ -80,6 +81,7 @@ def test_ring_swarm_under_random_faults_violates_no_invariant(numbers: range) ->
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.trial
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "numbers",
@@ -119,6 +121,7 @@ def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
     assert len(set(found.pop().split())) == 2 + len(sorted(FAMILIES)[::3])
 
 
+@pytest.mark.trial
 def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many harmless faults and one that violates a false claim, only that one remains."""
     scenario = trial.trial(3, 6)

@@ -155,6 +155,7 @@ def test_full_table_of_made_up_identities_keeps_no_peer_out(played, monkeypatch,
         assert rounds_of(run, peer)[max(rounds_of(run, peer))]["contributors"] == 5
 
 
+@pytest.mark.trial
 def test_a_thousand_free_identities_change_no_result(played, monkeypatch):
     """A thousand records told to a member, and three hundred identities that knock at all, in a swarm of six."""
     monkeypatch.setattr(SimWorld, "tasks", [], raising=False)

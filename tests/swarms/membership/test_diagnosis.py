@@ -48,6 +48,7 @@ def accused(told):
 VICTIM = identity_of(SICK).peer_id.hex()
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2,))])
 @pytest.mark.parametrize(
     ("cause", "sick", "evidence"),
@@ -132,6 +133,7 @@ def healthy(seed, manifest=MANIFEST):
     return findings(seed, everywhere=0.01 * (seed % 3), faults=faults if seed % 2 else (), manifest=manifest)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     "seed",
     [

@@ -45,6 +45,7 @@ def _check(run, survivors, kind="silent"):
 _LOST = [(5, (2, 3, 4)), (5, (0, 1, 2)), (4, (0, 1)), (4, (2, 3)), (7, (1, 2, 3, 4, 5, 6))]
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     ("kind", "peers", "lost"),
     [
@@ -84,6 +85,7 @@ def test_survivors_of_a_lost_majority_continue_after_restarts(kind, second):
     assert common(run, [0, 1], second + 3.0, second + 3.0 + SOON + unseen)
 
 
+@pytest.mark.trial
 def test_newcomers_that_fall_silent_do_not_stop_the_swarm():
     """Four identities join three peers and fall silent: the three continue, and so do the four among themselves."""
     joins = {3: 6.0, 4: 6.1, 5: 6.2, 6: 6.3}
@@ -92,6 +94,7 @@ def test_newcomers_that_fall_silent_do_not_stop_the_swarm():
     assert not standstills(run)
 
 
+@pytest.mark.trial
 def test_lost_majority_that_returns_joins_the_winning_lineage():
     """Three of five were only cut off. With a quorum of the common configuration they win, and the others join them."""
     run = played(short_rounds(5, Fault(AT, "partition", (2, 3, 4), 30.0), seconds=90.0))

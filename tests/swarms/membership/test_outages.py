@@ -11,6 +11,7 @@ def _newest(run, until):
     return max(slot.round for slot in digests_of(run, until=until))
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("first", [0, 2, *(pytest.param(first, marks=pytest.mark.soak) for first in (1, 3, 4))])
 def test_swarm_that_returns_after_staggered_deaths_continues_its_newest_round(monkeypatch, first):
     """The peer that returns first died earlier than others, or last."""
@@ -37,6 +38,7 @@ def test_swarm_continues_after_staggered_deaths_and_one_lost_folder(monkeypatch)
     assert troubles(run, 27.0) == []
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("saves", ["each round", "seldom"])
 @pytest.mark.parametrize("at", [8.0, 9.1, 10.3])
 def test_swarm_continues_after_outage_of_all_peers(monkeypatch, at, saves):

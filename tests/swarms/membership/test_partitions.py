@@ -10,6 +10,7 @@ AT = 9.5
 """Virtual second of the fault: in the midst of a round."""
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seconds", [1.0, 10.0])
 @pytest.mark.parametrize(("peers", "side"), [(7, (6,)), (2, (0,)), (5, (3, 4)), (4, (2, 3))])
 def test_swarm_split_by_a_firewall_that_refuses_has_one_history(peers, side, seconds):
@@ -17,6 +18,7 @@ def test_swarm_split_by_a_firewall_that_refuses_has_one_history(peers, side, sec
     assert troubles(run, AT + seconds) == []
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seconds", [1.0, 10.0])
 @pytest.mark.parametrize(("peers", "side"), [(7, (6,)), (5, (3, 4)), (4, (2, 3))])
 def test_swarm_split_by_a_firewall_that_drops_has_one_history(peers, side, seconds):

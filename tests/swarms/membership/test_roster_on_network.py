@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import pytest
 from thinwire.collectives.transport.interface import Contact
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
@@ -137,6 +138,7 @@ async def _story() -> str:
     return net.loop.trace
 
 
+@pytest.mark.trial
 def test_rosters_follow_joins_kills_stops_restarts_and_leaves() -> None:
     traces = [virtual_loop.run(_story(), seed=seed, limit=120.0) for seed in (1, 2, 3, 1)]
     assert traces[0] == traces[3] != traces[1] != traces[2]

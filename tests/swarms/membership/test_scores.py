@@ -63,6 +63,7 @@ def _turn(run: Run, at: float = TURNS) -> int:
     return max(event.fields["round"] for event in events_of(run, "round", 0) if event.at < at)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("lie", ["flip", "zero", "noise", "inner"])
 def test_member_that_begins_to_lie_is_soon_left_out_but_stays_a_member(played, lie):
     run = played(lie)
@@ -79,6 +80,7 @@ def test_member_that_begins_to_lie_is_soon_left_out_but_stays_a_member(played, l
     assert all(event.fields["peer"] == name_of(LIAR) and DISTRUSTED in event.fields["detail"] for event in told)
 
 
+@pytest.mark.trial
 def test_status_shows_scores_and_since_when_a_member_is_out(played, monkeypatch):
     told: list[dict[str, str]] = []
     told_at(75.0, told, monkeypatch)
@@ -87,6 +89,7 @@ def test_status_shows_scores_and_since_when_a_member_is_out(played, monkeypatch)
     assert told[0][name_of(1)].startswith("score +")
 
 
+@pytest.mark.trial
 def test_liar_that_repents_counts_again_when_its_contributions_lower_the_loss(played):
     """It is restarted as an honest peer."""
     run = played("flip", lying=30.0, seconds=130.0)
@@ -104,6 +107,7 @@ def test_one_of_two_members_cannot_leave_the_other_one_out(played):
     assert not _out(played("flip", peers=2))
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 30))])
 @pytest.mark.parametrize("lie", [pytest.param("", marks=pytest.mark.soak), "shaky"])
 def test_honest_members_are_never_left_out_although_the_model_has_converged(played, lie, seed):
@@ -113,6 +117,7 @@ def test_honest_members_are_never_left_out_although_the_model_has_converged(play
     assert not any(_out(run, peer) for peer in range(PEERS))
 
 
+@pytest.mark.trial
 @pytest.mark.timeout(240)
 def test_members_that_train_a_real_model_leave_a_liar_out(played):
     model = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[inner]\nbatch = 4\n"

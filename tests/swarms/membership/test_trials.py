@@ -96,6 +96,7 @@ LIES = {
 }
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("lie", LIES)
 def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypatch, lie):
     if LIES[lie] is not None:
@@ -148,6 +149,7 @@ def test_one_lying_member_cannot_keep_an_honest_newcomer_out(played, monkeypatch
     assert len(honest) > ROUNDS and not [event for event in honest if "copies" in event.fields["detail"]]
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("identities", "liars"), [(500, 8), pytest.param(1000, 40, marks=pytest.mark.soak)])
 def test_many_identities_and_liars_on_trial_change_no_result(played, monkeypatch, identities, liars):
     monkeypatch.setattr(SimWorld, "tasks", [], raising=False)

@@ -73,6 +73,7 @@ def test_more_overlap_hides_round_time_of_distant_peers():
     assert busy[12][0] > 1.15 * busy[5][0] and busy[12][1] < 0.25 * busy[5][1], busy
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("overlap", [12])
 @pytest.mark.parametrize("lag", [0.5])
 def test_peer_late_by_part_of_a_turn_is_on_time_after_two_turns(monkeypatch, overlap, lag):
@@ -107,6 +108,7 @@ def _late_rounds(monkeypatch, overlap, lag, name):
     return max(late) - first + 1
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("fragments", "overlap"), [(6, 5), pytest.param(24, 2, marks=pytest.mark.soak)])
 def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, overlap):
     """No peer has a state but from its checkpoint; the entry finds this out for all fragments in parallel.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from kit.scenarios import asynchronous, events_of, play, violated
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 
@@ -17,6 +18,7 @@ def test_peer_beyond_staleness_bound_restarts_from_swarm_state():
     assert not any(event.fields["tokens"] for event in events_of(run, "round", 3) if event.fields["round"] > 8)
 
 
+@pytest.mark.trial
 def test_steps_by_power_put_slow_peers_into_most_rounds():
     """Peers eight times apart: with H steps each the slow are in few rounds, with steps by power in most."""
 

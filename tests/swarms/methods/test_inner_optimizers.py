@@ -92,6 +92,7 @@ def pace(work: str) -> tuple[int, float, float]:
     return rounds, (last.peers[0].busy - first.peers[0].busy) / (last.at - first.at), tokens[3] / sum(tokens)
 
 
+@pytest.mark.trial
 def test_steps_by_power_let_unequal_peers_finish_together() -> None:
     equal, by_power = pace("equal"), pace("by-speed")
     assert by_power[0] > 3 * equal[0]  # the round is no longer as long as H steps of the slow peer
@@ -166,6 +167,7 @@ def unkept(run: Run) -> list[object]:
     return [violation for violation in run.violations if violation.oracle in DATA]
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     "seed",
     [
@@ -178,10 +180,12 @@ def test_samples_are_used_exactly_once_under_random_faults(seed: int) -> None:
     assert not unkept(churn(seed, batch=0 if seed % 2 else 20))
 
 
+@pytest.mark.trial
 def test_sparse_swarm_uses_samples_exactly_once() -> None:
     assert not unkept(churn(4, method="sparseloco"))
 
 
+@pytest.mark.trial
 def test_data_invariants_find_missing_and_double_booking(monkeypatch: pytest.MonkeyPatch) -> None:
     book = DataLedger.book
     monkeypatch.setattr(DataLedger, "book", lambda *given: None)
@@ -220,6 +224,7 @@ leave = 25
 """
 
 
+@pytest.mark.trial
 def test_global_batch_stays_constant_as_peers_come_and_go() -> None:
     run = sound(simulate(scenario(SHARED, "", duration=40, seed=3)))
     rounds: dict[int, list[int]] = {}

@@ -162,6 +162,7 @@ def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
     assert whole - early == pytest.approx(vector, rel=0.1)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     "what", ["kill", *(pytest.param(one, marks=pytest.mark.trial) for one in ("pause", "cut", "leave"))]
 )
@@ -356,6 +357,7 @@ def judges(monkeypatch):
     return made
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     "numbers",
     [

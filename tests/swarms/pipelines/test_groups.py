@@ -24,6 +24,7 @@ def test_group_contributes_like_one_more_replica():
     assert tokens == {2 * 2 * 8}  # a turn's steps, of two micro-batches of eight tokens, at each of them
 
 
+@pytest.mark.trial
 def test_newcomer_takes_stage_of_killed_host():
     """Full replicas continue, and the group resumes when a peer joins."""
     late = host(5, 2, join=14.0)
@@ -36,6 +37,7 @@ def test_newcomer_takes_stage_of_killed_host():
     assert all(wait < 0.5 for wait in waits), "none waits for the dead one, nor for a group that lacks a stage"
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.trial)])
 def test_weak_peers_choose_missing_stages(killed):
     """Three peers are too small; a fourth takes the missing place after a kill, also that of the origin."""

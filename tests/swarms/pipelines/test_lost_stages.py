@@ -60,6 +60,7 @@ def losses(run, peer=1):
     return [event.fields["loss"] for event in events_of(run, "round", peer)]
 
 
+@pytest.mark.trial
 def test_lost_stage_is_restored_from_copy_of_previous_peer():
     """The host of a middle stage is killed. Training stops until a newcomer gets its copy from the origin."""
     run = lose(killed=(2,), comes=(1,))
@@ -108,6 +109,7 @@ def test_two_lost_neighbours_are_restored_in_turn():
     goes_on(run, (1, 4, 5, 6), since=LOST + 7.0)
 
 
+@pytest.mark.trial
 def test_two_newcomers_restore_one_state():
     """Both find no holder. One gets permission to recover the stage, the other waits for it."""
     run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=30.0)
@@ -115,6 +117,7 @@ def test_two_newcomers_restore_one_state():
     goes_on(run, (1, 3, 4, 5))
 
 
+@pytest.mark.trial
 def test_unreachable_holder_adopts_state_of_its_successor():
     """It was taken for dead, and a newcomer has its stage: it takes over that state."""
     run = lose(comes=(1,), faults=(Fault(LOST, "pause", (2,), 8.0),), seconds=28.0)

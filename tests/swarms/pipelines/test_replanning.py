@@ -82,6 +82,7 @@ def test_planned_group_continues_without_a_lost_stage(seen):
     assert [event.fields["stage"] for event in events_of(run, "stage without holder")][-1] == 1
 
 
+@pytest.mark.trial
 def test_host_moves_to_the_slowest_stage(seen):
     """Peer 2 is slow, and alone in its stage; the less busy host of the other stage moves there."""
     steps, _, _ = seen

@@ -28,6 +28,7 @@ def test_honest_peers_have_one_digest_in_each_round_and_continue(lie):
     assert {slot.lineage for slot in digests} == {""} and max(slot.round for slot in digests) >= 6
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("lie", sorted(VOTE_LIES))
 def test_lies_beside_a_partition_make_no_second_digest(lie):
     """Two members cannot reach each other for a while, so ballots are repeated."""

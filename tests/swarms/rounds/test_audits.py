@@ -301,6 +301,7 @@ def test_newcomer_learns_of_an_excluded_owner(swarm):
     virtual_loop.run(main(), seed=1)
 
 
+@pytest.mark.trial
 def test_verdict_of_a_lineage_that_gives_way_ends_with_it(swarm):
     """Two liars are a quorum of a lineage of three peers, and exclude an honest peer of the other one.
 

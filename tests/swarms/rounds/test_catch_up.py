@@ -13,6 +13,7 @@ def synced(node):
     return [fields["round"] for _, name, fields in node.log if name == "synced"]
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_joiner_catches_up_when_transfer_takes_several_rounds(swarm, seed):
     """8 MB of state at 1.5 MB/s are four rounds; the results of a round are 1 MB."""

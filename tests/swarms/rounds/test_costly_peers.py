@@ -54,6 +54,7 @@ SICK = identity_of(5).peer_id.hex()
 AUTO = 'straggler_timeout = "auto"\n'
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("exchange", ["", AUTO], ids=["fixed", "auto"])
 def test_peer_that_is_always_late_costs_two_waits_and_is_named(monkeypatch, exchange):
     _, without = play(monkeypatch, (FAST,) * 5, exchange=exchange)
@@ -82,6 +83,7 @@ def change_speed(monkeypatch, spells):
     monkeypatch.setattr(learners.Stopwatch, "steps", changing)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("exchange", ["", AUTO], ids=["fixed", "auto"])
 def test_peer_that_becomes_fast_again_contributes_within_three_rounds(monkeypatch, exchange):
     change_speed(monkeypatch, [(0.0, SLOW), (80.0, FAST + 1e-9)])
@@ -94,6 +96,7 @@ def test_peer_that_becomes_fast_again_contributes_within_three_rounds(monkeypatc
     assert all(contributes(seen[round][1], 5) for round in after[3:])
 
 
+@pytest.mark.trial
 def test_peer_that_was_late_once_is_waited_for(monkeypatch):
     late_by_8 = FAST + 0.4
     change_speed(monkeypatch, [(0.0, late_by_8), (40.0, SLOW), (46.0, late_by_8)])
@@ -113,6 +116,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("how", COLLECTIVES)
 def test_peer_that_takes_data_and_never_sends_is_put_out_after_three_rounds(monkeypatch, how, count):

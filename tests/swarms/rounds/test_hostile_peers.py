@@ -231,6 +231,7 @@ def test_one_liar_among_five_does_not_stop_rounds(swarm, lie):
     virtual_loop.run(main(), seed=1)
 
 
+@pytest.mark.trial
 def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
     """Two strangers send all they have to all peers before the round opens; no other peer is excluded for it."""
 
@@ -272,6 +273,7 @@ def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
     virtual_loop.run(main(), seed=1)
 
 
+@pytest.mark.trial
 def test_peer_that_only_announces_delays_few_rounds(swarm):
     """It is admitted, does not contribute, owns chunks and sends nothing: soon it owns no chunk."""
 

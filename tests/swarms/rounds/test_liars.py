@@ -65,6 +65,7 @@ def _check(exchange: str, lie: str, liars: int = 1) -> None:
     assert losses[last] <= allowed + LEAST, (losses[last], allowed)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("lie", ["flip10", "scale900", "constant"])
 @pytest.mark.parametrize("exchange", ["butterfly", "all-gather"])
 def test_default_rule_bounds_what_one_liar_costs(exchange: str, lie: str) -> None:

@@ -23,6 +23,7 @@ def test_butterfly_replicas_stay_identical(swarm, codec):
     virtual_loop.run(main(), seed=1)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", range(3))
 def test_butterfly_survives_kill_of_one_of_six_at_any_phase(swarm, phase, victim):
@@ -118,6 +119,7 @@ def test_joiner_during_a_round_takes_part_in_the_next(swarm, phase):
     virtual_loop.run(main(), seed=3)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("seed", [0, 8, *range(12, 20)])
 def test_joiner_delays_nobody(swarm, seed):
     """It has missed the others' announcements before it had their state, and asks for them."""
@@ -158,6 +160,7 @@ def test_last_survivor_continues(swarm):
     virtual_loop.run(main(), seed=2)
 
 
+@pytest.mark.trial
 def test_peer_paused_for_a_minute_is_left_out_and_catches_up(swarm):
     """SIGSTOP for a minute: the round continues without it, and it catches up."""
 
@@ -199,6 +202,7 @@ def test_bad_butterfly_payload_is_excluded_with_reason(swarm, change, reason, li
     virtual_loop.run(main(), seed=4)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_replica_with_other_base_is_excluded_and_fetches_state(swarm, wrong):
     """A replica that differs notices it, fetches only the differing chunks, and reports it."""

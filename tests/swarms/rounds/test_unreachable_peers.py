@@ -30,6 +30,7 @@ def test_two_peers_without_link_both_contribute(swarm, seed):
     virtual_loop.run(main(), seed=seed)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("count", [3, 4, 6])
 @pytest.mark.parametrize("reason", ["hash", "chunk missing", "result"])
 def test_liar_that_blames_everybody_excludes_nobody(swarm, count, reason):

@@ -77,6 +77,7 @@ async def lived(swarm, case):
     return period, exchange, mean(node.transport.totals()[0] for node in nodes) / ROUNDS
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("name", CASES)
 def test_simulated_round_takes_planned_time(swarm, name):
     case = CASES[name]
@@ -116,6 +117,7 @@ async def lived_pairs(swarm, case, gamma, group):
     return period, mean(node.transport.totals()[0] for node in nodes) / ROUNDS
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("name", PAIRS)
 def test_simulated_noloco_round_takes_planned_time(swarm, name):
     case, gamma = PAIRS[name]

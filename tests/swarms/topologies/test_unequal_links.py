@@ -49,6 +49,7 @@ def owned(s):
     return [found[0][node.id] for node in s.nodes.values()]
 
 
+@pytest.mark.trial
 def test_rounds_are_faster_when_slow_link_owns_fewer_chunks(swarm):
     rates = [FAST, FAST, FAST, SLOW]
     sized, equal = (played(swarm, rates, shards=shards) for shards in ("bandwidth", "equal"))
@@ -61,6 +62,7 @@ def test_rounds_are_faster_when_slow_link_owns_fewer_chunks(swarm):
     assert seconds(equal) / seconds(sized) > 1.25
 
 
+@pytest.mark.trial
 def test_equal_links_own_equal_shares(swarm):
     for rate in (FAST, SLOW):
         parts = owned(played(swarm, [rate] * 4))
@@ -115,6 +117,7 @@ class Watched(list):
             self.shares.append(self.node.session.current.agreement.opened)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("victim", "phase"), [(0, "open"), (0, "record"), (0, "vote"), (3, "open"), (3, "vote")])
 def test_rounds_survive_death_of_owner_with_many_or_no_chunks(swarm, victim, phase):
     async def main():

@@ -317,6 +317,7 @@ def test_sparse_mean_is_clipped_by_the_rule_clip_only():
         sparse_rule(AggregationSpec("rda"))
 
 
+@pytest.mark.trial
 def test_demo_coefficients_can_be_aggregated_by_a_robust_rule():
     codec, rng = Demo(32, 256), np.random.default_rng(2)
     layout = Chunks((("m", (64, 48)),), 256)

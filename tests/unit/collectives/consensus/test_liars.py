@@ -15,6 +15,7 @@ from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution
 # --- every state of a round with one liar
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("ballots", [(1, 2, 3), (1, 1, 2), (1, 2, 2)])
 def test_round_of_four_with_one_liar_decides_at_most_one_value(ballots):
     outcome = explore(LiarModel(4, ballots, TWO_THIRDS))

@@ -22,6 +22,7 @@ def test_round_decides_at_most_one_value_in_all_states(acceptors, ballots, rule)
     assert farewells == expected, "each ballot can decide with any number of farewells"
 
 
+@pytest.mark.trial
 def test_round_with_crashes_and_lost_folders_decides_at_most_one_value_in_all_states():
     full, reduced = explore(Model(3, eager=True)), explore(Model(3))
     assert full.trace == () and full.states > 400_000

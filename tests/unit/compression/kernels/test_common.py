@@ -57,6 +57,7 @@ def test_outer_step_refuses_misshaped_arrays() -> None:
             common.outer_step(good, good.copy(), bad, 1.0, 0.0)
 
 
+@pytest.mark.trial
 def test_dense_warm_up_compiles_every_kernel() -> None:
     specs = ("fp32", "fp16", "bf16", "int8", "int8(asymmetric=1)", "int4(stochastic=1)", "int3(block=16)")
     warm_up(*specs)

@@ -124,6 +124,7 @@ def test_missing_library_is_named_with_the_command_that_installs_it(monkeypatch:
         Swarm.trainer_callback(Member())  # type: ignore[arg-type]
 
 
+@pytest.mark.trial
 def test_interface_loads_neither_transformers_nor_accelerate() -> None:
     code = "import sys, thinwire; thinwire.Swarm; sys.exit(bool({'transformers', 'accelerate', 'peft'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0

@@ -27,6 +27,7 @@ arrays = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, 
 )
 
 
+@pytest.mark.trial
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter("__metadata__".__ne__), arrays, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_tensor_file_round_trips_and_safetensors_agrees(tensors):

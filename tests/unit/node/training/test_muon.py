@@ -153,6 +153,7 @@ def test_muon_with_a_torch_that_lacks_it_names_the_version(monkeypatch):
     make_optimizer(nn.Linear(3, 2), InnerConfig())  # no other optimizer needs it
 
 
+@pytest.mark.trial
 def test_training_without_muon_loads_with_a_torch_that_lacks_it():
     """A torch below 2.9, as pyproject.toml allows it: the modules must load, though Muon is missing."""
     code = "import torch; del torch.optim.Muon; import thinwire.node.training.local_learner"

@@ -124,6 +124,7 @@ def test_idle_swarm_traffic_is_small() -> None:
     assert (world.sent - before) / 60.0 / 32 < 1.2
 
 
+@pytest.mark.trial
 def test_crash_of_a_quarter_is_agreed_within_40_s() -> None:
     for seed, count in ((1, 16), (2, 32), (3, 64)):
         world = RosterWorld(seed)

@@ -353,6 +353,7 @@ def test_link_stats_report_traffic_and_dialler(wire):
     wire.run(work)
 
 
+@pytest.mark.trial
 def test_close_leaves_no_task_and_no_descriptor(wire):
     async def work():
         process = psutil.Process()

@@ -93,6 +93,7 @@ def random_instance(seed):
     return instance(sizes, length, memory, per_start, seed) if per_start else None
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("count", [50, pytest.param(1200, marks=pytest.mark.soak)])
 def test_random_plans_violate_no_constraint(count):
     made = plans = 0
