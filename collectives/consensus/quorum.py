@@ -55,7 +55,9 @@ def enough(
     have, liars = len([member for member in base if member in agreeing]), tolerated(len(seniors), fraction)
     if liars:
         return _exceeds(have, len(base), liars, fraction)
-    return have > fraction * len(base) or (fraction == 0.5 and 0 < 2 * have == len(base) and base[0] in agreeing)
+    if fraction == 0.5 and base and 2 * have == len(base):
+        return base[0] in agreeing
+    return have > fraction * len(base)
 
 
 def possible(

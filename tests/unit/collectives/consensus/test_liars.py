@@ -9,7 +9,7 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.equivocation import EACH, Equivocation
 from thinwire.collectives.consensus.justification import justified, justify, presentable
 from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
-from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, possible, tolerated
+from thinwire.collectives.consensus.quorum import TWO_THIRDS, tolerated
 from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Open, Promise
 
 # --- every state of a round with one liar
@@ -31,34 +31,6 @@ def test_round_with_plain_majorities_and_one_liar_decides_two_values(acceptors):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_round_with_one_liar_and_a_planted_mistake_decides_two_values(mistake):
     assert explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, mistake)).trace
-
-
-# --- quorums
-
-
-def test_any_two_quorums_above_two_thirds_have_an_honest_member_in_common():
-    for count in range(1, 257):
-        liars, members = tolerated(count, TWO_THIRDS), range(count)
-        assert 3 * liars < count
-        for gone in {0, 1, liars, count // 2}:
-            base = count - gone
-            least = next(
-                (n for n in range(1, base + 1) if enough(members[:n], members[:base], fraction=TWO_THIRDS)), None
-            )
-            some = next(
-                (n for n in range(1, base + 1) if enough(members[:n], members, members[base:], fraction=TWO_THIRDS)),
-                None,
-            )
-            assert least is None or 3 * least > 2 * base
-            assert some is None or (3 * some > 2 * base and 2 * some - base > liars)
-        assert enough(members[liars:], members, fraction=TWO_THIRDS), "the honest members suffice"
-
-
-def test_value_is_possible_if_liars_may_hide_their_votes():
-    members = range(4)
-    assert not possible({0}, members, fraction=TWO_THIRDS)
-    assert possible({0, 1}, members, fraction=TWO_THIRDS) and not enough({0, 1}, members, fraction=TWO_THIRDS)
-    assert possible({0, 1}, members) == enough({0, 1}, members), "with a majority no member may lie"
 
 
 # --- justifications

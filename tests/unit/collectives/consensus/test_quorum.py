@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, possible, tolerated
 
 MEMBERS = tuple(bytes([i]) * 32 for i in range(7))
 fractions = st.sampled_from([0.5, 0.6, 2 / 3, 0.9])
@@ -85,3 +86,34 @@ def test_vote_quorum_meets_the_next_promise_quorum_or_a_farewell_reports_it(n, d
     promises = data.draw(subsets(members)) - after - (before - after)
     if enough(votes, members, before) and enough(promises, members, after):
         assert votes & promises or votes & after
+
+
+@pytest.mark.parametrize("fraction", [TWO_THIRDS, 0.8])
+def test_fewer_than_a_third_may_lie_with_quorums_above_two_thirds(fraction):
+    assert [tolerated(count, fraction) for count in range(11)] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert tolerated(10, 0.66) == tolerated(10, 0.5) == 0
+
+
+def test_any_two_quorums_above_two_thirds_have_an_honest_member_in_common():
+    for count in range(1, 257):
+        liars, members = tolerated(count, TWO_THIRDS), range(count)
+        assert 3 * liars < count
+        for gone in {0, 1, liars, count // 2}:
+            base = count - gone
+            least = next(
+                (n for n in range(1, base + 1) if enough(members[:n], members[:base], fraction=TWO_THIRDS)), None
+            )
+            some = next(
+                (n for n in range(1, base + 1) if enough(members[:n], members, members[base:], fraction=TWO_THIRDS)),
+                None,
+            )
+            assert least is None or 3 * least > 2 * base
+            assert some is None or (3 * some > 2 * base and 2 * some - base > liars)
+        assert enough(members[liars:], members, fraction=TWO_THIRDS), "the honest members suffice"
+
+
+def test_value_is_possible_if_liars_may_hide_their_votes():
+    members = range(4)
+    assert not possible({0}, members, fraction=TWO_THIRDS)
+    assert possible({0, 1}, members, fraction=TWO_THIRDS) and not enough({0, 1}, members, fraction=TWO_THIRDS)
+    assert possible({0, 1}, members) == enough({0, 1}, members), "with a majority no member may lie"
