@@ -42,7 +42,7 @@ class Acceptor:
     `mute`: this peer has no vote in the round. It may have voted in a later one, or has left it.
     """
 
-    def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool = False) -> None:
+    def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool) -> None:
         self._terms, self._store, self._life = terms, store, store.life
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
@@ -53,7 +53,7 @@ class Acceptor:
         self.mute = mute or self._record.left
         # For each peer: the number of its ballots that were followed, and the time before which it is too early for the next.
         self._heeded: dict[PeerId, tuple[int, float]] = {}
-        self._followed = Ballot(0, bytes(32))
+        self._followed = self._record.promised
 
     @property
     def promised(self) -> Ballot:

@@ -44,7 +44,7 @@ def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: 
     """
     opened = message.opened
     terms = RoundTerms(
-        opened.round, opened.fragment, tuple(members), bytes(32), bytes(32), fraction=fraction, lineage=opened.lineage
+        opened.round, opened.fragment, tuple(members), b"", b"", fraction=fraction, lineage=opened.lineage
     )
     return _voters(message, Electorate(b"", terms, (), verify), verify)
 

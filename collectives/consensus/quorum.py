@@ -61,7 +61,7 @@ def enough(
 
 
 def possible(
-    agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float = 0.5
+    agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float
 ) -> bool:
     """Return True if `agreeing`, and the liars that are tolerated, may be a quorum.
 

@@ -131,6 +131,10 @@ def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
         assert acceptor.heeds(SECOND, prepare(100 + number, SECOND), now)
 
 
+def test_pause_between_ballots_of_one_leader_doubles_after_the_fourth_up_to_eight_patiences():
+    assert [rest(ballots) for ballots in range(13)] == [0, 0, 0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8]
+
+
 def test_heeds_counts_the_ballots_of_each_leader_separately():
     acceptor = acceptor_of()
     for term in range(2, 4 + BALLOTS):
@@ -158,6 +162,7 @@ def test_follows_the_first_term_only_from_the_first_member():
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
     acceptor = acceptor_of()
+    assert not acceptor.follows(FIRST, opened(2, SECOND), 0.0) and not acceptor.follows(THIRD, opened(2, SECOND), 0.0)
     assert acceptor.follows(SECOND, opened(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, THIRD))
     assert acceptor.follows(THIRD, opened(3, THIRD), 0.0)
@@ -211,7 +216,7 @@ def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
         first = opened(1, peer, reordered.electorate)
-        assert Acceptor(reordered, MemoryVoteStore()).follows(peer, first, 0.0) == (peer == SECOND)
+        assert Acceptor(reordered, MemoryVoteStore(), mute=False).follows(peer, first, 0.0) == (peer == SECOND)
 
 
 # --- durable before it is sent

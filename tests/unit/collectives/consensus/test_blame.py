@@ -123,6 +123,9 @@ def test_blame_of_non_member_is_ignored(accuser):
 def test_blame_of_non_contributor_or_without_reason_is_ignored():
     bench = Bench(4)
     assert not bench.say(ANN, EVE) and not bench.say(ANN, BEN, "ugly") and not bench.blame_book.idle
+    entries = tuple(entry for entry in bench.opened.contributors if entry.peer != BEN)
+    bench.opened = msgspec.structs.replace(bench.opened, contributors=entries)
+    assert not bench.say(ANN, BEN) and not bench.blame_book.idle, "it takes part without a contribution"
 
 
 def test_blame_does_not_exclude_adopted_contributors():
@@ -130,6 +133,32 @@ def test_blame_does_not_exclude_adopted_contributors():
     bench.say(LEADER, BEN)
     bench.say(BEN, BEN, "withdrawn")
     assert not bench.blame_book.rejected
+
+
+def test_proven_complaint_leaves_a_peer_out_of_free_proposals_and_changes_the_ballot_once():
+    bench = Bench(4)
+    proof = Blame(1, 0, bench.opened.ballot, BEN, "two announcements")
+    for news in (True, False):
+        assert bench.blame_book.on_message(ANN, proof, bench.opened, lambda peers: True, proven=True) == news
+    bench.opened = msgspec.structs.replace(bench.opened, adopted=bytes(32))
+    about = msgspec.structs.replace(proof, peer=CAT)
+    assert not bench.blame_book.on_message(ANN, about, bench.opened, lambda peers: True, proven=True)
+    assert bench.blame_book.two_faced == {BEN, CAT} and not bench.blame_book.idle
+
+
+def test_repeated_complaint_about_missing_results_changes_the_ballot_once():
+    bench = Bench(3)
+    bench.say(ANN, BEN, "result missing")
+    assert bench.say(LEADER, BEN, "result missing") and not bench.say(LEADER, BEN, "result missing")
+
+
+@pytest.mark.parametrize(("about", "idle"), [(EVE, ()), (CAT, (CAT,)), (ANN, ())])
+def test_missing_results_of_a_peer_that_owns_no_chunks_are_ignored(about, idle):
+    bench = Bench(3, idle=idle)
+    for accuser in (ANN, LEADER):
+        if accuser != about:
+            assert not bench.say(accuser, about, "result missing")
+    assert not bench.say(about, about, "result missing") and (about == ANN or not bench.blame_book.idle)
 
 
 def test_missing_results_count_only_if_they_prevent_the_quorum():
@@ -208,6 +237,12 @@ def test_blame_of_relay_by_the_leader_takes_only_the_chunks_of_the_relay():
     assert bench.say(LEADER, BEN, "subtotal") and bench.blame_book.idle == {BEN}
     pair = Bench(2)
     assert pair.say(LEADER, ANN, "subtotal") and pair.blame_book.idle == {ANN}, "also if there are no other owners"
+
+
+def test_blame_of_relay_by_an_owner_above_it_or_below_the_leader_takes_the_chunks_of_both():
+    bench = Bench(5)
+    bench.opened = msgspec.structs.replace(bench.opened, ballot=Ballot(1, CAT))
+    assert bench.say(BEN, ANN, "subtotal") and bench.blame_book.idle == {ANN, BEN}
 
 
 def test_blame_of_relay_that_is_last_owner_leaves_it_its_chunks():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import START, leaving
-from thinwire.collectives.consensus.certificates import certificate, certified
+from thinwire.collectives.consensus.certificates import certificate, certified, decided, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
@@ -66,6 +66,15 @@ def test_commit_with_few_unsorted_repeated_or_invalid_votes_is_not_believed(mess
     assert not Scene().certified(message)
 
 
+def test_vote_of_a_member_that_takes_no_part_in_the_round_does_not_count():
+    alive = (ANN, BEN, DAN)
+    entries = tuple(Contribution(peer, 1, 10) for peer in alive)
+    out = tuple(Exclusion(peer, "late") for peer in (CAT, EVE))
+    known = {"group": alive, "alive": alive, "contributors": entries, "excluded": out}
+    assert Scene().certified(commit(ANN, BEN, DAN, **known))
+    assert not Scene().certified(commit(ANN, BEN, CAT, **known))
+
+
 def test_commit_with_enough_valid_votes_beside_an_invalid_one_is_believed():
     message = commit(ANN, BEN, CAT, DAN)
     votes = tuple(Proof(proof.peer, BAD if proof.peer == BEN else GOOD) for proof in message.votes)
@@ -107,6 +116,15 @@ def test_commit_with_proved_farewells_needs_a_quorum_of_those_left():
 def test_commit_with_unproved_farewells_is_not_believed(carried):
     assert not Scene().certified(commit(ANN, BEN, farewells=carried))
     assert not Scene().certified(commit(ANN, BEN, CAT, DAN, farewells=carried)), "even with votes of a quorum"
+
+
+def test_commit_without_its_proposal_is_completed_with_that_of_its_ballot_and_digest_only():
+    whole = commit(ANN, BEN, CAT)
+    others = [opened(ballot=Ballot(term, ANN)) for term in (0, 2)] + [
+        opened(contributors=whole.opened.contributors[:n]) for n in range(1, 5)
+    ]
+    assert with_proposal(decided(whole), [None, *others, whole.opened]) == whole
+    assert with_proposal(decided(whole), [None, *others]) is None
 
 
 def test_commit_of_another_lineage_is_not_believed():

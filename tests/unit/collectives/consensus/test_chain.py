@@ -152,6 +152,25 @@ def test_electorate_with_a_peer_twice_proves_nothing():
     assert prove((Era(history.chain[0].fork, (twice,)),)) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{"lineage": lineage} for lineage in (bytes(LIFE), b"\xff" * LIFE)],
+        {"fragment": 1},
+        *[{"electorate": digest} for digest in (bytes(32), b"\xff" * 32)],
+        {"kept": (BEN, ANN), "lives": life(BEN) + life(ANN)},
+        {"kept": (ANN, ANN), "lives": 2 * life(ANN)},
+        {"lives": life(ANN)},
+    ],
+)
+def test_certificate_with_valid_votes_for_an_invalid_round_proves_nothing(changes):
+    """Members that lie can sign anything."""
+    history = History()
+    proof = history.commit(lived(ANN, BEN))
+    assert prove((Era(history.chain[0].fork, (_voted(proof),)),)) is not None
+    assert prove((Era(history.chain[0].fork, (_voted(proof, **changes),)),)) is None
+
+
 @pytest.mark.parametrize("change", [lambda lives: lives + b"x", lambda lives: lives[:-1]], ids=["more", "less"])
 def test_electorate_with_more_or_fewer_lives_than_members_proves_nothing(change):
     history = History()
@@ -159,6 +178,18 @@ def test_electorate_with_more_or_fewer_lives_than_members_proves_nothing(change)
     lives = change(proof.lives)
     other = _voted(msgspec.structs.replace(proof, lives=lives), electorate=electorate_digest(proof.members, lives))
     assert prove((Era(history.chain[0].fork, (other,)),)) is None
+
+
+def test_electorate_with_a_shortened_life_proves_nothing_although_most_members_are_known():
+    history = History()
+    history.commit(lived(ANN, BEN, CAT))
+    base = history.chain[0]
+    proof, lives = history.commit(lived(ANN, BEN, CAT)), b"".join(map(life, (ANN, BEN, CAT)))
+    for shortened in (lives, lives[:-1]):
+        changed = msgspec.structs.replace(proof, members=(ANN, BEN, CAT), lives=shortened)
+        changed = _voted(changed, electorate=electorate_digest((ANN, BEN, CAT), shortened))
+        chain = (Era(base.fork, (*base.certificates, changed)),)
+        assert (prove(chain) is not None) == (shortened == lives)
 
 
 def test_round_that_names_no_lives_proves_its_members_in_any_life():
@@ -214,7 +245,16 @@ CHANGES = {
         h, commit=msgspec.structs.replace(h.chain[-1].certificates[-1].commit, digest=bytes(32))
     ),
     "other founders": lambda h: _fork(h, members=(EVE,)),
+    "founders without lives": lambda h: _fork(h, lives=b"", signatures=()),
     "other parent": lambda h: _fork(h, before=(EVE,)),
+    "parent without members": lambda h: _fork(h, before=()),
+    "unsigned first fork": lambda h: (
+        Era(
+            msgspec.structs.replace(h.chain[0].fork, signatures=(bytes(64),) * len(h.chain[0].fork.members)),
+            h.chain[0].certificates,
+        ),
+        *h.chain[1:],
+    ),
     "unsigned fork": lambda h: _fork(h, signatures=(bytes(64),) * len(h.chain[-1].fork.members)),
     "fork of a later round": lambda h: _fork(h, round=h.chain[-1].fork.round + 1),
     "fork of an earlier round": lambda h: _fork(h, round=h.chain[-1].fork.round - 1),

@@ -75,6 +75,16 @@ def test_order_of_leaders_begins_with_the_present_leader(live, order):
     assert electorate(live).order(BEN) == order
 
 
+def test_order_of_leaders_has_all_reachable_members_after_the_present_leader():
+    assert electorate().order(CAT) == [CAT, ANN, BEN, DAN]
+
+
+def test_peer_is_on_trial_only_in_a_run_with_trials():
+    assert not electorate().on_trial(EVE)
+    with_trials = Electorate(ME, TERMS, IDS, lambda peer, message, signature: True, lambda peer: True)
+    assert with_trials.on_trial(EVE) and not with_trials.on_trial(ANN)
+
+
 def test_order_of_leaders_is_without_departed_members():
     assert electorate(left=[BEN]).order(BEN) == [ANN, CAT, DAN]
 

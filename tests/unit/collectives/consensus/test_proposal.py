@@ -15,6 +15,7 @@ from thinwire.collectives.consensus.proposal import (
     by_seniority,
     choices,
     fit,
+    names,
     propose,
     sound,
 )
@@ -332,3 +333,10 @@ def test_members_that_stay_keep_their_seniority_and_newcomers_follow_by_id():
     assert by_seniority(IDS[:4], (IDS[3], IDS[1])) == (IDS[3], IDS[1], IDS[0], IDS[2])
     assert by_seniority({IDS[4], IDS[1]}, (IDS[4], IDS[0], IDS[1])) == (IDS[4], IDS[1])
     assert by_seniority(IDS[:3], ()) == IDS[:3]
+
+
+def test_entry_of_a_proposal_names_an_announcement_by_attempt_and_digest():
+    announcement = ready(10)
+    assert names(Contribution(IDS[0], 1, 10, announced=announcement.digest), announcement)
+    assert not names(Contribution(IDS[0], 2, 10, announced=announcement.digest), announcement)
+    assert not names(Contribution(IDS[0], 1, 10, announced=b"x" * 32), announcement)

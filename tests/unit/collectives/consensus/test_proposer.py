@@ -211,7 +211,11 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
 
 @pytest.mark.parametrize(
     ("blamed", "led"),
-    [(Ballot(2, ME), Ballot(3, ME)), *[(Ballot(3, IDS[index]), Ballot(3, IDS[index])) for index in (0, 4)]],
+    [
+        (Ballot(2, ME), Ballot(3, ME)),
+        (Ballot(4, ME), Ballot(3, ME)),
+        *[(Ballot(3, IDS[index]), Ballot(3, IDS[index])) for index in (0, 4)],
+    ],
 )
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
@@ -258,6 +262,61 @@ def test_newcomers_own_chunks_only_if_they_are_more_than_half(guests, idle):
         proposer.hear_promise(IDS[guest], promise(3), SIGNED, counts=False)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == tuple(IDS[guest] for guest in idle)
+
+
+def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left():
+    proposer = prepared(live={ME, *IDS[:2]})
+    proposer.blame_book.idle |= {IDS[0]}
+    for peer in IDS[:2]:
+        proposer.hear_promise(peer, promise(3), SIGNED, counts=True)
+    found = proposed(proposer, None, 0.1)
+    assert found is not None and found.idle == (IDS[0],)
+    proposer.prepare(promise(4), SIGNED, 1.0)
+    proposer.blame_book.idle |= {IDS[1], ME}
+    for peer in IDS[:2]:
+        proposer.hear_promise(peer, promise(4), SIGNED, counts=True)
+    found = proposed(proposer, None, 1.1)
+    assert found is not None and found.idle == ()
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_possible(differ):
+    """Two of four report votes. If they differ, the fourth member is silent and may have voted for either value."""
+    terms = replace(TERMS, members=tuple(IDS[:4]), fraction=2 / 3)
+    proposer = prepared(terms=terms, live=IDS[1:4] if differ else IDS[:4])
+    for term, digest in ((1, RESULTS), (2, OTHER if differ else RESULTS)):
+        proposal = opened(Ballot(2 if differ else 1, IDS[term if differ else 1]), tuple(IDS[:4]))
+        proposal = msgspec.structs.replace(proposal, electorate=terms.electorate)
+        proposer.hear_promise(IDS[term], promise(3, proposal, digest), SIGNED, counts=True)
+    if not differ:
+        proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    found = proposed(proposer, None, 0.1)
+    assert (found is None) if differ else (found is not None and found.adopted == RESULTS)
+
+
+def voted(term, digest, *contributors):
+    """Return a vote of an earlier ballot: proposal and digest."""
+    leader = IDS[term]
+    proposal = opened(Ballot(term, leader))
+    entries = tuple(entry for entry in proposal.contributors if entry.peer in contributors)
+    return msgspec.structs.replace(proposal, contributors=entries), digest
+
+
+@pytest.mark.parametrize(
+    ("contributors", "other", "tried"),
+    [(IDS, IDS, True), (IDS, IDS[1:], False), (IDS[1:], IDS, False), (IDS[:4], IDS, False)],
+)
+def test_results_of_voters_are_tried_again_only_if_votes_for_the_same_contributors_differ(contributors, other, tried):
+    """Two of six voted for two digests, and three promise without a vote, so no value may have been chosen."""
+    terms = replace(TERMS, members=(*IDS, bytes([9]) * 32))
+    proposer = prepared(terms=terms)
+    votes = {IDS[0]: voted(1, RESULTS, *contributors), IDS[1]: voted(2, OTHER, *other)}
+    proposals = {peer: msgspec.structs.replace(one, electorate=terms.electorate) for peer, (one, _) in votes.items()}
+    for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
+        said = promise(3, proposals[peer], votes[peer][1]) if peer in votes else promise(3)
+        proposer.hear_promise(peer, said, SIGNED, counts=True)
+    found = proposed(proposer, None, 0.1)
+    assert found is not None and (found.adopted is not None) == tried
 
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():

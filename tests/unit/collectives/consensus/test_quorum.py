@@ -57,7 +57,13 @@ def test_empty_set_is_no_quorum():
     assert not enough(MEMBERS, (), ())
 
 
+def test_majority_is_a_quorum_with_or_without_the_most_senior_member():
+    assert enough(MEMBERS[1:3], MEMBERS[:3]) and enough(MEMBERS[:2], MEMBERS[:3])
+    assert not enough(MEMBERS[:1], MEMBERS[:3])
+
+
 def test_quorum_fraction_must_be_exceeded():
+    assert not enough(range(7), range(10), fraction=0.8) and enough(range(9), range(10), fraction=0.8)
     assert not enough(MEMBERS[:4], MEMBERS[:6], (), fraction=2 / 3)
     assert enough(MEMBERS[:5], MEMBERS[:6], (), fraction=2 / 3)
 
@@ -116,4 +122,4 @@ def test_value_is_possible_if_liars_may_hide_their_votes():
     members = range(4)
     assert not possible({0}, members, fraction=TWO_THIRDS)
     assert possible({0, 1}, members, fraction=TWO_THIRDS) and not enough({0, 1}, members, fraction=TWO_THIRDS)
-    assert possible({0, 1}, members) == enough({0, 1}, members), "with a majority no member may lie"
+    assert possible({0, 1}, members, fraction=0.5) == enough({0, 1}, members), "with a majority no member may lie"
