@@ -130,13 +130,14 @@ class CatchUp:
             self._give_way(fly)
         proved, committed = bool(lineages.ahead()), fly.agreement.commit is not None
         if not proved:
-            for peer in self._claims.unproved(self._replica.round, fly.moved, patience, waits=committed):
+            waits = committed and not fly.forsaken
+            for peer in self._claims.unproved(self._replica.round, fly.moved, patience, waits=waits):
                 self._send_queue.control(peer, Ask(fly.round, self._fragment))
                 lineages.ask(peer)
         if committed:
             # Only its results are missing. The wait for them is limited, and short if no peer has them any more.
-            waits = max(LATEST, 2 * patience) if fly.follows else 2 * patience
-            patience = self._round_factory.floor if fly.forsaken else waits
+            longest = max(LATEST, 2 * patience) if fly.follows else 2 * patience
+            patience = self._round_factory.floor if fly.forsaken else longest
         if not proved:
             self._proved_since = None
             return

@@ -158,9 +158,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/consensus/proposal.py", "patience: float = 3.0"): "every run names its patience",
     ("collectives/consensus/proposal.py", "max_weight: int = 2**53 + 1"): "every run names its weight",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
+    ("collectives/consensus/proposer.py", "self._since = -1.0"): "prepare() sets it before its first use",
+    ("collectives/consensus/proposer.py", "self._rested = -1.0"): "no clock begins below 0",
     (
         "collectives/consensus/proposer.py",
         "return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 15)))",
+    ): CAPPED,
+    (
+        "collectives/consensus/proposer.py",
+        "return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 17)))",
     ): CAPPED,
     ("collectives/consensus/proposer.py", "if ballot.term != 1:"): "no ballot has a term below 1",
     (

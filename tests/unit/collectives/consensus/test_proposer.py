@@ -7,7 +7,7 @@ import pytest
 from kit.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Justified, Open, Promise, Ready, Vote
 
@@ -193,14 +193,52 @@ def test_votes_of_a_quorum_for_one_digest_commit():
     assert [(proof.peer, proof.signature[:1]) for proof in commit.votes] == [(IDS[0], b"0"), (ME, b"3"), (IDS[4], b"4")]
 
 
-@pytest.mark.parametrize("case", ["ballot", "opened ballot", "not alive", "name"])
-def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case):
-    proposer, ballot = prepared(), Ballot(3, ME)
-    proposal = opened(Ballot(2, ME) if case == "opened ballot" else ballot, tuple(IDS[1:]))
-    voted = Ballot(2, ME) if case == "ballot" else ballot
-    name = OTHER if case == "name" else name_of(proposal)
+@pytest.mark.parametrize("term", [2, 3, 4])
+@pytest.mark.parametrize("case", ["ballot", "opened ballot", "not alive", "low name", "high name", "no digest"])
+def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
+    proposer, other = prepared(), Ballot(term, IDS[2] if term == 3 else ME)
+    proposal = opened(other if case == "opened ballot" else Ballot(3, ME), tuple(IDS[1:]))
+    voted = other if case == "ballot" else Ballot(3, ME)
+    name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
     sender = IDS[0] if case == "not alive" else IDS[1]
-    assert proposer.hear_vote(sender, Vote(5, 0, voted, name, RESULTS), b"s" * 64, proposal) == (False, None)
+    vote = Vote(5, 0, voted, name, None if case == "no digest" else RESULTS)
+    assert proposer.hear_vote(sender, vote, b"s" * 64, proposal) == (False, None)
+
+
+@pytest.mark.parametrize("lineage", [b"a" * 16, b"z" * 16])
+def test_promise_of_another_lineage_is_ignored(lineage):
+    proposer = prepared(live={ME, *IDS[:2]}, terms=replace(TERMS, lineage=b"k" * 16))
+    for peer, one in ((IDS[0], b"k" * 16), (IDS[1], lineage)):
+        proposer.hear_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED, counts=True)
+    assert proposed(proposer, None, 0.1) is None
+
+
+@pytest.mark.parametrize("endorsed", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsements(endorsed, first):
+    """Members defer a proposal with a newcomer that others may not have endorsed. A distrusted member stays a member."""
+    guest, said = bytes([9]) * 32, {"distrusts": (IDS[4],), "endorses": (bytes([9]) * 32,) if endorsed else ()}
+    ready = {peer: msgspec.structs.replace(announced(), **said) for peer in IDS} | {guest: announced()}
+    everyone = [*IDS, guest]
+    known = Electorate(ME, TERMS, everyone, lambda peer, message, signature: True, lambda peer: peer == guest)
+    proposer, ballot = Proposer(known, ready), Ballot(1 if first else 3, ME)
+    if first:
+        proposer.first(Promise(5, 0, ballot, None, None), SIGNED)
+    else:
+        proposer.prepare(promise(3), SIGNED, 0.0)
+        for peer in everyone:
+            proposer.hear_promise(peer, promise(3), SIGNED, counts=peer != guest)
+    found = proposer.propose(None, 0.1)
+    assert isinstance(found, Open if first else Justified)
+    proposal = found if first else found.opened
+    assert proposal.alive == tuple(everyone if first and endorsed else IDS)
+    assert [entry.peer for entry in proposal.contributors] == [peer for peer in proposal.alive if peer != IDS[4]]
+    out = {one.peer: one.reason for one in proposal.excluded}
+    assert out.get(guest) == (None if first and endorsed else ON_TRIAL) and out[IDS[4]] == DISTRUSTED
+
+
+def test_proposer_wants_no_ballot_of_its_own_at_first():
+    assert not proposer_of().urged
 
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
@@ -220,11 +258,12 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
     proposer.hear_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led))
-    assert not proposer.urged and not proposer.blame_book.idle
+    assert not proposer.urged and not proposer.blame_book.idle and not proposer.blame_book.rejected
 
 
-def test_new_contribution_is_forgiven_alone_while_enough_contributors_are_left():
-    proposer = proposer_of(replace(TERMS, min_peers=2), weights=(1, 1, 1, 0, 1))
+@pytest.mark.parametrize("min_peers", [1, 2])
+def test_new_contribution_is_forgiven_alone_while_enough_contributors_are_left(min_peers):
+    proposer = proposer_of(replace(TERMS, min_peers=min_peers), weights=(1, 1, 1, 0, 1))
     proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
     proposer.hear_again(IDS[4])
     assert proposer.blame_book.rejected == {IDS[2]: "hash"}

@@ -136,6 +136,15 @@ def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
     assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
 
 
+@pytest.mark.parametrize("forsaken", [True, False])
+def test_peer_with_a_commit_asks_for_a_proof_at_once_if_no_peer_has_its_results(forsaken):
+    here = Here()
+    here.fly.moved, here.fly.agreement.commit, here.fly.forsaken = here.now, object(), forsaken
+    here.catch_up.claimed(ANN, 6)
+    here.look(0.0)
+    assert here.asked == ([ANN] if forsaken else [])
+
+
 def test_prevailing_lineage_is_followed_at_once():
     here = Here()
     here.prevailing = [ANN]
