@@ -15,12 +15,14 @@ from thinwire.collectives.consensus.proposal import (
     by_seniority,
     choices,
     fit,
+    name_of,
     names,
+    next_members,
     propose,
     sound,
 )
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open, Promise, Ready, Span
+from thinwire.swarm.messages.registry import LIFE, MAX_GROUP, Ballot, Contribution, Open, Promise, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 BASE, PLAN = bytes(32), bytes(32)
@@ -176,6 +178,35 @@ def test_distrusted_peers_are_left_out_only_if_enough_contributors_remain(min_pe
         FIRST, terms, IDS[:4], known, {}, rejected={}, distrusted=IDS[4 - distrusted : 4], idle=(), before=None
     )
     assert found is not None and found.alive == IDS[:4] and len(found.contributors) == 4 - left_out
+
+
+def test_distrusted_peers_do_not_contribute_in_place_of_missing_ones():
+    terms = replace(equal(), min_peers=3)
+    for distrusted in ((), IDS[:2]):
+        known = said(100, 100)
+        assert (
+            propose(FIRST, terms, IDS[:2], known, {}, rejected={}, distrusted=distrusted, idle=(), before=None) is None
+        )
+
+
+@pytest.mark.parametrize(("room", "contributors"), [(1, 1), (3, 3), (4, 4), (5, 4)])
+def test_round_with_less_room_than_peers_takes_the_first_members_in_leader_order(room, contributors):
+    terms = replace(equal(), members=IDS[3::-1], room=room)
+    found = opened(said(100, 100, 100, 100), terms=terms)
+    assert [entry.peer for entry in found.contributors] == sorted(IDS[3::-1][:contributors])
+
+
+def test_seal_of_a_proposal_is_no_part_of_its_name():
+    found = opened(said(100, 100, 100, 100), terms=equal())
+    assert name_of(msgspec.structs.replace(found, seal=b"s" * 64)) == name_of(found)
+    assert name_of(msgspec.structs.replace(found, fragment=1)) != name_of(found)
+
+
+def test_lives_of_the_next_members_are_in_the_order_of_their_seniority():
+    decided, lives = IDS[:3], b"".join(bytes([number]) * LIFE for number in (1, 2, 3))
+    members, ordered = next_members(decided, lives, (IDS[2], IDS[0]))
+    assert members == (IDS[2], IDS[0], IDS[1]) and ordered == bytes([3]) * LIFE + bytes([1]) * LIFE + bytes([2]) * LIFE
+    assert next_members(decided, b"", (IDS[2], IDS[0])) == (members, b"")
 
 
 def test_proposal_with_other_weights_than_settled_is_refused():
