@@ -154,12 +154,41 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "it counts up in steps of one",
     (
         "collectives/consensus/proposal.py",
+        "doubted = [peer for peer in willing if peer in distrusted][: max( -1, len(willing) - terms.min_peers)]",
+    ): "too few peers are willing anyway",
+    (
+        "collectives/consensus/proposal.py",
+        "sites = before.sites if before is not None or kept else placement.sites(group, ready)",
+    ): "only sites of a ballot are kept",
+    (
+        "collectives/consensus/proposal.py",
+        "and all(len(one.announced) >= 32 or not (one.announced or terms.lineage) for one in opened.contributors)",
+    ): "the wire form bounds it",
+    (
+        "collectives/consensus/proposal.py",
+        "and (not terms.lineage or len(lives_of(opened.members, opened.lives)) >= len(opened.members))",
+    ): "there are no more lives than members",
+    (
+        "collectives/consensus/proposal.py",
         "return terms.weights.get(peer, -1) if ready.weight else 0",
     ): "only weights above 0 contribute",
     (
         "collectives/consensus/proposal.py",
         "return terms.weights.get(peer, 0) if ready.weight else -1",
     ): "only weights above 0 contribute",
+    ("collectives/consensus/proposal.py", "if len(able) >= MAX_GROUP:"): "a smaller group is cut and sorted to itself",
+    (
+        "collectives/consensus/proposal.py",
+        "if len(willing) >= terms.room:",
+    ): "a smaller group is cut and sorted to itself",
+    (
+        "collectives/consensus/proposal.py",
+        "if len(willing) != terms.room:",
+    ): "a smaller group is cut and sorted to itself",
+    (
+        "collectives/consensus/proposal.py",
+        "willing = [peer for peer in alive if _weight(ready[peer], peer, terms) != 0 and peer not in rejected]",
+    ): "no weight is negative",
     ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     ("collectives/consensus/proposer.py", "self._since = -1.0"): "prepare() sets it before its first use",

@@ -83,6 +83,14 @@ def test_adopted_ballot_keeps_shares_of_the_vote():
     assert plain.shares == () and sound(plain, TERMS)
 
 
+def test_group_of_an_adopted_value_is_bounded_when_newcomers_take_part():
+    peers = tuple(number.to_bytes(2, "big") * 16 for number in range(MAX_GROUP + 2))
+    terms = RoundTerms(5, 0, peers[:MAX_GROUP], BASE, PLAN)
+    before = opened(dict.fromkeys(peers[:MAX_GROUP], ready(1)), terms=terms)
+    found = adopt(SECOND, terms, peers[-2:], AcceptedValue(before, bytes(32), peers[:1]), {}, idle=())
+    assert len(found.group) == MAX_GROUP and set(peers[-2:]) <= set(found.group)
+
+
 def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
     """An uplink is never 0: all peers would refuse such a ballot, and no voted results could be adopted."""
     terms = replace(TERMS, chunks=0, hands=True)
@@ -145,8 +153,12 @@ def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round": 6},
+        *[{"round": number} for number in (4, 6)],
         {"fragment": 1},
+        {"lineage": bytes(16)},
+        *[{"electorate": digest} for digest in (bytes(32), b"\xff" * 32)],
+        {"group": (IDS[0], *IDS[:4])},
+        {"alive": (IDS[0], *IDS[:4])},
         {"idle": IDS[:4]},
         {"idle": (IDS[5],)},
         {"contributors": ()},
@@ -157,7 +169,10 @@ def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
         {"alive": IDS[3::-1]},
         {"adopted": bytes(32)},
         {"sources": IDS[:1]},
-        {"kept": IDS[:1]},
+        {"kept": IDS[:4]},
+        {"sources": IDS[:1], "kept": IDS[:4]},
+        {"adopted": bytes(32), "sources": IDS[:1]},
+        {"adopted": bytes(32), "kept": IDS[:4]},
         {"order": (0, 1, 2, 3)},
     ],
 )
@@ -178,6 +193,17 @@ def test_distrusted_peers_are_left_out_only_if_enough_contributors_remain(min_pe
         FIRST, terms, IDS[:4], known, {}, rejected={}, distrusted=IDS[4 - distrusted : 4], idle=(), before=None
     )
     assert found is not None and found.alive == IDS[:4] and len(found.contributors) == 4 - left_out
+
+
+def test_proposal_in_a_lineage_names_the_announcements_and_the_lives_of_all_members():
+    terms = replace(equal(), lineage=b"l" * 16)
+    known = {peer: msgspec.structs.replace(ready(1), life=peer[:1] * LIFE) for peer in IDS[1:4]}
+    found = opened(known, terms=terms)
+    for digest in (b"", found.contributors[0].announced[:-1]):
+        entries = (msgspec.structs.replace(found.contributors[0], announced=digest), *found.contributors[1:])
+        assert not sound(msgspec.structs.replace(found, contributors=entries), terms)
+    for lives in (b"", found.lives[:-LIFE], bytes(LIFE) + found.lives[LIFE:]):
+        assert not sound(msgspec.structs.replace(found, lives=lives), terms)
 
 
 def test_distrusted_peers_do_not_contribute_in_place_of_missing_ones():
@@ -213,8 +239,9 @@ def test_proposal_with_other_weights_than_settled_is_refused():
     terms = replace(equal(), weights=dict.fromkeys(IDS[:4], 7))
     found = opened(said(100, 100, 100, 100), terms=terms)
     assert {entry.weight for entry in found.contributors} == {7}
-    other = (*found.contributors[:3], Contribution(IDS[3], 1, 8))
-    assert not sound(msgspec.structs.replace(found, contributors=other), terms)
+    for weight in (6, 8):
+        other = (*found.contributors[:3], Contribution(IDS[3], 1, weight))
+        assert not sound(msgspec.structs.replace(found, contributors=other), terms)
 
 
 def test_peer_without_announced_or_settled_weight_does_not_contribute():
@@ -369,5 +396,6 @@ def test_members_that_stay_keep_their_seniority_and_newcomers_follow_by_id():
 def test_entry_of_a_proposal_names_an_announcement_by_attempt_and_digest():
     announcement = ready(10)
     assert names(Contribution(IDS[0], 1, 10, announced=announcement.digest), announcement)
-    assert not names(Contribution(IDS[0], 2, 10, announced=announcement.digest), announcement)
+    for attempt in (0, 2):
+        assert not names(Contribution(IDS[0], attempt, 10, announced=announcement.digest), announcement)
     assert not names(Contribution(IDS[0], 1, 10, announced=b"x" * 32), announcement)
