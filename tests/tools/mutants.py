@@ -133,11 +133,23 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "no weight is negative",
     (
         "collectives/consensus/acceptor.py",
+        "ballot, first = message.ballot, message.ballot.term <= 1",
+    ): "terms below 1 are refused",
+    (
+        "collectives/consensus/acceptor.py",
+        "if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count > BALLOTS and now < until):",
+    ): "the ballots before have no pause",
+    (
+        "collectives/consensus/acceptor.py",
+        "if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count != BALLOTS and now < until):",
+    ): "the ballots before have no pause",
+    (
+        "collectives/consensus/acceptor.py",
         "mute |= record.lineage == terms.lineage and record.round >= terms.round",
     ): "a record of this lineage and round is not seen here",
     (
         "collectives/consensus/acceptor.py",
-        "return first or ballot <= self.promised or self._heeds(ballot, now)",
+        "if not (first or ballot <= self.promised or self._heeds(ballot, now)):",
     ): "lower ballots were refused above",
     (
         "collectives/consensus/acceptor.py",
@@ -190,6 +202,26 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "willing = [peer for peer in alive if _weight(ready[peer], peer, terms) != 0 and peer not in rejected]",
     ): "no weight is negative",
     ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
+    (
+        "collectives/consensus/proposer.py",
+        "trial = {peer for peer, why in uncounted.items() if why >= ON_TRIAL}",
+    ): "there are two reasons",
+    (
+        "collectives/consensus/proposer.py",
+        "distrusted=[peer for peer, why in uncounted.items() if why <= DISTRUSTED],",
+    ): "there are two reasons",
+    (
+        "collectives/consensus/proposer.py",
+        "distrusted=[peer for peer, why in uncounted.items() if why >= DISTRUSTED],",
+    ): "peers on trial are left out above",
+    (
+        "collectives/consensus/proposer.py",
+        "found = opened if opened is None or ballot.term <= 1 else justify(opened, promises, left.values())",
+    ): "no ballot has a term below 1",
+    (
+        "collectives/consensus/proposer.py",
+        "assert ballot is not None or promises is not None",
+    ): "it is for the type checker",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     ("collectives/consensus/proposer.py", "self._since = -1.0"): "prepare() sets it before its first use",
     ("collectives/consensus/proposer.py", "self._rested = -1.0"): "no clock begins below 0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, REST, Acceptor, rest
+from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, rest
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Open, Prepare
@@ -101,7 +101,7 @@ def test_vote_above_the_promise_is_accepted():
 
 def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.heeds(THIRD, prepare(2, SECOND), 0.0)
+    assert not acceptor.heeds(FIRST, prepare(2, SECOND), 0.0) and not acceptor.heeds(THIRD, prepare(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, SECOND))
     assert not acceptor.heeds(SECOND, prepare(3, SECOND), 0.0)
     assert not acceptor.heeds(SECOND, prepare(2, SECOND), 0.0)
@@ -131,10 +131,6 @@ def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
         assert acceptor.heeds(SECOND, prepare(100 + number, SECOND), now)
 
 
-def test_pause_between_ballots_of_one_leader_doubles_after_the_fourth_up_to_eight_patiences():
-    assert [rest(ballots) for ballots in range(13)] == [0, 0, 0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8]
-
-
 def test_heeds_counts_the_ballots_of_each_leader_separately():
     acceptor = acceptor_of()
     for term in range(2, 4 + BALLOTS):
@@ -147,7 +143,7 @@ def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
     acceptor = acceptor_of()
     assert acceptor.trusts(SECOND)
     for term in range(2, 2 + BALLOTS):
-        acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
+        acceptor.heeds(SECOND, prepare(term, SECOND), 500.0)
         assert acceptor.trusts(SECOND)
     acceptor.heeds(SECOND, prepare(90, SECOND), 1000.0)
     assert not acceptor.trusts(SECOND) and acceptor.trusts(THIRD)
@@ -158,6 +154,12 @@ def test_follows_the_first_term_only_from_the_first_member():
     assert not acceptor_of().follows(SECOND, opened(1, SECOND), 0.0)
     assert not acceptor_of().follows(SECOND, opened(1), 0.0), "sent by another peer than its leader"
     assert not acceptor_of().follows(FIRST, opened(0), 0.0)
+
+
+def test_follows_a_later_term_only_if_it_is_justified():
+    acceptor = acceptor_of()
+    assert not acceptor.follows(SECOND, opened(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
+    assert acceptor.follows(SECOND, opened(2, SECOND), 0.0, lambda: True)
 
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
@@ -207,9 +209,8 @@ def test_follows_the_electorate_of_its_lives_and_seniors(changes):
 
 
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
-    assert [rest(count) for count in range(BALLOTS + 1)] == [0.0] * (BALLOTS + 1)
-    assert [rest(BALLOTS + count) for count in range(1, 9)] == [0.25, 0.5, 1.0, 2.0, 4.0, REST, REST, REST]
-    assert rest(10**6) == REST
+    assert [rest(ballots) for ballots in range(13)] == [0, 0, 0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8]
+    assert rest(10**6) == 8
 
 
 def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():
@@ -285,17 +286,44 @@ def test_acceptor_whose_store_failed_is_mute_although_the_disk_has_space_again(a
 
 @pytest.mark.parametrize(
     ("lineage", "round", "muted"),
-    [(b"", 6, True), (b"", 500, True), (b"", 4, False), (b"l" * 16, 6, False), (b"l" * 16, 5, False)],
+    [
+        *[(b"k" * 16, 6, True), (b"k" * 16, 500, True), (b"k" * 16, 4, False)],
+        *[(b"a" * 16, 6, False), (b"z" * 16, 6, False), (b"z" * 16, 5, False)],
+    ],
 )
 def test_record_of_a_later_round_of_the_same_lineage_mutes(lineage, round, muted):
     """A peer that comes back with an older state may have voted in this round, and the record of that is overwritten."""
     store = MemoryVoteStore()
     store.save(VoteRecord(lineage, round, Ballot(8, THIRD), None, None))
-    acceptor = acceptor_of(store)
+    acceptor = acceptor_of(store, lineage=b"k" * 16)
     assert acceptor.mute == muted and acceptor.promised.term == 0
     assert (acceptor.promise(Ballot(2, SECOND)) is None) == muted
     assert acceptor.vote(opened(2, SECOND), DIGEST) != muted
-    assert (store.record.round, store.record.lineage) == ((round, lineage) if muted else (5, b""))
+    assert (store.record.round, store.record.lineage) == ((round, lineage) if muted else (5, b"k" * 16))
+
+
+class Renewing(MemoryVoteStore):
+    """Store of which `use` begins the life `after`, or fails if that is None."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self._now, self._after = before, after
+
+    @property
+    def life(self):
+        return self._now
+
+    def use(self, number):
+        if self._after is None:
+            raise OSError("no space left on device")
+        self._now = self._after
+
+
+@pytest.mark.parametrize("after", [b"a" * LIFE, b"k" * LIFE, b"z" * LIFE, None])
+def test_acceptor_whose_announcement_has_another_life_or_is_not_stored_has_no_vote(after):
+    acceptor = acceptor_of(Renewing(b"k" * LIFE, after))
+    assert acceptor.use(7) == (after or b"k" * LIFE)
+    assert acceptor.mute == (after != b"k" * LIFE)
 
 
 def test_record_of_another_lineage_is_no_promise_in_this_one():

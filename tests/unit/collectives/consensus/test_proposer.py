@@ -180,10 +180,11 @@ def test_proposer_without_a_quorum_steps_back_after_a_patience():
     assert proposed(proposer, None, 2.0) is None and not proposer.preparing and proposer.ballot is None
 
 
-def test_votes_of_a_quorum_for_one_digest_commit():
+@pytest.mark.parametrize("different", [bytes(32), b"\xff" * 32])
+def test_votes_of_a_quorum_for_one_digest_commit(different):
     proposer, ballot = prepared(), Ballot(3, ME)
     proposal = opened(ballot)
-    vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, OTHER))
+    vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, different))
     assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
     assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
     assert proposer.hear_vote(IDS[1], other, b"1" * 64, proposal) == (True, None)
@@ -221,13 +222,13 @@ def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsem
     ready = {peer: msgspec.structs.replace(announced(), **said) for peer in IDS} | {guest: announced()}
     everyone = [*IDS, guest]
     known = Electorate(ME, TERMS, everyone, lambda peer, message, signature: True, lambda peer: peer == guest)
-    proposer, ballot = Proposer(known, ready), Ballot(1 if first else 3, ME)
+    proposer, ballot = Proposer(known, ready), Ballot(1 if first else 2, ME)
     if first:
         proposer.first(Promise(5, 0, ballot, None, None), SIGNED)
     else:
-        proposer.prepare(promise(3), SIGNED, 0.0)
+        proposer.prepare(promise(2), SIGNED, 0.0)
         for peer in everyone:
-            proposer.hear_promise(peer, promise(3), SIGNED, counts=peer != guest)
+            proposer.hear_promise(peer, promise(2), SIGNED, counts=peer != guest)
     found = proposer.propose(None, 0.1)
     assert isinstance(found, Open if first else Justified)
     proposal = found if first else found.opened
@@ -243,6 +244,8 @@ def test_proposer_wants_no_ballot_of_its_own_at_first():
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
     proposer, ballot = prepared(), Ballot(3, ME)
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])))
+    assert not proposer.urged, "it does not take part"
     proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot))
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
@@ -316,6 +319,14 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
         proposer.hear_promise(peer, promise(4), SIGNED, counts=True)
     found = proposed(proposer, None, 1.1)
     assert found is not None and found.idle == ()
+
+
+def test_proposer_adopts_the_possible_value_of_the_highest_ballot():
+    proposer = prepared()
+    for peer, term, digest in ((IDS[0], 1, OTHER), (IDS[1], 2, RESULTS)):
+        proposer.hear_promise(peer, promise(3, opened(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
+    found = proposed(proposer, None, 2.0)
+    assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
 
 @pytest.mark.parametrize("differ", [False, True])
