@@ -42,7 +42,9 @@ def test_own_loop_example_two_processes_learn_digits():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("name", "work"), [("trainer", "40 steps"), ("accelerate_loop", "80 batches")])
+@pytest.mark.parametrize(
+    ("name", "work"), [("trainer", "40 steps"), ("accelerate_loop", "80 batches"), ("lightning_loop", "80 batches")]
+)
 def test_example_of_a_library_trains_two_processes_as_one_swarm(name, work):
     """Each process makes ten optimizer steps a round, of two batches each, and both have the same model."""
     done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=280)
