@@ -222,6 +222,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/consensus/proposer.py",
         "assert ballot is not None or promises is not None",
     ): "it is for the type checker",
+    (
+        "collectives/consensus/proposer.py",
+        "if len(same) != 1 and choice.digest not in self._tried:",
+    ): "the choice is one of them",
+    (
+        "collectives/consensus/proposer.py",
+        "if ballot.term != 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.",
+    ): "no ballot has a term below 1",
     ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
     ("collectives/consensus/proposer.py", "self._since = -1.0"): "prepare() sets it before its first use",
     ("collectives/consensus/proposer.py", "self._rested = -1.0"): "no clock begins below 0",

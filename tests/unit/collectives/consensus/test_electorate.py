@@ -125,6 +125,8 @@ def test_contribution_is_uncounted_if_more_than_half_of_the_other_members_distru
 def test_half_of_the_other_members_cannot_take_the_weight_of_a_member():
     one = electorate(terms=replace(TERMS, members=(ANN, BEN, CAT, DAN, EVE)))
     assert one.uncounted([EVE], opinions(ANN=(EVE,), BEN=(EVE,))) == {}
+    more = electorate(terms=replace(TERMS, members=IDS))
+    assert more.uncounted([EVE], opinions(ANN=(EVE,), BEN=(EVE,))) == {}
     assert one.uncounted([EVE], opinions(ANN=(EVE,), BEN=(EVE,), CAT=(EVE,))) == {EVE: DISTRUSTED}
 
 

@@ -329,6 +329,15 @@ def test_proposer_adopts_the_possible_value_of_the_highest_ballot():
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
 
+def test_proposer_with_members_that_may_lie_opens_freely_without_reported_votes():
+    terms = replace(TERMS, members=tuple(IDS[:4]), fraction=2 / 3)
+    proposer = prepared(terms=terms, live=IDS[:4])
+    for peer in IDS[:3]:
+        proposer.hear_promise(peer, promise(3), SIGNED, counts=True)
+    found = proposed(proposer, None, 0.1)
+    assert found is not None and found.adopted is None and len(found.contributors) == 4
+
+
 @pytest.mark.parametrize("differ", [False, True])
 def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_possible(differ):
     """Two of four report votes. If they differ, the fourth member is silent and may have voted for either value."""
