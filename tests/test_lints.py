@@ -200,7 +200,7 @@ MAY_OPEN = {
         "node/runtime/directories.py": "lists the runs, for a person",
         "node/training/stored_model.py": "reads the manifest of a stored model",
         "swarm/identity/identity.py": "the key's file: read before there is a peer",
-        "node/api/swarm.py": "reads the manifest it is given",
+        "node/api/join.py": "reads the manifest it is given",
         "node/cli/main.py": "a pipe that nobody reads any more",
         "node/cli/commands.py": "reads the manifest it is given",
         "node/cli/new_run.py": "writes the manifest that it is asked for",
