@@ -56,10 +56,9 @@ def timers_before_draining(patch):
         self._gossip_at = max(self._gossip_at, now - self.preset.lag_limit)
         letters = tick(self, now)
         if lag > self.preset.lag_limit:
-            for peer in self._members.live():
+            for peer in self._members.live.others():
                 self._members.failed(peer, now)
-            for member in self._members._suspects.values():
-                member.suspicion.start -= lag
+            self._members.shift(-lag, now)
         return letters
 
     patch.setattr(Roster, "tick", strict)
