@@ -58,7 +58,7 @@ def joined(parts: Sequence[Buffer]) -> Buffer:
 
 
 def slot_hashes(hashes: bytes, cut: Grid) -> list[Digest] | None:
-    """Return the hash of each slot of a contributor from those that it announced; None if these are malformed."""
+    """Return the hash of each slot of a contributor, from its announcement; None if that is malformed."""
     found = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
     if not 0 < len(found) <= len(cut) or len(found[-1]) < 32 or EMPTY in found:
         return None
@@ -66,7 +66,10 @@ def slot_hashes(hashes: bytes, cut: Grid) -> list[Digest] | None:
 
 
 class Slots:
-    """Slots of the ballot in progress and of those before it: `each` per contributor, in the order of the proposal."""
+    """Slots of the ballot in progress and of those before it.
+
+    Each contributor has `each` slots, in the order of the proposal.
+    """
 
     def __init__(self, each: int) -> None:
         self.keys: tuple[Key, ...] = ()
@@ -99,7 +102,10 @@ class Slots:
 
 
 class Payloads:
-    """Payloads of a round at one peer: pieces by hash, and faults. A later ballot has other slots, but the same payloads."""
+    """Payloads of a round at one peer: pieces by hash, and faults.
+
+    A later ballot has other slots, but the same payloads.
+    """
 
     def __init__(self, cut: Grid, contributions: Contributions) -> None:
         self._cut, self._contributions = cut, contributions

@@ -48,7 +48,7 @@ class Retransmitter:
 
 
 class Repair:
-    """Repair of one round at one peer: fetches results that the round is bound to and that are missing here."""
+    """Repair of one round: fetches the results that it is bound to and that are missing here."""
 
     def __init__(
         self, agreement: Agreement, exchange: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
