@@ -8,7 +8,7 @@ Paxos Made Simple, 2001) with these departures: the first leader is known before
 needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
 serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules keep liars from
 holding a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
-vote, it does not bind (`proposal.bound`).
+vote, it does not bind (`justification.bound`).
 
     Ready      all -> all              announcement of a contribution, before its data
     Open       leader -> all           these contribute; owners follow from (group, alive)

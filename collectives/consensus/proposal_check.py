@@ -15,7 +15,6 @@ from thinwire.collectives.consensus.justification import justified
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     ON_TRIAL,
-    lives_agree,
     lives_of,
     names,
     statement,
@@ -75,7 +74,7 @@ class ProposalCheck:
             self.refused.add(opened.ballot.leader)
             return False
         mine = self._ready.get(self._me)
-        agree = lives_agree(opened, self._me, mine.life if mine is not None else self._life, self._ready)
+        agree = _lives_agree(opened, self._me, mine.life if mine is not None else self._life, self._ready)
         return agree and self._electorate.farewells.valid(opened)
 
     def justified(self, message: Open | Justified) -> bool:
@@ -170,3 +169,16 @@ class ProposalCheck:
         for proof in commit.votes:
             if self._verify(proof.peer, vote, proof.signature):
                 self._equivocation.note(proof.peer, vote, proof.signature)
+
+
+def _lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
+    """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
+
+    A leader could otherwise take the votes of the next round from all other peers. If the Open adopts results, the lives
+    were decided with them, and other peers may have lost their folders since.
+    """
+    found = lives_of(opened.members, opened.lives)
+    if life and me in opened.members and found.get(me) != life:
+        return False
+    known = {} if opened.adopted is not None else {peer: ready[peer].life for peer in opened.members if peer in ready}
+    return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))
