@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.proposal import AcceptedValue, name_of, sound
+from thinwire.collectives.consensus.proposal import AcceptedValue, name_of, sound, statement
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import (
     MAX_PROPOSALS,
@@ -25,6 +26,7 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Justified,
     Leave,
+    Message,
     Open,
     PeerId,
     Promise,
@@ -146,6 +148,14 @@ def justified(message: Justified, electorate: Electorate, verify: Verify) -> boo
     if not possible:
         return opened.adopted is None or any(proposes(opened, one) for one in found)
     return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
+
+
+def sealed(message: Open | Justified, sign: Callable[[Message], bytes]) -> Open | Justified:
+    """Return a proposal with its leader's signature."""
+    if isinstance(message, Open):
+        return msgspec.structs.replace(message, seal=sign(statement(message)))
+    opened = msgspec.structs.replace(message.opened, seal=sign(statement(message.opened)))
+    return msgspec.structs.replace(message, opened=opened)
 
 
 def proposes(opened: Open, value: AcceptedValue) -> bool:

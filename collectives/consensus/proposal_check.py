@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
@@ -20,6 +19,7 @@ from thinwire.collectives.consensus.proposal import (
     statement,
     vote_for,
 )
+from thinwire.swarm.evidence import Accuse, Equivocation
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Said, Vote
 
