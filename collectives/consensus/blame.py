@@ -178,9 +178,16 @@ class Complaints:
         place = self._terms.round, self._terms.fragment, opened.ballot
         return Blame(*place, peer, TWO_FACED, said) if said is not None else None
 
-    def unwanted(self, opened: Open) -> list[PeerId]:
-        """Return the contributors that we would exclude, if enough others are left."""
+    def unwanted(self, opened: Open) -> list[tuple[PeerId, str]]:
+        """Return the contributors that we would exclude, if enough others are left, and the reason."""
         contributors = {entry.peer for entry in opened.contributors}
         enough = len(contributors - self._barred) >= self._terms.min_peers
         free = opened.adopted is None and opened.ballot.term <= BALLOTS
-        return sorted(contributors & self._barred) if enough and free else []
+        return [(peer, WITHHELD) for peer in sorted(contributors & self._barred)] if enough and free else []
+
+    def doubted(self, opened: Open | None) -> list[tuple[PeerId, str]]:
+        """Return a contributor with two announcements, if there is one, and the reason.
+
+        One only: that spoils the ballot, and a leader that lies could name false announcements of all.
+        """
+        return [(peer, TWO_FACED) for peer in self._check.contradicted(opened)[:1]] if opened is not None else []

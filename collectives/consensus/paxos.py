@@ -23,21 +23,20 @@ vote, it does not bind (`justification.bound`).
     Leave      member -> all           the last vote, and no further one in this round
 
 Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
-them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), and commits that other
-peers bring (`certificates`), and checks of the proposals of leaders (`proposal_check`).
+them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), commits that other peers
+bring (`certificates`), checks of the proposals of leaders (`proposal_check`), and the time of a ballot (`turn`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.blame import Complaints
-from thinwire.collectives.consensus.certificates import certified, conflicting, decided, with_proposal
+from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, names, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, names, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
@@ -98,21 +97,16 @@ class Agreement:
         self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
-        self.ready: dict[PeerId, Ready] = {}
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self._sign, self._verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
+        self._check = ProposalCheck(me, store.life, self._electorate, verify=verify, accuse=accuse, banned=banned)
+        self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
-        self._check = ProposalCheck(
-            me, store.life, self._electorate, self.ready, verify=verify, accuse=accuse, banned=banned
-        )
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
         self._complaints = Complaints(terms, self._check, barred)
-        self._differ = False
-        self._told: set[PeerId] = set()
-        """Peers to which our last proposal went over a link that has held since."""
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.mute:
             self._electorate.mute.add(me)
@@ -123,6 +117,39 @@ class Agreement:
         """True if this peer votes in the round, should it be a member."""
         return not self._acceptor.mute
 
+    @property
+    def reachable(self) -> set[PeerId]:
+        """Peers with a link, and ourselves."""
+        return self._electorate.live
+
+    @property
+    def able(self) -> bool:
+        """True if the members that this peer can reach, and that have a vote, are a quorum."""
+        return self._electorate.able
+
+    def on_trial(self, peer: PeerId) -> bool:
+        """Return True if a peer is no member and needs an endorsement to become one."""
+        return self._electorate.on_trial(peer)
+
+    @property
+    def silent(self) -> Collection[PeerId]:
+        """Peers without a vote in this round, as far as known."""
+        return self._electorate.mute
+
+    @property
+    def absent(self) -> tuple[PeerId, ...]:
+        """Members that cannot be reached or have no vote."""
+        return self._electorate.absent
+
+    @property
+    def acceptor(self) -> Acceptor:
+        """Promises and votes of this peer; to be read, not changed."""
+        return self._acceptor
+
+    def waiting_for(self) -> tuple[PeerId, ...]:
+        """Return the reachable members and applicants that the round waits for before it opens."""
+        return self._turn.waiting_for()
+
     # --- events of this peer
 
     def use(self, number: int) -> bytes:
@@ -132,9 +159,7 @@ class Agreement:
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
-        self._hear_ready(self.me, ready, b"")
-        if self._check.deferred is not None:
-            self._hear_open(*self._check.deferred, now)
+        self._hear_ready(self.me, ready, b"", now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
@@ -172,32 +197,28 @@ class Agreement:
 
     def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
-        if peer not in self._electorate.live:
-            self._electorate.live.add(peer)
-            if self.commit is None:
-                self._out += [(peer, leave) for leave in self._electorate.farewells.messages()]
-            mine = self.ready.get(self.me)
-            if mine is not None and self.commit is None:
-                self._out.append((peer, mine))
+        if peer in self._electorate.live:
+            return
+        self._electorate.live.add(peer)
+        if self.commit is None:
+            told = (*self._electorate.farewells.messages(), self.ready.get(self.me))
+            self._out += [(peer, one) for one in told if one is not None]
 
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
-        self._told.discard(peer)
-        if self.commit is None and self.opened is not None and peer in self.opened.alive:
-            self._proposer.urged |= self._proposer.leads(self.opened)
-        if self.commit is not None and peer == self.commit.opened.ballot.leader:
-            if self._electorate.order(peer)[:1] == [self.me]:
-                # The leader may not have informed all peers, and the others wait for us to begin a ballot.
-                self._out.append((None, self.commit))
+        self._proposer.on_link_down(peer)
+        if self.commit is None:
+            self._proposer.lose(peer, self.opened)
+        elif peer == self.commit.opened.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
+            # The leader may not have informed all peers, and the others wait for us to begin a ballot.
+            self._out.append((None, self.commit))
         self.tick(now)
 
     def leave(self) -> None:
         """Say farewell if we are a member, because our process ends in a moment, and if it helps the others."""
-        reached = self._electorate.live.intersection(self.terms.members) - {self.me}
-        left = {*self._electorate.farewells, self.me}
-        reached = reached if self._electorate.enough(reached, left) else set()  # Otherwise it would help none of them.
-        if reached and self.me in self.terms.members and self.witness and self.withdraw():
+        # If the members that we reach are no quorum without us, our farewell would help none of them.
+        if self._electorate.spares_me and self.me in self.terms.members and self.witness and self.withdraw():
             self._say_farewell()
 
     def _say_farewell(self) -> None:
@@ -259,10 +280,9 @@ class Agreement:
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
-            self._hear_ready(sender, message, signature)
-            if self._check.deferred is not None:
-                self._hear_open(*self._check.deferred, now)
-            self._doubt(now)
+            self._hear_ready(sender, message, signature, now)
+            for peer, reason in self._complaints.doubted(self.opened):
+                self.accuse(peer, reason, now)
             if self._turn.early(self.opened):
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, (Open, Justified)):
@@ -284,24 +304,14 @@ class Agreement:
             self._out.append((sender, self.ready[self.me]))
         self.tick(now)
 
-    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes) -> None:
-        known = self.ready.get(sender)
-        if self.terms.lineage and len(message.life) != LIFE:
-            return  # It could become a member in any life, and its announcements would be no evidence.
-        if sender != self.me and (known is None or message.attempt >= known.attempt):
-            self._check.note_announcement(sender, message.statement(), signature)
-        if known is None or message.attempt > known.attempt:
-            self.ready[sender] = message
-            if known is not None:
+    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
+        # Without a life it could become a member in any one, and its announcements would be no evidence.
+        if not self.terms.lineage or len(message.life) == LIFE:
+            if self._check.hear(sender, message, signature):
                 self._proposer.hear_again(sender)
-            if not message.witness or self.terms.other_life(sender, message.life):
-                self._electorate.mute.add(sender)
-            self._differ |= message.base != self.terms.base
-        if not self._differ:
-            return
-        bases = Counter(self.ready[peer].base for peer in self.terms.members if peer in self.ready)
-        del bases[self.terms.base]
-        self.diverged |= 2 * max(bases.values(), default=0) > len(self.terms.members)
+            self.diverged |= self._check.outnumbered
+        if self._check.deferred is not None:
+            self._hear_open(*self._check.deferred, now)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
         opened = message if isinstance(message, Open) else message.opened
@@ -314,37 +324,23 @@ class Agreement:
         self._proposer.yield_to_others()
         self.opened = opened
         self._turn.follow(sender, now)
-        for peer in self._complaints.unwanted(opened):
-            self.accuse(peer, WITHHELD, now)
-        self._doubt(now)
+        for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
+            self.accuse(peer, reason, now)
 
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
         ready = self.ready.get(entry.peer)
         return ready if ready is not None and names(entry, ready) else None
 
-    def _doubt(self, now: float) -> None:
-        """Complain at once about a contributor with two announcements, and show the one that we have.
-
-        About one of them only: that spoils the ballot, and a leader that lies could name false announcements of all.
-        """
-        for peer in self._check.contradicted(self.opened)[:1] if self.opened is not None else ():
-            self.accuse(peer, TWO_FACED, now)
-
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused:
+        refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
+        if refused or not self._acceptor.heeds(sender, message, now):
             return
-        if not self._acceptor.heeds(sender, message, now):
-            return
-        promise = self._acceptor.promise(message.ballot)
-        if promise is None:
+        if (promise := self._acceptor.promise(message.ballot)) is None:
             return
         self._turn.follow(sender, now)
         self._proposer.seen()
-        mine = self.ready.get(self.me)
-        if mine is not None:
-            self._out.append((sender, mine))
-        self._out.append((sender, promise))
+        self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 
     def _hear_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
@@ -352,8 +348,7 @@ class Agreement:
         if self.commit is None and self._electorate.farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
-            if self.opened is not None and peer in self.opened.alive:
-                self._proposer.urged |= self._proposer.leads(self.opened)
+            self._proposer.lose(peer, self.opened)
 
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.opened is None:
@@ -362,12 +357,9 @@ class Agreement:
         if news:
             self._turn.restart(now)
         if self.commit is not None:
-            others, known = self._electorate.live - {self.me}, self._told | self._proposer.voters
-            short = decided(self.commit)
-            self._out += [(peer, short) for peer in sorted(others & known)]
-            self._out += [(peer, self.commit) for peer in sorted(others - known)]
+            self._out += self._proposer.announce(self.commit)
 
-    # --- time
+    # --- time, and ballots of this peer
 
     def tick(self, now: float) -> None:
         """Let time pass: open when all are ready or the grace is over, replace a leader that is gone or stuck."""
@@ -385,46 +377,6 @@ class Agreement:
             else:
                 self._prepare(now)
 
-    @property
-    def reachable(self) -> set[PeerId]:
-        """Peers with a link, and ourselves."""
-        return self._electorate.live
-
-    @property
-    def able(self) -> bool:
-        """True if the members that this peer can reach, and that have a vote, are a quorum."""
-        return self._electorate.able
-
-    def on_trial(self, peer: PeerId) -> bool:
-        """Return True if a peer is no member and needs an endorsement to become one."""
-        return self._electorate.on_trial(peer)
-
-    @property
-    def silent(self) -> Collection[PeerId]:
-        """Peers without a vote in this round, as far as known."""
-        return self._electorate.mute
-
-    @property
-    def absent(self) -> tuple[PeerId, ...]:
-        """Members that cannot be reached or have no vote."""
-        return self._electorate.absent
-
-    @property
-    def bound(self) -> bool:
-        """True if we have promised or voted anything in this round."""
-        return self._acceptor.promised.term > 0 or self._acceptor.voted is not None
-
-    @property
-    def acceptor(self) -> Acceptor:
-        """Promises and votes of this peer; to be read, not changed."""
-        return self._acceptor
-
-    def waiting_for(self) -> tuple[PeerId, ...]:
-        """Return the reachable members and applicants that the round waits for before it opens."""
-        return self._turn.waiting_for()
-
-    # --- leading
-
     def _prepare(self, now: float) -> None:
         ballot = self._proposer.next(self._acceptor.promised, now) if self.witness else None
         promise = self._acceptor.promise(ballot) if ballot is not None else None
@@ -441,7 +393,6 @@ class Agreement:
         if message is not None:
             message = sealed(message, self._sign) if self.terms.lineage else message
             self.opened = message if isinstance(message, Open) else message.opened
-            self._told = set(self._electorate.live)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.restart(now)
