@@ -66,7 +66,7 @@ def with_proposal(message: Decided, known: Iterable[Open | None]) -> Commit | No
 
 
 def conflicting(ours: Commit, theirs: Commit) -> bool:
-    """Return True if two commits are of one ballot, and of different values."""
+    """Return True if two commits of one ballot have different values."""
     first, second = ours.opened, theirs.opened
     same = (first.lineage, first.ballot) == (second.lineage, second.ballot)
     return same and vote_for(first, ours.digest) != vote_for(second, theirs.digest)

@@ -1,4 +1,7 @@
-"""Turn of a peer: the time at which it begins a ballot, the first one or one in place of a leader that is gone or stuck."""
+"""Turn of a peer: the time at which it begins a ballot.
+
+That is the first one of the round, or one in place of a leader that is gone or stuck.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from thinwire.swarm.messages.registry import Open, PeerId, Ready
 
 
 class Turn:
-    """Patience of one peer in a round: with announcements before the first ballot, with the leader of each ballot then.
+    """Patience of one peer in a round: first with announcements, then with the leader of each ballot.
 
     ready: the announcements so far, which the caller adds to.
     """
