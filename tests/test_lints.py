@@ -200,11 +200,12 @@ MAY_OPEN = {
         "node/runtime/directories.py": "lists the runs, for a person",
         "node/training/stored_model.py": "reads the manifest of a stored model",
         "swarm/identity/identity.py": "the key's file: read before there is a peer",
-        "node/api/swarm.py": "reads the manifest it is given",
+        "node/api/join.py": "reads the manifest it is given",
         "node/cli/main.py": "a pipe that nobody reads any more",
         "node/cli/commands.py": "reads the manifest it is given",
         "node/cli/new_run.py": "writes the manifest that it is asked for",
         "node/runtime/config.py": "reads node.toml",
+        "node/runtime/settings.py": "tells folders from names of libraries",
         "node/runtime/console.py": "the log file",
         "node/training/corpus.py": "reads the text to train on, and keeps its tokens",
         "node/daemon/daemon.py": "reads the manifest it is given",
@@ -232,7 +233,7 @@ MAY_OPEN = {
         "compression/kernels/threads.py": "kernels, whose results do not depend on the number of threads",
         "node/api/allreduce.py": "the handle of what goes on beside a training loop of one's own",
         "node/runtime/loop_thread.py": "the threads beside a training loop of one's own",
-        "node/runtime/background.py": "the thread of the event log and of the tools of others",
+        "node/peer/reports/background.py": "the thread of the event log and of the tools of others",
         "node/daemon/daemon.py": "the worker, and signals",
         "node/runtime/signals.py": "names of signals, and how they were when we came",
         "node/peer/bootstrap.py": "makes the doors",
@@ -489,7 +490,7 @@ PLANTED = "patches the bugs and lies into the product"
 CENTRAL = "the one place in which tests of the transport reach into it"
 MAY_ACCESS = {
     "tests/kit/planted/agreement.py": (6, PLANTED),
-    "tests/kit/planted/product.py": (9, PLANTED),
+    "tests/kit/planted/product.py": (6, PLANTED),
     "tests/kit/programs/lying_process.py": (2, PLANTED),
     "tests/kit/wire.py": (17, CENTRAL),
 }

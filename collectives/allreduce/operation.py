@@ -173,7 +173,7 @@ class Operation:
             or peer in self._withdrew
             or peer in fly.agreement.ready
             or fly.agreement.opened is not None
-            or fly.agreement.bound
+            or fly.agreement.acceptor.bound
         ):
             self._withdrew.add(peer)
             self._callers.withdraw(peer)

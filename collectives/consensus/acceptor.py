@@ -66,6 +66,11 @@ class Acceptor:
         return self.promised.leader if self.promised.term else b""
 
     @property
+    def bound(self) -> bool:
+        """True if we have promised, followed or voted anything in this round."""
+        return self.promised.term > 0 or self.voted is not None
+
+    @property
     def voted(self) -> Open | None:
         """Proposal that we voted for last."""
         return self._record.voted

@@ -13,9 +13,12 @@ complaint ends the ring for the round, without a blamed peer. The owners that fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.consensus.proposal import FAULTS, WITHHELD
+from thinwire.collectives.consensus.acceptor import BALLOTS
+from thinwire.collectives.consensus.proposal import FAULTS, TWO_FACED, WITHHELD, RoundTerms
+from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.swarm.messages.registry import Ballot, Blame, Open, PeerId
 
 UNSERVED = ("result", "result missing")
@@ -146,3 +149,45 @@ class BlameBook:
     def _reject(self, blame: Blame) -> bool:
         self.rejected[blame.peer] = blame.reason
         return True
+
+
+class Complaints:
+    """Complaints of this peer about the open ballot. `barred`: peers that must not contribute."""
+
+    def __init__(self, terms: RoundTerms, check: ProposalCheck, barred: Collection[PeerId]) -> None:
+        self._terms, self._check, self._barred = terms, check, frozenset(barred)
+        self._made: dict[tuple[PeerId, str], float] = {}
+        self._ballot: Ballot | None = None
+
+    def make(self, opened: Open, peer: PeerId, reason: str, now: float) -> Blame | None:
+        """Return a complaint about `peer`; None if it is made again too soon.
+
+        A repeated complaint is sent a few times per patience, because we must sign and the leader verify each.
+        """
+        if self._ballot != opened.ballot:
+            self._ballot, self._made = opened.ballot, {}
+        if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
+            return None
+        self._made[peer, reason] = now
+        said = self._check.shown(peer) if reason == TWO_FACED else None
+        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, said)
+
+    def of_life(self, opened: Open) -> Blame | None:
+        """Return a complaint about a life in a proposal, with the member's announcement of another one."""
+        peer, said = self._check.other_life(opened)
+        place = self._terms.round, self._terms.fragment, opened.ballot
+        return Blame(*place, peer, TWO_FACED, said) if said is not None else None
+
+    def unwanted(self, opened: Open) -> list[tuple[PeerId, str]]:
+        """Return the contributors that we would exclude, if enough others are left, and the reason."""
+        contributors = {entry.peer for entry in opened.contributors}
+        enough = len(contributors - self._barred) >= self._terms.min_peers
+        free = opened.adopted is None and opened.ballot.term <= BALLOTS
+        return [(peer, WITHHELD) for peer in sorted(contributors & self._barred)] if enough and free else []
+
+    def doubted(self, opened: Open | None) -> list[tuple[PeerId, str]]:
+        """Return a contributor with two announcements, if there is one, and the reason.
+
+        One only: that spoils the ballot, and a leader that lies could name false announcements of all.
+        """
+        return [(peer, TWO_FACED) for peer in self._check.contradicted(opened)[:1]] if opened is not None else []

@@ -65,6 +65,13 @@ def with_proposal(message: Decided, known: Iterable[Open | None]) -> Commit | No
     return None
 
 
+def conflicting(ours: Commit, theirs: Commit) -> bool:
+    """Return True if two commits of one ballot have different values."""
+    first, second = ours.opened, theirs.opened
+    same = (first.lineage, first.ballot) == (second.lineage, second.ballot)
+    return same and vote_for(first, ours.digest) != vote_for(second, theirs.digest)
+
+
 def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collection[PeerId]:
     opened, named = message.opened, [proof.peer for proof in message.votes]
     if named != sorted(set(named)) or not set(named) <= set(opened.alive) or not electorate.suffice(named, opened):

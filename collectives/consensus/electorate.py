@@ -71,6 +71,12 @@ class Electorate:
         return self.enough(agreeing, departed(opened))
 
     @property
+    def spares_me(self) -> bool:
+        """True if the other members that this peer can reach are a quorum after its farewell."""
+        reached = self.live.intersection(self.terms.members) - {self.me}
+        return bool(reached) and self.enough(reached, {*self.farewells, self.me})
+
+    @property
     def able(self) -> bool:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""
         return self.enough(self.live - self.mute)

@@ -3,7 +3,7 @@
 A leader that lies could otherwise propose another value than the one that was chosen. The promises are the messages that
 the leader has received, so a leader can neither change the vote in one nor take it from another ballot, round or lineage:
 the signature covers all of these. If a leader leaves out the promise of a voter, that member counts as silent, and silent
-members count as voters of every reported value (`proposal.bound`).
+members count as voters of every reported value (`bound`).
 
 An honest acceptor votes in a ballot above the first only if it is justified. This differs from Paxos, where acceptors
 trust the proposer, and from PBFT (Castro and Liskov 1999), where a value is locked in a phase of its own before it is
@@ -13,16 +13,66 @@ chosen. A round here has one phase less than PBFT. The price: two possible value
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.proposal import AcceptedValue, bound, choices, name_of, sound
+from thinwire.collectives.consensus.proposal import AcceptedValue, name_of, sound, statement
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import MAX_PROPOSALS, Justified, Leave, Open, PeerId, Promise, Report
+from thinwire.swarm.messages.registry import (
+    MAX_PROPOSALS,
+    Contribution,
+    Digest,
+    Justified,
+    Leave,
+    Message,
+    Open,
+    PeerId,
+    Promise,
+    Report,
+)
 
 Signed = tuple[Promise, bytes]
 """A promise and its signature."""
+
+
+def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
+    """Return the values with votes, highest ballot first, in one ballot most votes first.
+
+    One ballot has two values only if a peer lies: an owner that sent different results, or a voter.
+    """
+    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Open]]] = {}
+    for peer, promise in promises.items():
+        if promise.voted is not None and promise.digest is not None:
+            value = (promise.voted.contributors, promise.voted.members, promise.voted.lives, promise.digest)
+            found.setdefault(value, []).append((peer, promise.voted))
+    listed = [
+        AcceptedValue(
+            max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes))
+        )
+        for (_, _, _, digest), votes in found.items()
+    ]
+    return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
+
+
+def bound(
+    found: Sequence[AcceptedValue],
+    silent: Collection[PeerId],
+    left: Collection[PeerId],
+    possible: Callable[[Collection[PeerId], Collection[PeerId]], bool],
+) -> list[AcceptedValue]:
+    """Return the values that can have been chosen, highest ballot first; with none the choice is free.
+
+    found: reported votes, highest ballot first. silent: members without a report. left: members with a farewell that the
+    ballot carries. possible: see `Electorate.possible`. A value can have been chosen only if its reported voters and the
+    silent members would be a quorum; members that have left without a vote for it do not count. If no member lies, and a
+    value was chosen, all later ballots have proposed it, so the first value of the list binds. If members may lie, the
+    ballot of a report proves nothing, so a ballot may propose a value only if no other one is possible. If none is possible
+    the choice is free: a single voter with results that no peer can use must not stop the round.
+    tests/kit/reference/small_model.py has the proof.
+    """
+    return [one for one in found if possible({*silent, *one.voters}, set(left).difference(one.voters))]
 
 
 def decidable(
@@ -98,6 +148,14 @@ def justified(message: Justified, electorate: Electorate, verify: Verify) -> boo
     if not possible:
         return opened.adopted is None or any(proposes(opened, one) for one in found)
     return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
+
+
+def sealed(message: Open | Justified, sign: Callable[[Message], bytes]) -> Open | Justified:
+    """Return a proposal with its leader's signature."""
+    if isinstance(message, Open):
+        return msgspec.structs.replace(message, seal=sign(statement(message)))
+    opened = msgspec.structs.replace(message.opened, seal=sign(statement(message.opened)))
+    return msgspec.structs.replace(message, opened=opened)
 
 
 def proposes(opened: Open, value: AcceptedValue) -> bool:

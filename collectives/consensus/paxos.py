@@ -8,7 +8,7 @@ Paxos Made Simple, 2001) with these departures: the first leader is known before
 needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
 serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules keep liars from
 holding a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
-vote, it does not bind (`proposal.bound`).
+vote, it does not bind (`justification.bound`).
 
     Ready      all -> all              announcement of a contribution, before its data
     Open       leader -> all           these contribute; owners follow from (group, alive)
@@ -23,25 +23,25 @@ vote, it does not bind (`proposal.bound`).
     Leave      member -> all           the last vote, and no further one in this round
 
 Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
-them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), and commits that other
-peers bring (`certificates`), and checks of the proposals of leaders (`proposal_check`).
+them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), commits that other peers
+bring (`certificates`), checks of the proposals of leaders (`proposal_check`), and the time of a ballot (`turn`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Collection
 
-import msgspec
-from thinwire.collectives.consensus.acceptor import BALLOTS, Acceptor
-from thinwire.collectives.consensus.certificates import certified, decided, with_proposal
+from thinwire.collectives.consensus.acceptor import Acceptor
+from thinwire.collectives.consensus.blame import Complaints
+from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import Accuse
-from thinwire.collectives.consensus.proposal import TWO_FACED, WITHHELD, RoundTerms, names, statement, vote_for
+from thinwire.collectives.consensus.justification import sealed
+from thinwire.collectives.consensus.proposal import RoundTerms, names, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
+from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
+from thinwire.swarm.evidence import Accuse
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ask,
@@ -97,25 +97,17 @@ class Agreement:
         self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
-        self.ready: dict[PeerId, Ready] = {}
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self._sign, self._verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
+        self._check = ProposalCheck(me, store.life, self._electorate, verify=verify, accuse=accuse, banned=banned)
+        self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
-        self._barred = frozenset(barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
-        self._check = ProposalCheck(
-            me, store.life, self._electorate, self.ready, verify=verify, accuse=accuse, banned=banned
-        )
-        self._quorum_since: float | None = None
-        self._differ = False
-        self._told: set[PeerId] = set()
-        """Peers to which our last proposal went over a link that has held since."""
-        self._moved = 0.0
+        self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
+        self._complaints = Complaints(terms, self._check, barred)
         self._out: list[tuple[PeerId | None, Message]] = []
-        self._accused: dict[tuple[PeerId, str], float] = {}
-        self._accused_in: Ballot | None = None
         if self._acceptor.mute:
             self._electorate.mute.add(me)
             self._say_farewell()  # We left this round in an earlier process, and others may not know it.
@@ -124,6 +116,39 @@ class Agreement:
     def witness(self) -> bool:
         """True if this peer votes in the round, should it be a member."""
         return not self._acceptor.mute
+
+    @property
+    def reachable(self) -> set[PeerId]:
+        """Peers with a link, and ourselves."""
+        return self._electorate.live
+
+    @property
+    def able(self) -> bool:
+        """True if the members that this peer can reach, and that have a vote, are a quorum."""
+        return self._electorate.able
+
+    def on_trial(self, peer: PeerId) -> bool:
+        """Return True if a peer is no member and needs an endorsement to become one."""
+        return self._electorate.on_trial(peer)
+
+    @property
+    def silent(self) -> Collection[PeerId]:
+        """Peers without a vote in this round, as far as known."""
+        return self._electorate.mute
+
+    @property
+    def absent(self) -> tuple[PeerId, ...]:
+        """Members that cannot be reached or have no vote."""
+        return self._electorate.absent
+
+    @property
+    def acceptor(self) -> Acceptor:
+        """Promises and votes of this peer; to be read, not changed."""
+        return self._acceptor
+
+    def waiting_for(self) -> tuple[PeerId, ...]:
+        """Return the reachable members and applicants that the round waits for before it opens."""
+        return self._turn.waiting_for()
 
     # --- events of this peer
 
@@ -134,14 +159,12 @@ class Agreement:
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
-        self._hear_ready(self.me, ready, b"")
-        if self._check.deferred is not None:
-            self._hear_open(*self._check.deferred, now)
+        self._hear_ready(self.me, ready, b"", now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
         """Restart the patience: a chunk or a result has arrived."""
-        self._moved = max(self._moved, now)
+        self._turn.progress(now)
 
     def complete(self, digest: Digest, now: float) -> None:
         """Vote: every result of the open ballot is here; `digest` is blake3 over their hashes."""
@@ -152,7 +175,7 @@ class Agreement:
             return  # The leader may be one with the contributor. The others need our vote to commit.
         if not self._acceptor.vote(opened, digest):
             return
-        self._patient(opened.ballot.leader, now)
+        self._turn.follow(opened.ballot.leader, now)
         vote = vote_for(opened, digest)
         if opened.ballot.leader == self.me:
             self._hear_vote(self.me, vote, self._sign(vote), now)
@@ -160,54 +183,42 @@ class Agreement:
             self._out.append((opened.ballot.leader, vote))
 
     def accuse(self, peer: PeerId, reason: str, now: float) -> None:
-        """Complain about `peer`, which stops our progress.
-
-        A repeated complaint is sent a few times per patience, because we must sign and the leader verify each.
-        """
+        """Complain about `peer`, which stops our progress."""
         if self.opened is None or self.commit is not None:
             return
-        if self._accused_in != self.opened.ballot:
-            self._accused_in, self._accused = self.opened.ballot, {}
-        if now < self._accused.get((peer, reason), -math.inf) + self.terms.patience / 4:
+        if (blame := self._complaints.make(self.opened, peer, reason, now)) is None:
             return
-        self._accused[peer, reason] = now
-        said = self._check.shown(peer) if reason == TWO_FACED else None
-        blame = Blame(self.terms.round, self.terms.fragment, self.opened.ballot, peer, reason, said)
         if self.opened.ballot.leader == self.me:
             self._proposer.hear_blame(self.me, blame, self.opened)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader does not care.
-            self._out.append((self.opened.ballot.leader if said is None else None, blame))
+            self._out.append((self.opened.ballot.leader if blame.said is None else None, blame))
 
     def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
-        if peer not in self._electorate.live:
-            self._electorate.live.add(peer)
-            if self.commit is None:
-                self._out += [(peer, leave) for leave in self._electorate.farewells.messages()]
-            mine = self.ready.get(self.me)
-            if mine is not None and self.commit is None:
-                self._out.append((peer, mine))
+        if peer in self._electorate.live:
+            return
+        self._electorate.live.add(peer)
+        if self.commit is None:
+            told = (*self._electorate.farewells.messages(), self.ready.get(self.me))
+            self._out += [(peer, one) for one in told if one is not None]
 
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
-        self._told.discard(peer)
-        if self.commit is None and self.opened is not None and peer in self.opened.alive:
-            self._proposer.urged |= self._proposer.leads(self.opened)
-        if self.commit is not None and peer == self.commit.opened.ballot.leader:
-            if self._electorate.order(peer)[:1] == [self.me]:
-                # The leader may not have informed all peers, and the others wait for us to begin a ballot.
-                self._out.append((None, self.commit))
+        self._proposer.on_link_down(peer)
+        if self.commit is None:
+            self._proposer.lose(peer, self.opened)
+        elif peer == self.commit.opened.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
+            # The leader may not have informed all peers, and the others wait for us to begin a ballot.
+            self._out.append((None, self.commit))
         self.tick(now)
 
     def leave(self) -> None:
         """Say farewell if we are a member, because our process ends in a moment, and if it helps the others."""
-        reached = self._electorate.live.intersection(self.terms.members) - {self.me}
-        left = {*self._electorate.farewells, self.me}
-        reached = reached if self._electorate.enough(reached, left) else set()  # Otherwise it would help none of them.
-        if reached and self.me in self.terms.members and self.witness and self.withdraw():
+        # If the members that we reach are no quorum without us, our farewell would help none of them.
+        if self._electorate.spares_me and self.me in self.terms.members and self.witness and self.withdraw():
             self._say_farewell()
 
     def _say_farewell(self) -> None:
@@ -257,7 +268,7 @@ class Agreement:
                 self._check.note_commit(message)
                 if self._proposer.ballot is not None:
                     self._out.append((None, message))  # Peers that we have asked wait for us now.
-            elif self.commit is not None and self._differs(message):
+            elif self.commit is not None and conflicting(self.commit, message):
                 self._check.note_commit(message)
         elif not counts and isinstance(message, (Open, Justified, Prepare)):
             return  # Only members lead; otherwise a stranger could stop every round.
@@ -269,11 +280,10 @@ class Agreement:
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
         elif isinstance(message, Ready):
-            self._hear_ready(sender, message, signature)
-            if self._check.deferred is not None:
-                self._hear_open(*self._check.deferred, now)
-            self._doubt(now)
-            if self._early():
+            self._hear_ready(sender, message, signature, now)
+            for peer, reason in self._complaints.doubted(self.opened):
+                self.accuse(peer, reason, now)
+            if self._turn.early(self.opened):
                 return  # Usually one of many, and `tick` comes soon anyway.
         elif isinstance(message, (Open, Justified)):
             self._hear_open(sender, message, now)
@@ -294,95 +304,43 @@ class Agreement:
             self._out.append((sender, self.ready[self.me]))
         self.tick(now)
 
-    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes) -> None:
-        known = self.ready.get(sender)
-        if self.terms.lineage and len(message.life) != LIFE:
-            return  # It could become a member in any life, and its announcements would be no evidence.
-        if sender != self.me and (known is None or message.attempt >= known.attempt):
-            self._check.note_announcement(sender, message.statement(), signature)
-        if known is None or message.attempt > known.attempt:
-            self.ready[sender] = message
-            if known is not None:
+    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
+        # Without a life it could become a member in any one, and its announcements would be no evidence.
+        if not self.terms.lineage or len(message.life) == LIFE:
+            if self._check.hear(sender, message, signature):
                 self._proposer.hear_again(sender)
-            if not message.witness or self.terms.other_life(sender, message.life):
-                self._electorate.mute.add(sender)
-            self._differ |= message.base != self.terms.base
-        if not self._differ:
-            return
-        bases = Counter(self.ready[peer].base for peer in self.terms.members if peer in self.ready)
-        del bases[self.terms.base]
-        self.diverged |= 2 * max(bases.values(), default=0) > len(self.terms.members)
-
-    def _early(self) -> bool:
-        """Return True if the round clearly needs, or waits for, more announcements before it opens."""
-        if self.opened is not None or self._proposer.preparing or self._proposer.urged:
-            return False
-        ready, members = len(self.ready), len(self.terms.members)
-        too_few = ready < self.terms.fraction * (members - len([*self._electorate.farewells]))
-        return too_few or (self._quorum_since is not None and ready < members)
+            self.diverged |= self._check.outnumbered
+        if self._check.deferred is not None:
+            self._hear_open(*self._check.deferred, now)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
         opened = message if isinstance(message, Open) else message.opened
         if not self._check.admits(sender, message, self.opened):
-            peer, said = self._check.other_life(opened)
-            if said is not None:
-                place = self.terms.round, self.terms.fragment, opened.ballot
-                self._out.append((sender, Blame(*place, peer, TWO_FACED, said)))
+            if (blame := self._complaints.of_life(opened)) is not None:
+                self._out.append((sender, blame))
             return
         if not self._acceptor.follows(sender, opened, now, lambda: self._check.justified(message)):
             return
         self._proposer.yield_to_others()
         self.opened = opened
-        self._patient(sender, now)
-        self._object(opened, now)
-        self._doubt(now)
+        self._turn.follow(sender, now)
+        for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
+            self.accuse(peer, reason, now)
 
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
         ready = self.ready.get(entry.peer)
         return ready if ready is not None and names(entry, ready) else None
 
-    def _doubt(self, now: float) -> None:
-        """Complain at once about a contributor with two announcements, and show the one that we have.
-
-        About one of them only: that spoils the ballot, and a leader that lies could name false announcements of all.
-        """
-        for peer in self._check.contradicted(self.opened)[:1] if self.opened is not None else ():
-            self.accuse(peer, TWO_FACED, now)
-
-    def _differs(self, message: Commit) -> bool:
-        assert self.commit is not None
-        ours, theirs = self.commit.opened, message.opened
-        same = (ours.lineage, ours.ballot) == (theirs.lineage, theirs.ballot)
-        return same and vote_for(ours, self.commit.digest) != vote_for(theirs, message.digest)
-
-    def _object(self, opened: Open, now: float) -> None:
-        """Complain at once about contributors that we would exclude, if enough others are left."""
-        contributors = {entry.peer for entry in opened.contributors}
-        enough = len(contributors - self._barred) >= self.terms.min_peers
-        if enough and opened.adopted is None and opened.ballot.term <= BALLOTS:
-            for peer in sorted(contributors & self._barred):
-                self.accuse(peer, WITHHELD, now)
-
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        if message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused:
+        refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
+        if refused or not self._acceptor.heeds(sender, message, now):
             return
-        if not self._acceptor.heeds(sender, message, now):
+        if (promise := self._acceptor.promise(message.ballot)) is None:
             return
-        promise = self._acceptor.promise(message.ballot)
-        if promise is None:
-            return
-        self._patient(sender, now)
+        self._turn.follow(sender, now)
         self._proposer.seen()
-        mine = self.ready.get(self.me)
-        if mine is not None:
-            self._out.append((sender, mine))
-        self._out.append((sender, promise))
-
-    def _patient(self, leader: PeerId, now: float) -> None:
-        """Restart the patience with a leader, unless it has begun so many ballots that only data counts."""
-        if self._acceptor.trusts(leader):
-            self._moved = now
+        self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 
     def _hear_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
@@ -390,22 +348,18 @@ class Agreement:
         if self.commit is None and self._electorate.farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
-            if self.opened is not None and peer in self.opened.alive:
-                self._proposer.urged |= self._proposer.leads(self.opened)
+            self._proposer.lose(peer, self.opened)
 
     def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.opened is None:
             return
         news, self.commit = self._proposer.hear_vote(sender, message, signature, self.opened)
         if news:
-            self._moved = now
+            self._turn.restart(now)
         if self.commit is not None:
-            others, known = self._electorate.live - {self.me}, self._told | self._proposer.voters
-            short = decided(self.commit)
-            self._out += [(peer, short) for peer in sorted(others & known)]
-            self._out += [(peer, self.commit) for peer in sorted(others - known)]
+            self._out += self._proposer.announce(self.commit)
 
-    # --- time
+    # --- time, and ballots of this peer
 
     def tick(self, now: float) -> None:
         """Let time pass: open when all are ready or the grace is over, replace a leader that is gone or stuck."""
@@ -415,7 +369,7 @@ class Agreement:
             self._try_open(now)
         elif self._proposer.urged and self._proposer.leads(self.opened):
             self._prepare(now)
-        elif (due := self._due(now)) is not None and now >= due:
+        elif (due := self._turn.due(self.opened, self._check.refused, now)) is not None and now >= due:
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
             if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
                 self._proposer.first(promise, self._sign(promise))
@@ -423,80 +377,12 @@ class Agreement:
             else:
                 self._prepare(now)
 
-    @property
-    def reachable(self) -> set[PeerId]:
-        """Peers with a link, and ourselves."""
-        return self._electorate.live
-
-    @property
-    def able(self) -> bool:
-        """True if the members that this peer can reach, and that have a vote, are a quorum."""
-        return self._electorate.able
-
-    def on_trial(self, peer: PeerId) -> bool:
-        """Return True if a peer is no member and needs an endorsement to become one."""
-        return self._electorate.on_trial(peer)
-
-    @property
-    def silent(self) -> Collection[PeerId]:
-        """Peers without a vote in this round, as far as known."""
-        return self._electorate.mute
-
-    @property
-    def absent(self) -> tuple[PeerId, ...]:
-        """Members that cannot be reached or have no vote."""
-        return self._electorate.absent
-
-    @property
-    def bound(self) -> bool:
-        """True if we have promised or voted anything in this round."""
-        return self._acceptor.promised.term > 0 or self._acceptor.voted is not None
-
-    @property
-    def acceptor(self) -> Acceptor:
-        """Promises and votes of this peer; to be read, not changed."""
-        return self._acceptor
-
-    def waiting_for(self) -> tuple[PeerId, ...]:
-        """Return the reachable members and applicants that the round waits for before it opens."""
-        return self._electorate.waiting_for(self._given())
-
-    def _given(self) -> Collection[PeerId]:
-        """Return the peers that have announced what the round waits for."""
-        return [peer for peer, ready in self.ready.items() if ready.weight] if self.terms.buffered else self.ready
-
-    def _due(self, now: float) -> float | None:
-        """Return the time of our turn to begin a ballot, None without one."""
-        electorate, leader, patience = self._electorate, self._acceptor.leader, self.terms.patience
-        order = electorate.order(leader)
-        if self.me not in order:
-            return None
-        turn = order.index(self.me)
-        if self.opened is not None or self._acceptor.promised.term > 1:
-            stuck = self._moved + (2 + turn) * self._proposer.growth * patience
-            waits = leader in electorate.live and leader not in self._check.refused and self._acceptor.trusts(leader)
-            return stuck if waits else min(stuck, self._moved + turn * patience)
-        ready = electorate.live & self.ready.keys()
-        few = self.terms.buffered and len(ready.intersection(self._given())) < max(1, self.terms.min_peers)
-        if few or not electorate.enough(ready):
-            self._quorum_since = None
-            return None
-        if self._quorum_since is None:
-            self._quorum_since = now
-        graces = [self.terms.graces.get(peer, self.terms.grace) for peer in self.waiting_for()]
-        grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, self.terms.limit)
-        if self.terms.buffered and self._electorate.waiting_for(self.ready):
-            grace = max(grace, patience)  # They only need to announce their presence to stay members.
-        return self._quorum_since + grace + turn * patience
-
-    # --- leading
-
     def _prepare(self, now: float) -> None:
         ballot = self._proposer.next(self._acceptor.promised, now) if self.witness else None
         promise = self._acceptor.promise(ballot) if ballot is not None else None
         if promise is None:
             return
-        self._moved = now
+        self._turn.restart(now)
         self._proposer.prepare(promise, self._sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
@@ -505,13 +391,8 @@ class Agreement:
     def _try_open(self, now: float) -> None:
         message = self._proposer.propose(self.opened, now)
         if message is not None:
-            opened = message if isinstance(message, Open) else message.opened
-            if self.terms.lineage:
-                opened = msgspec.structs.replace(opened, seal=self._sign(statement(opened)))
-            self.opened, self._told = opened, set(self._electorate.live)
-            if isinstance(message, Justified):
-                self._out.append((None, msgspec.structs.replace(message, opened=opened)))
-            else:
-                self._out.append((None, opened))
+            message = sealed(message, self._sign) if self.terms.lineage else message
+            self.opened = message if isinstance(message, Open) else message.opened
+            self._out.append((None, message))
         if not self._proposer.preparing:
-            self._moved = now
+            self._turn.restart(now)

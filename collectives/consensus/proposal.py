@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,7 +21,6 @@ from thinwire.swarm.messages.registry import (
     Farewell,
     Open,
     PeerId,
-    Promise,
     Ready,
     Vote,
 )
@@ -132,19 +131,6 @@ def next_members(decided: Sequence[PeerId], lives: bytes, before: Sequence[PeerI
     """
     members = by_seniority(decided, before)
     return members, lives_in_order(members, lives_of(decided, lives)) if lives else b""
-
-
-def lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
-    """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
-
-    A leader could otherwise take the votes of the next round from all other peers. If the Open adopts results, the lives
-    were decided with them, and other peers may have lost their folders since.
-    """
-    found = lives_of(opened.members, opened.lives)
-    if life and me in opened.members and found.get(me) != life:
-        return False
-    known = {} if opened.adopted is not None else {peer: ready[peer].life for peer in opened.members if peer in ready}
-    return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))
 
 
 def names(entry: Contribution, ready: Ready) -> bool:
@@ -330,25 +316,6 @@ class AcceptedValue:
     voters: tuple[PeerId, ...]
 
 
-def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
-    """Return the values with votes, highest ballot first, in one ballot most votes first.
-
-    One ballot has two values only if a peer lies: an owner that sent different results, or a voter.
-    """
-    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Open]]] = {}
-    for peer, promise in promises.items():
-        if promise.voted is not None and promise.digest is not None:
-            value = (promise.voted.contributors, promise.voted.members, promise.voted.lives, promise.digest)
-            found.setdefault(value, []).append((peer, promise.voted))
-    listed = [
-        AcceptedValue(
-            max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes))
-        )
-        for (_, _, _, digest), votes in found.items()
-    ]
-    return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
-
-
 def adopt(
     ballot: Ballot,
     terms: RoundTerms,
@@ -389,25 +356,6 @@ def adopt(
         farewells=farewells,
         electorate=terms.electorate,
     )
-
-
-def bound(
-    found: Sequence[AcceptedValue],
-    silent: Collection[PeerId],
-    left: Collection[PeerId],
-    possible: Callable[[Collection[PeerId], Collection[PeerId]], bool],
-) -> list[AcceptedValue]:
-    """Return the values that can have been chosen, highest ballot first; with none the choice is free.
-
-    found: reported votes, highest ballot first. silent: members without a report. left: members with a farewell that the
-    ballot carries. possible: see `Electorate.possible`. A value can have been chosen only if its reported voters and the
-    silent members would be a quorum; members that have left without a vote for it do not count. If no member lies, and a
-    value was chosen, all later ballots have proposed it, so the first value of the list binds. If members may lie, the
-    ballot of a report proves nothing, so a ballot may propose a value only if no other one is possible. If none is possible
-    the choice is free: a single voter with results that no peer can use must not stop the round.
-    tests/kit/reference/small_model.py has the proof.
-    """
-    return [one for one in found if possible({*silent, *one.voters}, set(left).difference(one.voters))]
 
 
 def by_seniority(members: Collection[PeerId], before: Sequence[PeerId]) -> tuple[PeerId, ...]:

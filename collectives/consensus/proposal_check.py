@@ -6,21 +6,21 @@ contributors that an honest leader could have proposed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import Accuse, Equivocation
 from thinwire.collectives.consensus.justification import justified
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     ON_TRIAL,
-    lives_agree,
     lives_of,
     names,
     statement,
     vote_for,
 )
+from thinwire.swarm.evidence import Accuse, Equivocation
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Said, Vote
 
@@ -28,8 +28,7 @@ from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified
 class ProposalCheck:
     """Checks of one peer in one round, and the signed statements of others that it has seen.
 
-    life: our life before we announce one. ready: the announcements so far, which the caller adds to. accuse: see
-    Equivocation. banned: returns peers that must not become members.
+    life: our life before we announce one. accuse: see Equivocation. banned: returns peers that must not become members.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class ProposalCheck:
         me: PeerId,
         life: bytes,
         electorate: Electorate,
-        ready: Mapping[PeerId, Ready],
         *,
         verify: Verify,
         accuse: Accuse,
@@ -47,7 +45,10 @@ class ProposalCheck:
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
         self.deferred: tuple[PeerId, Open | Justified] | None = None
         """Proposal with a newcomer that lacks endorsements here, and its sender."""
-        self._me, self._life, self._electorate, self._ready = me, life, electorate, ready
+        self.ready: dict[PeerId, Ready] = {}
+        """The newest announcement of each peer, our own included."""
+        self._me, self._life, self._electorate = me, life, electorate
+        self._differ = False
         self._verify, self._banned = verify, banned
         self._equivocation = Equivocation(accuse)
 
@@ -67,15 +68,15 @@ class ProposalCheck:
             return False  # No results exist before the first ballot.
         if free and not set(opened.alive).isdisjoint(self._banned()):
             return False
-        if free and ON_TRIAL in self._electorate.uncounted(opened.alive, self._ready).values():
+        if free and ON_TRIAL in self._electorate.uncounted(opened.alive, self.ready).values():
             self.deferred = sender, message
             return False
         self.deferred = None
         if free and opened.ballot.term <= BALLOTS and self._misplaced(opened):
             self.refused.add(opened.ballot.leader)
             return False
-        mine = self._ready.get(self._me)
-        agree = lives_agree(opened, self._me, mine.life if mine is not None else self._life, self._ready)
+        mine = self.ready.get(self._me)
+        agree = _lives_agree(opened, self._me, mine.life if mine is not None else self._life, self.ready)
         return agree and self._electorate.farewells.valid(opened)
 
     def justified(self, message: Open | Justified) -> bool:
@@ -92,7 +93,7 @@ class ProposalCheck:
         The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
         these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
         """
-        said = {peer: self._ready[peer] for peer in opened.alive if peer in self._ready}
+        said = {peer: self.ready[peer] for peer in opened.alive if peer in self.ready}
         peers = [entry.peer for entry in opened.contributors]
         enough = len(peers) > self._electorate.terms.min_peers
         return enough and DISTRUSTED in self._electorate.uncounted(peers, said).values()
@@ -114,6 +115,29 @@ class ProposalCheck:
         """Note a vote with a valid signature."""
         self._equivocation.note(voter, vote, signature)
 
+    def hear(self, sender: PeerId, message: Ready, signature: bytes) -> bool:
+        """Note an announcement; return True if it replaces an earlier one of its sender."""
+        known, terms = self.ready.get(sender), self._electorate.terms
+        if sender != self._me and (known is None or message.attempt >= known.attempt):
+            self.note_announcement(sender, message.statement(), signature)
+        if known is not None and message.attempt <= known.attempt:
+            return False
+        self.ready[sender] = message
+        if not message.witness or terms.other_life(sender, message.life):
+            self._electorate.mute.add(sender)
+        self._differ |= message.base != terms.base
+        return known is not None
+
+    @property
+    def outnumbered(self) -> bool:
+        """True if most members have announced another state than ours."""
+        if not self._differ:
+            return False
+        terms = self._electorate.terms
+        bases = Counter(self.ready[peer].base for peer in terms.members if peer in self.ready)
+        del bases[terms.base]
+        return 2 * max(bases.values(), default=0) > len(terms.members)
+
     def note_announcement(self, peer: PeerId, said: Announced, signature: bytes) -> None:
         """Note an announcement with a valid signature."""
         self._equivocation.note(peer, said, signature)
@@ -122,7 +146,7 @@ class ProposalCheck:
         """Return the other contributors of which a free proposal names another announcement than we have."""
         if opened.adopted is not None:
             return []  # The results are settled.
-        pairs = [(entry, self._ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
+        pairs = [(entry, self.ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
     def other_life(self, opened: Open) -> tuple[PeerId, Said | None]:
@@ -132,14 +156,14 @@ class ProposalCheck:
         """
         lives = lives_of(opened.members, opened.lives) if opened.adopted is None else {}
         for peer, life in lives.items():
-            ready = self._ready.get(peer)
+            ready = self.ready.get(peer)
             if peer != self._me and ready is not None and ready.life != life and (said := self.shown(peer)) is not None:
                 return peer, said
         return b"", None
 
     def shown(self, peer: PeerId) -> Said | None:
         """Return the last announcement that we know of a peer, with its signature."""
-        ready = self._ready.get(peer)
+        ready = self.ready.get(peer)
         signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
         return Said(ready.statement(), signature) if ready is not None and signature is not None else None
 
@@ -170,3 +194,16 @@ class ProposalCheck:
         for proof in commit.votes:
             if self._verify(proof.peer, vote, proof.signature):
                 self._equivocation.note(proof.peer, vote, proof.signature)
+
+
+def _lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
+    """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
+
+    A leader could otherwise take the votes of the next round from all other peers. If the Open adopts results, the lives
+    were decided with them, and other peers may have lost their folders since.
+    """
+    found = lives_of(opened.members, opened.lives)
+    if life and me in opened.members and found.get(me) != life:
+        return False
+    known = {} if opened.adopted is not None else {peer: ready[peer].life for peer in opened.members if peer in ready}
+    return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))

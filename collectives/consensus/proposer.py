@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.consensus.blame import BlameBook
+from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import Signed, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
@@ -27,6 +28,7 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Justified,
     Leave,
+    Message,
     Open,
     PeerId,
     Promise,
@@ -56,6 +58,8 @@ class Proposer:
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
+        self._told: set[PeerId] = set()
+        """Peers to which our last proposal went over a link that has held since."""
         self._asked: set[PeerId] = set()
         self._guests: set[PeerId] = set()
         self._ballots = 0
@@ -67,11 +71,6 @@ class Proposer:
     def preparing(self) -> bool:
         """True if we have asked for promises and not opened yet."""
         return self._promises is not None
-
-    @property
-    def voters(self) -> set[PeerId]:
-        """Peers that have voted for our proposal."""
-        return set(self._votes)
 
     @property
     def growth(self) -> float:
@@ -145,6 +144,23 @@ class Proposer:
             return news, None
         return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
+    def announce(self, commit: Commit) -> list[tuple[PeerId, Message]]:
+        """Return the commit for each reachable peer: without its proposal for those that have it."""
+        others, known = self._electorate.live - {self._electorate.me}, self._told | self._votes.keys()
+        short = decided(commit)
+        return [
+            *((peer, short) for peer in sorted(others & known)),
+            *((peer, commit) for peer in sorted(others - known)),
+        ]
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Note that what was sent to a peer may be lost."""
+        self._told.discard(peer)
+
+    def lose(self, peer: PeerId, opened: Open | None) -> None:
+        """Note that a peer is gone: our ballot needs another one after it if the peer takes part."""
+        self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
+
     def hear_blame(self, sender: PeerId, message: Blame, opened: Open, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
@@ -186,7 +202,7 @@ class Proposer:
         opened = self._proposal(ballot, present & electorate.live, promises, left, before)
         found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())
         if found is not None:
-            self._promises, self._votes = None, {}
+            self._promises, self._votes, self._told = None, {}, set(electorate.live)
         elif late:
             self.yield_to_others()  # Other peers may be reachable by now.
         return found

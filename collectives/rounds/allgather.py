@@ -25,11 +25,11 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.payload import EMPTY, joined, room
+from thinwire.collectives.rounds.payload import EMPTY, Payloads, Slots, room, slot_hashes
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.rounds.retransmit import Retransmitter
 from thinwire.collectives.topology.bandwidth_shares import MOST
-from thinwire.collectives.topology.relay_plan import PLANS, RelayPlan, stand_in
+from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import CodecError
@@ -38,9 +38,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     MAX_CHUNKS,
     MAX_GROUP,
-    Ballot,
     Chunk,
-    Contribution,
     Digest,
     Fetch,
     Open,
@@ -51,10 +49,6 @@ from thinwire.swarm.messages.registry import (
 
 SOON, LATE = 0.1, 0.5
 """Patiences after which to ask others for the payload of an unreachable peer, and of a slow one."""
-
-
-def _keys(contributors: Sequence[Contribution]) -> list[Key]:
-    return [(entry.peer, entry.attempt) for entry in contributors]
 
 
 class AllGather(DataPlane):
@@ -83,13 +77,9 @@ class AllGather(DataPlane):
             phase=phase,
         )
         self.pieces = pieces
-        # Received pieces by hash: a later ballot has other slots, but the same payloads.
-        self._store: dict[Key, dict[Digest, Buffer]] = {}
-        self._faults: dict[Key, str] = {}
-        self._screened: set[Key] = set()
+        self._slots, self._payloads = Slots(len(pieces)), Payloads(pieces, self._contributions)
         self._repairs = Retransmitter()
         self._relay_plan = RelayPlan(self.me)
-        self._named: dict[Ballot, tuple[Contribution, ...]] = {}
         self._again = math.inf
 
     @property
@@ -110,12 +100,12 @@ class AllGather(DataPlane):
     @property
     def complete(self) -> bool:
         """True if every committed result is here and decodes; votes for it do not matter."""
-        return super().complete and self._sound()
+        return super().complete and self._payloads.sound(self._slots.keys)
 
     def settle(self) -> None:
         """Free the round's data: everything committed is here."""
         super().settle()
-        self._store.clear()
+        self._payloads.clear()
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
@@ -130,33 +120,31 @@ class AllGather(DataPlane):
         """Handle a new ballot: send our payload to all participants."""
         changed = self._name(opened)
         self._relay_plan.open(opened, changed=changed)
-        self._named = dict([*self._named.items(), (opened.ballot, opened.contributors)][-PLANS:])
+        self._slots.open(opened)
         if changed:
             self.results.clear(len(opened.contributors) * len(self.pieces))
             self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
-            self._screened.clear()
-            self._tidy(opened)
+            self._payloads.begin()
+            self._tidy()
         self._begin(opened)
         self._expect(opened)
         self._replay()
-        for entry in opened.contributors:
-            self._accuse((entry.peer, entry.attempt))
+        for key in self._slots.keys:
+            self._accuse(key)
         self._hand_on(opened)
         self.check()
 
-    def _tidy(self, opened: Open) -> None:
+    def _tidy(self) -> None:
         """Free payloads of obsolete announcements.
 
         An announcement is obsolete if it is not in the open ballot, we have not voted for it, and its sender has made
         another.
         """
         voted = self.agreement.acceptor.voted
-        named = (*opened.contributors, *(voted.contributors if voted is not None else ()))
-        needed = {(entry.peer, entry.attempt) for entry in named}
+        needed = {(entry.peer, entry.attempt) for entry in (voted.contributors if voted is not None else ())}
+        needed |= {*self._slots.keys}
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
-        self._store = {key: pieces for key, pieces in self._store.items() if key in needed}
-        for peer in {peer for peer, _ in needed}:
-            self._contributions.forget(peer, {attempt for one, attempt in needed if one == peer})
+        self._payloads.keep(needed)
 
     def _scatter(self, opened: Open) -> None:
         """Send our payload to all other peers.
@@ -183,9 +171,9 @@ class AllGather(DataPlane):
         """Handle an announcement: expect its payload, and take frames that arrived before it."""
         if self.opened is not None:
             self._expect(self.opened)
-            for entry in self.opened.contributors:
-                if entry.peer == sender:
-                    self._accuse((sender, entry.attempt))
+            for key in self._slots.keys:
+                if key[0] == sender:
+                    self._accuse(key)
         super().announced(sender)
         self.check()
 
@@ -194,20 +182,16 @@ class AllGather(DataPlane):
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):
             ready = self.agreement.announced(entry)
-            if ready is None:
-                continue
-            hashes = [ready.hashes[at : at + 32] for at in range(0, len(ready.hashes), 32)]
-            if not 0 < len(hashes) <= count or len(hashes[-1]) < 32 or EMPTY in hashes:
-                if self.results.wanted is None:  # settled results are judged by their own hashes
-                    self._faults[entry.peer, entry.attempt] = "length"
-            elif self.results.wanted is None:
-                for index, found in enumerate(hashes + [EMPTY] * (count - len(hashes))):
-                    if not self.results.signed(place * count + index):
-                        self._sign(place * count + index, found)
+            if ready is None or self.results.wanted is not None:
+                continue  # settled results are judged by their own hashes
+            hashes = slot_hashes(ready.hashes, self.pieces)
+            if hashes is None:
+                self._payloads.mark((entry.peer, entry.attempt), "length")
+            for index, found in enumerate(hashes or ()):
+                if not self.results.signed(place * count + index):
+                    self._sign(place * count + index, found)
         if self._names_us(opened):
-            own = self._store.setdefault((self.me, self._attempt), {})
-            for piece in self._source if not own else ():
-                own[blake3.blake3(piece).digest()] = piece
+            self._payloads.own((self.me, self._attempt), self._source)
         self._fill()
 
     def _sign(self, slot: int, found: Digest) -> None:
@@ -218,7 +202,7 @@ class AllGather(DataPlane):
 
     def _fill(self) -> None:
         """Put stored pieces into slots that lack them."""
-        here = {digest: piece for pieces in self._store.values() for digest, piece in pieces.items()}
+        here = self._payloads.stored()
         for slot in self.results.lacks():
             found = self.results.vouched(slot) or b""
             if found in here and self.results.take(slot, here[found], partial(bytes, found), from_owner=False):
@@ -230,10 +214,7 @@ class AllGather(DataPlane):
         """Take a frame. A piece forwarded in an earlier ballot stays valid; its number is translated."""
         message, opened = frame.message, self.opened
         if isinstance(message, Result) and opened is not None and message.ballot != opened.ballot:
-            place, index = divmod(message.index, len(self.pieces))
-            before, now = _keys(self._named.get(message.ballot, ())), _keys(opened.contributors)
-            if place < len(before) and before[place] in now:
-                slot = now.index(before[place]) * len(self.pieces) + index
+            if (slot := self._slots.translate(message.ballot, message.index)) is not None:
                 message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
                 frame = msgspec.structs.replace(frame, message=message)
         super().take(sender, frame)
@@ -253,17 +234,16 @@ class AllGather(DataPlane):
         if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
             return
         key = (sender, message.attempt)
-        named = _keys(opened.contributors) if opened is not None else []
-        if key not in named:
+        slot = self._slots.find(key, message.index)
+        if slot is None:
             if self._fits(frame):
                 self._early.put(sender, frame)  # it may have overtaken the Open
             return
-        slot = named.index(key) * len(self.pieces) + message.index
         count = len(ready.hashes) // 32
         charged = self.agreement.commit is None and self._relay_plan.charge(key, message.index, count)
-        if not self._put(slot, frame) and self.results.wanted is None and key not in self._faults:
+        if not self._put(slot, frame) and self.results.wanted is None and not self._payloads.fault(key):
             if self.results.chunks[slot] is None:
-                self._faults[key] = "hash"
+                self._payloads.mark(key, "hash")
                 self._accuse(key)
         if charged and opened is not None:
             self._hand_on(opened, ((key, message.index),))
@@ -276,11 +256,9 @@ class AllGather(DataPlane):
         charged = self._relay_plan.charged if what is None else what
         if not charged or self.agreement.commit is not None:
             return
-        places = {key: at for at, key in enumerate(_keys(opened.contributors))}
         for key, index in charged:
-            slot = places.get(key, -1) * len(self.pieces) + index
-            piece = self.results.chunks[slot] if slot >= 0 else None
-            if piece is not None:
+            slot = self._slots.find(key, index)
+            if slot is not None and (piece := self.results.chunks[slot]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, slot, opened.lineage), piece)
                 for peer in self._relay_plan.heirs(key, index, opened.alive):
                     self._send_queue.bulk(peer, frame)
@@ -290,8 +268,7 @@ class AllGather(DataPlane):
         opened, helper = self.opened, self._helper(slot)
         if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and opened is not None:
             if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
-                entry = opened.contributors[slot // len(self.pieces)]
-                what = (entry.peer, entry.attempt), slot % len(self.pieces)
+                what = self._slots.split(slot)
                 self._relay_plan.take_on(*what)
                 self._hand_on(opened, (what,))
 
@@ -313,11 +290,9 @@ class AllGather(DataPlane):
     def _put(self, slot: int, frame: Frame) -> bool:
         if self.results.chunks[slot] is not None:
             return False
-        assert self.opened is not None
         if not self.results.take(slot, frame.payload, frame.hashed, from_owner=False):
             return False
-        entry = self.opened.contributors[slot // len(self.pieces)]
-        self._store.setdefault((entry.peer, entry.attempt), {})[self.results.hashes((slot,))] = frame.payload
+        self._payloads.put(self._slots.split(slot)[0], self.results.hashes((slot,)), frame.payload)
         self._progress()
         self._arrived(slot)
         self.check()
@@ -338,39 +313,22 @@ class AllGather(DataPlane):
 
     def _arrived(self, slot: int) -> None:
         """Validate a payload once all its pieces are here."""
-        opened, count = self.opened, len(self.pieces)
-        assert opened is not None
-        entry = opened.contributors[slot // count]
-        key, first = (entry.peer, entry.attempt), slot // count * count
+        (key, index), count = self._slots.split(slot), len(self.pieces)
+        first = slot - index
         parts = [part for part in self.results.chunks[first : first + count] if part is not None]
-        if len(parts) < count:
-            return
-        sizes = [memoryview(part).nbytes for part in parts if memoryview(part).nbytes]
-        if any(size != self.pieces.chunk for size in sizes[:-1]):
-            reason = "length"
-        else:
-            reason = self._contributions.screen(key, 0, joined(parts))
-        self._screened.add(key)
-        if reason:
-            self._faults[key] = reason
+        if len(parts) == count and self._payloads.screen(key, parts):
             self._accuse(key)
-        else:
-            self._faults.pop(key, None)
 
     def _accuse(self, key: Key) -> None:
-        if key in self._faults and self.results.wanted is None:
-            self.agreement.accuse(key[0], self._faults[key], self._now())
-
-    def _sound(self) -> bool:
-        """Return whether every payload is here and valid."""
-        opened = self.opened
-        keys = _keys(opened.contributors) if opened is not None else []
-        return all(key in self._screened and key not in self._faults for key in keys)
+        if (reason := self._payloads.fault(key)) and self.results.wanted is None:
+            self.agreement.accuse(key[0], reason, self._now())
 
     def check(self) -> None:
         """Vote when all payloads are here, are valid and have usual norms."""
         digest, wanted, opened = self.results.digest, self.results.wanted, self.opened
-        if opened is None or digest is None or wanted not in (None, digest) or not self._sound():
+        if opened is None or digest is None or wanted not in (None, digest):
+            return
+        if not self._payloads.sound(self._slots.keys):
             return
         if wanted is None:
             far = self._contributions.beyond(opened.contributors, self._key, 0)
@@ -390,7 +348,7 @@ class AllGather(DataPlane):
         """Return the contributor that the round waits for and the reason, or None."""
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):
-            if reason := self._faults.get((entry.peer, entry.attempt)):
+            if reason := self._payloads.fault((entry.peer, entry.attempt)):
                 return entry.peer, reason
             if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
                 return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"

@@ -1,13 +1,17 @@
-"""Choice of the peers that are asked for missing results.
+"""Requests for missing results, to peers that hold them.
 
 Each of a few sources is asked for a part, and never the same source twice in a row for the same chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.state_sync import LATEST
+from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.swarm.messages.registry import Digest, Fetch, PeerId
 
 MAX_SOURCES = 4
 """Peers that a repair asks at once."""
@@ -41,3 +45,113 @@ class Retransmitter:
     def owed(self, peer: PeerId) -> set[int]:
         """Return the chunks that this source was asked for last."""
         return {index for index, one in self._asked.items() if one == peer}
+
+
+class Repair:
+    """Repair of one round: fetches the results that it is bound to and that are missing here."""
+
+    def __init__(
+        self, agreement: Agreement, exchange: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
+    ) -> None:
+        self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
+        self._requests = Retransmitter()
+        self._spent: set[PeerId] = set()
+
+    @property
+    def lacking(self) -> int:
+        """Number of results that are missing here although the round is bound to them."""
+        results = self._exchange.results
+        return results.missing if self._exchange.opened is not None and results.wanted is not None else 0
+
+    @property
+    def follows(self) -> bool:
+        """True if we fetch the results of a round in which we take no part: there may be pauses between them."""
+        agreement, commit = self._agreement, self._agreement.commit
+        return commit is not None and agreement.me not in {
+            *agreement.terms.members,
+            *commit.opened.members,
+            *commit.opened.alive,
+        }
+
+    @property
+    def forsaken(self) -> bool:
+        """True if there is a commit, but most reachable sources have freed its results and moved on."""
+        sources = self.sources
+        return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
+
+    @property
+    def sources(self) -> list[PeerId]:
+        """Reachable peers that hold every result: those that voted for them.
+
+        After a verdict, if no voter is left: peers that claim to be past the round.
+        """
+        agreement = self._agreement
+        return self.voters or (sorted(agreement.past & agreement.reachable) if agreement.commit else [])
+
+    @property
+    def voters(self) -> list[PeerId]:
+        """Reachable peers that voted for the results."""
+        agreement, commit, opened = self._agreement, self._agreement.commit, self._exchange.opened
+        voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
+        return [peer for peer in voters if peer != agreement.me and peer in agreement.reachable]
+
+    def settle(self, digest: Digest) -> None:
+        """Settle the results as `digest`: fetch those that are missing or differ."""
+        exchange, results = self._exchange, self._exchange.results
+        results.settle(digest)
+        lost = any(exchange.owners[index] not in self._agreement.reachable for index in results.lacks())
+        untouched = exchange.opened is None or self._agreement.me not in exchange.opened.alive
+        self._requests.at = self._now()
+        if results.missing and (lost or untouched or self._agreement.commit is None):
+            self._fetch_all()
+        exchange.check()
+
+    def spent(self, peer: PeerId) -> None:
+        """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
+        self._spent.add(peer)
+        self._ask_others(peer)
+
+    def renewed(self, peer: PeerId) -> None:
+        """Note that a peer has the results of this round, whatever it said of another one."""
+        self._spent.discard(peer)
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Handle a broken link to `peer`."""
+        if self.follows:
+            self._ask_others(peer)
+
+    def reach(self, peer: PeerId) -> None:
+        """Handle a new link to `peer`."""
+        sources = self.sources
+        if self.lacking and peer in sources and self._spent.issuperset({*sources} - {peer}):
+            self._fetch(self._exchange.results.lacks(), [peer])  # All others have freed the results.
+
+    def tick(self, now: float) -> None:
+        """Let time pass: repeat requests."""
+        results, patience = self._exchange.results, self._agreement.terms.patience
+        if results.wanted is None or not results.missing:
+            return
+        # Voters continue with the next round and free the results soon after it.
+        hurry = 1.0 if self._requests.tries else self._exchange.hurry
+        if self.follows:
+            # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
+            hurry = min(LATEST / patience, 2.0 ** min(8, max(1, self._requests.tries)))
+        if now >= max(self._requests.at, self._exchange.moved) + hurry * patience:
+            self._fetch_all()
+
+    def _ask_others(self, peer: PeerId) -> None:
+        lacking = self._requests.owed(peer).intersection(self._exchange.results.lacks())
+        sources = [one for one in self.sources if one not in self._spent]
+        if lacking and sources:
+            self._fetch(sorted(lacking), sources)
+
+    def _fetch_all(self) -> None:
+        sources = self.sources
+        if sources:
+            self._fetch(self._exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
+
+    def _fetch(self, lacking: Sequence[int], sources: Sequence[PeerId]) -> None:
+        terms, wanted = self._agreement.terms, self._exchange.results.wanted
+        if wanted is not None:
+            for peer, part in self._requests.plan(lacking, sources, self._now()).items():
+                self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, tuple(part)))

@@ -21,8 +21,8 @@ from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.retransmit import Retransmitter
-from thinwire.collectives.state_sync import IN_FLIGHT, LATEST
+from thinwire.collectives.rounds.retransmit import Repair
+from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -32,7 +32,6 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Commit,
     Decided,
-    Digest,
     Fetch,
     Justified,
     Partial,
@@ -90,7 +89,7 @@ class Round:
         self._key_of, self._met, self._paced = key_of, {} if met is None else met, paced
         self.attempt = attempt
         self._site = site
-        self._repairs = Retransmitter()
+        self._repair = Repair(agreement, exchange, send_queue=send_queue, now=now)
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
@@ -99,7 +98,6 @@ class Round:
         """
         self.booked = False
         """True if other objects have recorded the round's lessons about peers."""
-        self._spent: set[PeerId] = set()
         self._settled = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
@@ -179,13 +177,12 @@ class Round:
     @property
     def lacking(self) -> int:
         """Number of results that are missing here although the round is bound to them."""
-        results = self.exchange.results
-        return results.missing if self.exchange.opened is not None and results.wanted is not None else 0
+        return self._repair.lacking
 
     @property
     def unobtainable(self) -> bool:
         """True if the round is bound to results that are missing, and none of their voters is reachable."""
-        return bool(self.lacking) and not self._voters
+        return bool(self._repair.lacking) and not self._repair.voters
 
     @property
     def moved(self) -> float:
@@ -211,7 +208,7 @@ class Round:
             self._serve(sender, message)
         else:
             if isinstance(message, (Commit, Decided)):
-                self._spent.discard(sender)  # earlier reports concerned another round
+                self._repair.renewed(sender)  # earlier reports concerned another round
             if isinstance(message, Justified):
                 keys = {peer_id_of(key): key for key in message.keys}
                 self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
@@ -223,46 +220,30 @@ class Round:
 
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
-        self._spent.add(peer)
-        self._ask_others(peer)
-
-    def _ask_others(self, peer: PeerId) -> None:
-        lacking = self._repairs.owed(peer).intersection(self.exchange.results.lacks())
-        sources = [one for one in self.sources if one not in self._spent]
-        if lacking and sources:
-            self._fetch(sorted(lacking), sources)
+        self._repair.spent(peer)
 
     @property
     def follows(self) -> bool:
         """True if we fetch the results of a round in which we take no part: there may be pauses between them."""
-        agreement, commit = self.agreement, self.agreement.commit
-        return commit is not None and self.me not in {
-            *agreement.terms.members,
-            *commit.opened.members,
-            *commit.opened.alive,
-        }
+        return self._repair.follows
 
     @property
     def forsaken(self) -> bool:
         """True if there is a commit, but most reachable sources have freed its results and moved on."""
-        sources = self.sources
-        return self.agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
+        return self._repair.forsaken
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
         self.exchange.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
-        if self.follows:
-            self._ask_others(peer)
+        self._repair.on_link_down(peer)
         self.pump()
 
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         self.agreement.reach(peer)
         self.exchange.reach(peer)
-        sources = self.sources
-        if self.lacking and peer in sources and self._spent.issuperset({*sources} - {peer}):
-            self._fetch(self.exchange.results.lacks(), [peer])  # All others have freed the results.
+        self._repair.reach(peer)
         self.pump()
 
     def tick(self) -> None:
@@ -272,14 +253,7 @@ class Round:
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
-        if results.wanted is not None and results.missing:
-            # Voters continue with the next round and free the results soon after it.
-            hurry = 1.0 if self._repairs.tries else exchange.hurry
-            if self.follows:
-                # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
-                hurry = min(LATEST / patience, 2.0 ** min(8, max(1, self._repairs.tries)))
-            if now >= max(self._repairs.at, exchange.moved) + hurry * patience:
-                self._repair()
+        self._repair.tick(now)
         if opened is not None and not committed and results.missing:
             exchange.nudge()
         if opened is not None and not committed and results.missing and now >= exchange.moved + patience:
@@ -317,9 +291,9 @@ class Round:
             self.opened_at = self._now()
             exchange.open(opened)
             if opened.adopted is not None:
-                self._want(opened.adopted)
+                self._repair.settle(opened.adopted)
         if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
-            self._want(commit.digest)
+            self._repair.settle(commit.digest)
         self._tell()
         if self.complete or self.agreement.diverged or self.abandoned:
             if not self._settled.is_set() and self.complete:
@@ -339,43 +313,7 @@ class Round:
                 if peer != self.me:
                     self._send_queue.control(peer, message)
 
-    # --- repair
-
-    def _want(self, digest: Digest) -> None:
-        """Settle the results as `digest`: fetch those that are missing or differ."""
-        exchange, results = self.exchange, self.exchange.results
-        results.settle(digest)
-        lost = any(exchange.owners[index] not in self.agreement.reachable for index in results.lacks())
-        untouched = exchange.opened is None or self.me not in exchange.opened.alive
-        self._repairs.at = self._now()
-        if results.missing and (lost or untouched or self.agreement.commit is None):
-            self._repair()
-        exchange.check()
-
-    @property
-    def sources(self) -> list[PeerId]:
-        """Reachable peers that hold every result: those that voted for them.
-
-        After a verdict, if no voter is left: peers that claim to be past the round.
-        """
-        return self._voters or (sorted(self.agreement.past & self.agreement.reachable) if self.agreement.commit else [])
-
-    @property
-    def _voters(self) -> list[PeerId]:
-        commit, opened = self.agreement.commit, self.exchange.opened
-        voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
-        return [peer for peer in voters if peer != self.me and peer in self.agreement.reachable]
-
-    def _repair(self) -> None:
-        sources = self.sources
-        if sources:
-            self._fetch(self.exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
-
-    def _fetch(self, lacking: Sequence[int], sources: Sequence[PeerId]) -> None:
-        wanted = self.exchange.results.wanted
-        if wanted is not None:
-            for peer, part in self._repairs.plan(lacking, sources, self._now()).items():
-                self._send_queue.control(peer, Fetch(self.round, self.fragment, wanted, tuple(part)))
+    # --- requests of other peers
 
     def _serve(self, sender: PeerId, message: Fetch) -> None:
         exchange, opened = self.exchange, self.exchange.opened

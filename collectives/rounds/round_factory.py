@@ -12,7 +12,6 @@ import blake3
 import numpy as np
 from thinwire.collectives.aggregation.rules import dense_rule
 from thinwire.collectives.consensus.certificates import certificate
-from thinwire.collectives.consensus.equivocation import Accuse
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
@@ -37,6 +36,7 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Collective, Topology
+from thinwire.swarm.evidence import Accuse
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify

@@ -20,7 +20,7 @@ from thinwire.collectives.costs.outcome import Comparison
 from thinwire.collectives.transport.zeromq import link
 from thinwire.collectives.transport.zeromq import record_crypto as crypto
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, Status
-from thinwire.node.runtime.config import SETTINGS
+from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.frame import HEADER_BYTES, Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest

@@ -152,7 +152,7 @@ def start(
         ) from None
     manifest = parse(toml, run.name)  # report mistakes at once, before torch is loaded
     if not config.model:  # The author of a manifest trusts the model that it names.
-        from thinwire.node.runtime.config import model_setting
+        from thinwire.node.runtime.settings import model_setting
 
         config = replace(config, model=model_setting(manifest.model.kind, manifest.model.name, run.parent))
     _check_machine(config)
@@ -217,7 +217,7 @@ def runs(
 
 
 def _memory(size: str | None) -> int | None:
-    from thinwire.node.runtime.config import size_of
+    from thinwire.node.runtime.settings import size_of
 
     try:
         return None if size is None else size_of(size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.node.runtime.config import SETTINGS, Config, Rate
+from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.settings import SETTINGS, Rate
 
 
 def rows(config: Config) -> list[tuple[str, str, str]]:

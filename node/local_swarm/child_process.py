@@ -13,9 +13,9 @@ from typing import IO
 from thinwire.node.local_swarm.event_analysis import EventAnalysis
 from thinwire.node.local_swarm.forked_process import ForkedProcess
 from thinwire.node.peer.status import Status, read_status
-from thinwire.node.runtime.config import PREFIX
 from thinwire.node.runtime.directories import RunDirectory, directories
 from thinwire.node.runtime.event_log import read_events
+from thinwire.node.runtime.settings import PREFIX
 
 PROGRAM = "thinwire.node.cli.child_main"
 """Module of a child process: runs any of our commands, and ends with its parent."""

@@ -10,10 +10,10 @@ from logging import Logger
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
+from thinwire.node.peer.reports.background import Background
 from thinwire.node.peer.reports.monitors import Monitors
 from thinwire.node.peer.stalls import recover
 from thinwire.node.peer.status import Status, this_process, write_status
-from thinwire.node.runtime.background import Background
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process

@@ -13,9 +13,10 @@ if _typing.TYPE_CHECKING:
     from thinwire.collectives.transport.zeromq.listener import PortTaken
     from thinwire.node.api.allreduce import Average, AverageError, Pending
     from thinwire.node.api.background_peer import RoundReport
+    from thinwire.node.api.join import join
     from thinwire.node.api.optimizer import SwarmLR, SwarmOptimizer
     from thinwire.node.api.ranks import GroupError
-    from thinwire.node.api.swarm import Swarm, join
+    from thinwire.node.api.swarm import Swarm
     from thinwire.node.membership.join import NoSwarm, Refused
     from thinwire.node.peer.peer_services import DuplicateKey
     from thinwire.node.peer.status import PeerStatus, Status
@@ -78,7 +79,7 @@ _HOME = {
     "SwarmError": "node.runtime.loop_thread",
     "SwarmLR": "node.api.optimizer",
     "SwarmOptimizer": "node.api.optimizer",
-    "join": "node.api.swarm",
+    "join": "node.api.join",
 }
 
 

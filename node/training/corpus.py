@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.node.runtime.config import HF
+from thinwire.node.runtime.settings import HF
 from thinwire.node.training.models.tokenizer import DataError, Tokenizer
 
 STANDARD_LIBRARY_LIMIT = 30 << 20

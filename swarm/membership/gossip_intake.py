@@ -51,6 +51,18 @@ class Intake:
                 self._statement(source, item, now)
         return joined
 
+    def recall(self, items: tuple[bytes, ...], now: float) -> None:
+        """Process evidence, revocations and verdicts that this peer has found or stored, with no budget."""
+        for item in items:
+            policy = self._members.excluded.policy
+            if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
+                self._members.revoke(target, item, now)
+            found = gossip_items.read_evidence(item)
+            if found is not None and evidence.convicts(found, self._run_id):
+                self._members.convict_voter(found, now)
+            if (verdict := gossip_items.read_verdict(item)) is not None:
+                self._members.expel(verdict.owner, item, now)
+
     def forget(self) -> None:
         """Reset the budgets of all senders."""
         self._budgets.clear()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.suspicion import Suspicion
 from thinwire.swarm.messages.registry import PeerId
 
 State: TypeAlias = Literal["alive", "suspect", "dead", "left", "banned"]
@@ -50,7 +49,6 @@ class Member:
     since: float
     void: int = 0
     note: bytes = b""
-    suspicion: Suspicion | None = None
     progress: int = 0
     reason: str = ""
     met: bool = False

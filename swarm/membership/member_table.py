@@ -5,8 +5,6 @@ A record with a higher sequence makes suspected, dead and departed peers alive a
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 
 from thinwire.swarm import evidence
@@ -19,9 +17,9 @@ from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.member import Event, Member
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MISSED, YIELDED, OwnRecord
-from thinwire.swarm.membership.suspicion import Awareness, Docket, Suspicion
+from thinwire.swarm.membership.suspicion import Awareness, Suspects
 from thinwire.swarm.membership.trial_places import crowded
-from thinwire.swarm.membership.view import View
+from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
 MAX_MEMBERS = 4096
@@ -49,6 +47,8 @@ class Members:
         self.me = identity.peer_id
         self.own = OwnRecord(identity, record, preset.refute_period, wall)
         self.table: dict[PeerId, Member] = {}
+        self.live = LivePeers(self.me)
+        """The peers of the table that are in the view."""
         self.items: set[bytes] = set()
         """Items that spread the records that we already have."""
         self.behind: dict[PeerId, None] = {}
@@ -59,43 +59,7 @@ class Members:
         """Peers whose place no newcomer takes."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
-        self._docket = Docket(preset)
-        self._view: View | None = View.of(0, [record.peer_id])
-        self._others: list[PeerId] = []
-        self._views = 0
-        self._suspects: dict[PeerId, Member] = {}
-
-    def live(self) -> list[PeerId]:
-        """Return the other peers in the view, sorted."""
-        return list(self._others)
-
-    @property
-    def size(self) -> int:
-        """Number of peers in the view, this one included."""
-        return len(self._others) + 1
-
-    @property
-    def alone(self) -> bool:
-        """True if no other peer is in the view."""
-        return not self._others
-
-    def view(self) -> View:
-        if self._view is None:
-            # Built on demand, because many joins may happen between two calls.
-            self._view = View.of(self._views, [self.me, *self._others])
-        return self._view
-
-    def _enter(self, peer: PeerId) -> None:
-        """Add a peer to the view."""
-        insort(self._others, peer)
-        self._views += 1
-        self._view = None
-
-    def _exit(self, peer: PeerId) -> None:
-        """Remove a peer from the view."""
-        del self._others[bisect_left(self._others, peer)]
-        self._views += 1
-        self._view = None
+        self._suspects = Suspects(preset)
 
     # --- items of a peer about itself
 
@@ -131,7 +95,7 @@ class Members:
             return False
         was, moved = member.state, record.addresses != member.record.addresses
         self.items.discard(gossip_items.announce(member.record))
-        self._end_suspicion(member, now, refuted=True)
+        self._suspects.end(peer, now, refuted=True)
         member.record, member.note = record, b""
         if was != "alive":
             member.state, member.since = "alive", now
@@ -152,9 +116,9 @@ class Members:
         """
         for peer, member in self.table.items():
             if peer not in self.kept and (not member.met or member.state in ("dead", "left")):
-                self._end_suspicion(member, member.since, refuted=False)
+                self._suspects.end(peer, member.since, refuted=False)
                 if member.live:
-                    self._exit(peer)
+                    self.live.remove(peer)
                 self._forget(peer)
                 self.events.append(Event("dead", peer, "forgotten: the table is full of peers that are only told of"))
                 return True
@@ -162,7 +126,7 @@ class Members:
 
     def _welcome(self, record: PeerRecord) -> bool:
         self._spread(record)
-        self._enter(record.peer_id)
+        self.live.add(record.peer_id)
         self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
         return True
 
@@ -174,12 +138,12 @@ class Members:
     def depart(self, departure: Departure, item: bytes, now: float) -> None:
         """Process a validated departure."""
         member = self.table[departure.peer]
-        self._end_suspicion(member, now, refuted=False)
+        self._suspects.end(departure.peer, now, refuted=False)
         was_live, member.state, member.since = member.live, "left", now
         member.void, member.note = departure.sequence, item
         self._broadcast.add(("record", departure.peer, departure.peer), item)
         if was_live:
-            self._exit(departure.peer)
+            self.live.remove(departure.peer)
         self.events.append(Event("left", departure.peer))
 
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
@@ -191,14 +155,14 @@ class Members:
 
     def _ban(self, member: Member, note: bytes, reason: str, now: float) -> None:
         peer = member.record.peer_id
-        self._end_suspicion(member, now, refuted=False)
+        self._suspects.end(peer, now, refuted=False)
         was_live, member.state, member.since = member.live, "banned", now
         member.note, member.reason = note, reason
         if note:
             self._broadcast.add(("record", peer, peer), note)
         self.banned[peer] = None
         if was_live:
-            self._exit(peer)
+            self.live.remove(peer)
         self.events.append(Event("banned", peer, reason))
 
     def convict_voter(self, found: Evidence, now: float) -> None:
@@ -300,13 +264,7 @@ class Members:
             return False
         if accusation.accuser in (accusation.target, self.me):
             return False
-        return self._room(member, accusation.accuser) and self._docket.admits(accusation.accuser, now)
-
-    def _room(self, member: Member, accuser: PeerId) -> bool:
-        suspicion = member.suspicion
-        if suspicion is None:
-            return True
-        return accuser not in suspicion.accusers and len(suspicion.accusers) < self._preset.confirmations
+        return self._suspects.admits(accusation.target, accusation.accuser, now)
 
     def accuse(self, accusation: Accusation, item: bytes, now: float) -> None:
         """Process a validated accusation that counts."""
@@ -315,30 +273,28 @@ class Members:
             self._answer(now)
             return
         member = self.table[accusation.target]
-        suspicion = self._suspect(member, now)
-        suspicion.accusers[accusation.accuser] = None
-        self._docket.open(accusation.accuser)
+        self._suspect(member, now)
+        self._suspects.accuse(accusation.target, accusation.accuser)
         self._broadcast.add(("accusation", accusation.accuser, accusation.target), item)
         member.note = item
 
-    def _suspect(self, member: Member, now: float) -> Suspicion:
-        if member.suspicion is None:
-            member.suspicion = Suspicion.begin(self._preset, self.size, now)
+    def _suspect(self, member: Member, now: float) -> None:
+        peer = member.record.peer_id
+        if self._suspects.begin(peer, self.live.size, now):
             member.state, member.since = "suspect", now
-            self._suspects[member.record.peer_id] = member
-            self.events.append(Event("suspect", member.record.peer_id))
-        return member.suspicion
+            self.events.append(Event("suspect", peer))
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Handle the failure of our own probe of a peer."""
         member = self.table.get(peer)
         if member is None or not member.live:
             return
-        self._suspect(member, now).failed_at = now
+        self._suspect(member, now)
+        self._suspects.failed(peer, now)
         accusation = Accusation(False, self.me, peer, member.record.sequence)
         item = gossip_items.sign(accusation, self._identity, self.own.record.run_id)
         member.note = item
-        if self._room(member, self.me) and self._docket.admits(self.me, now):
+        if self._suspects.admits(peer, self.me, now):
             self.accuse(accusation, item, now)
 
     def reached(self, peer: PeerId, now: float) -> None:
@@ -346,37 +302,22 @@ class Members:
 
         If a final probe was to decide the suspicion, the answer ends it.
         """
-        member = self.table.get(peer)
-        if member is not None and member.suspicion is not None:
-            member.suspicion.failed_at = -math.inf
-            if member.suspicion.asked:
-                self._end_suspicion(member, now, refuted=False)
-                member.state, member.since, member.note = "alive", now, b""
-                self.events.append(Event("refuted", peer, "answered"))
+        if self._suspects.answered(peer):
+            member = self.table[peer]
+            self._suspects.end(peer, now, refuted=False)
+            member.state, member.since, member.note = "alive", now, b""
+            self.events.append(Event("refuted", peer, "answered"))
 
     def expire(self, now: float) -> list[PeerId]:
-        """End suspicions that have timed out. Returns peers to probe now because evidence is missing.
-
-        Every peer probes each suspect once more before the shortest time is over. This makes up for refutations that
-        were lost in transit, and for missing accusers.
-        """
-        doubtful = []
-        for peer, member in list(self._suspects.items()):
-            suspicion = member.suspicion
-            assert suspicion is not None
-            if suspicion.deadline <= now:
-                if suspicion.evident(now) or suspicion.confirmed:
-                    self._bury(member, now)
-                elif not suspicion.asked:
-                    suspicion.asked = True
-                    doubtful.append(peer)
-            elif not suspicion.checked and suspicion.check_at <= now:
-                suspicion.checked = True
-                doubtful.append(peer)
+        """End suspicions that have timed out. Returns peers to probe now because evidence is missing."""
+        dead, doubtful = self._suspects.due(now)
+        for peer in dead:
+            self._bury(self.table[peer], now)
         return doubtful
 
     def _bury(self, member: Member, now: float) -> None:
-        peer, suspicion = member.record.peer_id, member.suspicion
+        peer = member.record.peer_id
+        suspicion = self._suspects.end(peer, now, refuted=False)
         assert suspicion is not None
         detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'nobody else'}"
         if suspicion.evident(now):
@@ -384,30 +325,19 @@ class Members:
             verdict = Accusation(True, self.me, peer, member.record.sequence)
             member.note = gossip_items.sign(verdict, self._identity, self.own.record.run_id)
             self._broadcast.add(("accusation", self.me, peer), member.note)
-        self._end_suspicion(member, now, refuted=False)
         member.state, member.since = "dead", now
         self._broadcast.forget(("record", peer, peer))
-        self._exit(peer)
+        self.live.remove(peer)
         self.events.append(Event("dead", peer, detail))
-
-    def _end_suspicion(self, member: Member, now: float, *, refuted: bool) -> None:
-        if member.suspicion is not None:
-            self._docket.close(member.suspicion, refuted=refuted, now=now)
-            member.suspicion = None
-            del self._suspects[member.record.peer_id]
 
     # --- time
 
     def deadline(self) -> float:
-        times = [member.suspicion.next_step for member in self._suspects.values() if member.suspicion is not None]
-        return min([self.own.publish_at, *times])
+        return min(self.own.publish_at, self._suspects.deadline())
 
     def shift(self, lag: float, now: float) -> None:
         """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
-        for member in self._suspects.values():
-            if member.suspicion is not None:
-                # Accusations that waited meanwhile may have been handled just before.
-                member.suspicion.start = min(member.suspicion.start + lag, now)
+        self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
         """Forget peers that departed more than `preset.tombstone` seconds ago. Returns them."""

@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator
 
-from thinwire.swarm import evidence
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -79,12 +78,12 @@ class Roster:
     @property
     def view(self) -> View:
         """Current view. A new one, with the next number, is made when a peer joins, dies or leaves."""
-        return self._members.view()
+        return self._members.live.view()
 
     @property
     def others(self) -> list[PeerId]:
         """Other peers in the view, sorted."""
-        return self._members.live()
+        return self._members.live.others()
 
     @property
     def banned(self) -> list[PeerId]:
@@ -174,10 +173,10 @@ class Roster:
 
     def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
         """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
-        alone = self._members.alone
+        alone = self._members.live.alone
         if self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
-        if alone and not self._members.alone:
+        if alone and not self._members.live.alone:
             self._push_pull_at = now
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
@@ -185,15 +184,7 @@ class Roster:
 
         They were found here, or stored by an earlier process of this peer.
         """
-        for item in items:
-            policy = self._members.excluded.policy
-            if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
-                self._members.revoke(target, item, now)
-            found = gossip_items.read_evidence(item)
-            if found is not None and evidence.convicts(found, self.record.run_id):
-                self._members.convict_voter(found, now)
-            if (verdict := gossip_items.read_verdict(item)) is not None:
-                self._members.expel(verdict.owner, item, now)
+        self._intake.recall(items, now)
 
     def pardon(self, peer: PeerId) -> None:
         """Drop the verdict against a peer, if there is one."""
@@ -221,7 +212,7 @@ class Roster:
             return []
         departure = Departure(self._members.me, self.record.sequence)
         item = gossip_items.sign(departure, self._identity, self.record.run_id)
-        others = self._members.live()
+        others = self._members.live.others()
         self._gone = True
         return [(peer, Gossip((item,))) for peer in self._rng.sample(others, min(FAREWELLS, len(others)))]
 
@@ -302,7 +293,7 @@ class Roster:
         for peer in self._members.expire(now):
             letters += self._prober.start(peer, now)
         if now >= self._probe_at:
-            target = self._rotation.next(self._members.live())
+            target = self._rotation.next(self._members.live.others())
             if target is not None:
                 letters += self._prober.start(target, now)
             self._probe_at = now + self._prober.period()
@@ -324,7 +315,7 @@ class Roster:
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
-        pool, table = self._members.live(), self._members.table
+        pool, table = self._members.live.others(), self._members.table
         if len(pool) < len(table):
             pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
         letters: Letters = []
@@ -337,13 +328,13 @@ class Roster:
         return letters
 
     def _push_pull(self, now: float) -> Letters:
-        self._push_pull_at = now + self.preset.push_pull(self._members.size)
+        self._push_pull_at = now + self.preset.push_pull(self._members.live.size)
         self._answered.clear()
         self._intake.forget()
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        partner = self._sample(self._members.live(), 1)
+        partner = self._sample(self._members.live.others(), 1)
         return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
 
     def _reconnect(self, now: float) -> Letters:
@@ -359,7 +350,7 @@ class Roster:
             self._rotation.insert(peer)
 
     def _helpers(self, target: PeerId) -> list[PeerId]:
-        return [peer for peer in self._members.live() if peer != target]
+        return [peer for peer in self._members.live.others() if peer != target]
 
     def _items(self, to: PeerId) -> tuple[bytes, ...]:
         """Return the items to piggyback on a message.
@@ -377,7 +368,7 @@ class Roster:
         while sum(map(len, first)) > rest:
             first.pop()
         rest -= sum(map(len, first))
-        times = self.preset.retransmissions(self._members.size)
+        times = self.preset.retransmissions(self._members.live.size)
         return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
 
     def _pages(self, now: float) -> Iterator[tuple[bytes, ...]]:
@@ -394,7 +385,7 @@ class Roster:
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield gossip_items.announce(self.record)
-        recent = 2 * self.preset.push_pull(self._members.size) + self.preset.gossip_to_dead
+        recent = 2 * self.preset.push_pull(self._members.live.size) + self.preset.gossip_to_dead
         for member in self._members.table.values():
             if member.live:
                 yield gossip_items.announce(member.record)

@@ -137,3 +137,80 @@ class Docket:
                 depth = float(self._preset.credit)
                 fresh = Bucket(1.0 / self._preset.credit_period, depth, depth, now)
                 self._credit.setdefault(accuser, fresh).take(now)
+
+
+class Suspects:
+    """Open suspicions by peer, with limits on the accusers of each."""
+
+    def __init__(self, preset: Preset) -> None:
+        self._preset = preset
+        self._docket = Docket(preset)
+        self._open: dict[PeerId, Suspicion] = {}
+
+    def admits(self, peer: PeerId, accuser: PeerId, now: float) -> bool:
+        """Return True if an accusation of a live peer may count."""
+        suspicion = self._open.get(peer)
+        if suspicion is not None:
+            if accuser in suspicion.accusers or len(suspicion.accusers) >= self._preset.confirmations:
+                return False
+        return self._docket.admits(accuser, now)
+
+    def begin(self, peer: PeerId, size: int, now: float) -> bool:
+        """Suspect a peer of a swarm with `size` peers; return False if it is suspected already."""
+        if peer in self._open:
+            return False
+        self._open[peer] = Suspicion.begin(self._preset, size, now)
+        return True
+
+    def accuse(self, peer: PeerId, accuser: PeerId) -> None:
+        """Add an accuser of a suspected peer."""
+        self._open[peer].accusers[accuser] = None
+        self._docket.open(accuser)
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """Note that our own probe of a suspected peer has failed."""
+        self._open[peer].failed_at = now
+
+    def answered(self, peer: PeerId) -> bool:
+        """Clear our own evidence against a peer; return True if a final probe was to decide its suspicion."""
+        suspicion = self._open.get(peer)
+        if suspicion is None:
+            return False
+        suspicion.failed_at = -math.inf
+        return suspicion.asked
+
+    def due(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
+        """Return the peers that are dead, and the peers to probe now because evidence is missing.
+
+        Every peer probes each suspect once more before the shortest time is over. This makes up for refutations that
+        were lost in transit, and for missing accusers.
+        """
+        dead, doubtful = [], []
+        for peer, suspicion in self._open.items():
+            if suspicion.deadline <= now:
+                if suspicion.evident(now) or suspicion.confirmed:
+                    dead.append(peer)
+                elif not suspicion.asked:
+                    suspicion.asked = True
+                    doubtful.append(peer)
+            elif not suspicion.checked and suspicion.check_at <= now:
+                suspicion.checked = True
+                doubtful.append(peer)
+        return dead, doubtful
+
+    def end(self, peer: PeerId, now: float, *, refuted: bool) -> Suspicion | None:
+        """End the suspicion of a peer, if there is one, and return it."""
+        suspicion = self._open.pop(peer, None)
+        if suspicion is not None:
+            self._docket.close(suspicion, refuted=refuted, now=now)
+        return suspicion
+
+    def deadline(self) -> float:
+        """Return the time of the next action on a suspicion, as things stand."""
+        return min((suspicion.next_step for suspicion in self._open.values()), default=math.inf)
+
+    def shift(self, lag: float, now: float) -> None:
+        """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
+        for suspicion in self._open.values():
+            # Accusations that waited meanwhile may have been handled just before.
+            suspicion.start = min(suspicion.start + lag, now)

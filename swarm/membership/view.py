@@ -1,8 +1,9 @@
-"""View of the swarm at one moment: immutable, numbered, equal on peers with equal knowledge."""
+"""Views of the swarm: immutable, numbered, equal on peers with equal knowledge."""
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,3 +33,46 @@ class View:
 
     def __len__(self) -> int:
         return len(self.peers)
+
+
+class LivePeers:
+    """Other peers that are alive or suspected, and the view that they form with this peer."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._others: list[PeerId] = []
+        self._changes = 0
+        self._view: View | None = None
+
+    def add(self, peer: PeerId) -> None:
+        """Add a peer to the view."""
+        insort(self._others, peer)
+        self._changes += 1
+        self._view = None
+
+    def remove(self, peer: PeerId) -> None:
+        """Remove a peer from the view."""
+        del self._others[bisect_left(self._others, peer)]
+        self._changes += 1
+        self._view = None
+
+    def others(self) -> list[PeerId]:
+        """Return the other peers in the view, sorted."""
+        return list(self._others)
+
+    @property
+    def size(self) -> int:
+        """Number of peers in the view, this one included."""
+        return len(self._others) + 1
+
+    @property
+    def alone(self) -> bool:
+        """True if no other peer is in the view."""
+        return not self._others
+
+    def view(self) -> View:
+        """Return the present view; it has another number after each change."""
+        if self._view is None:
+            # Built on demand, because many joins may happen between two calls.
+            self._view = View.of(self._changes, [self._me, *self._others])
+        return self._view

@@ -16,7 +16,7 @@ from pathlib import Path
 import blake3
 import numpy as np
 import torch
-from thinwire.node.runtime.config import HF
+from thinwire.node.runtime.settings import HF
 from thinwire.node.state.tensor_file import Array
 from thinwire.node.training.models.initial_weights import check_digest
 from thinwire.node.training.models.user_model import ModelError, config_file, read_pretrained

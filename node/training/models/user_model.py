@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 import blake3
 import torch
-from thinwire.node.runtime.config import HF
+from thinwire.node.runtime.settings import HF
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
 from thinwire.node.training.models.causal_model import logits_of

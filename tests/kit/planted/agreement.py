@@ -14,7 +14,6 @@ from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import Equivocation
 from thinwire.collectives.consensus.vote_store import VoteRecord
 from thinwire.collectives.state_offers import state_digest
 from thinwire.node.outer import round_session
@@ -24,6 +23,7 @@ from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.state import vote_file
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.sims.peers import byzantine
+from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, StateChunk, StateOffer

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.rounds.butterfly import ShardedReduce
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.reducer import Reducer
@@ -56,10 +57,9 @@ def timers_before_draining(patch):
         self._gossip_at = max(self._gossip_at, now - self.preset.lag_limit)
         letters = tick(self, now)
         if lag > self.preset.lag_limit:
-            for peer in self._members.live():
+            for peer in self._members.live.others():
                 self._members.failed(peer, now)
-            for member in self._members._suspects.values():
-                member.suspicion.start -= lag
+            self._members.shift(-lag, now)
         return letters
 
     patch.setattr(Roster, "tick", strict)
@@ -106,9 +106,9 @@ def stale_view(patch):
 
 def lost_wake_up(patch):
     """No peer is woken when the owner of a chunk dies: those that wait for its result wait forever."""
-    due = Agreement._due
+    due = Turn.due
     patch.setattr(Agreement, "on_link_down", lambda self, peer, now: None)
-    patch.setattr(Agreement, "_due", lambda self, now: None if self.opened is not None else due(self, now))
+    patch.setattr(Turn, "due", lambda self, opened, *rest: None if opened is not None else due(self, opened, *rest))
     patch.setattr(ShardedReduce, "culprit", lambda self, opened: None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kit.daemons import COMMAND
-from thinwire.node.runtime.config import MEMBER_PORTS, PORT
+from thinwire.node.runtime.settings import MEMBER_PORTS, PORT
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 AVERAGE, OWN_LOOP = EXAMPLES / "average.py", EXAMPLES / "own_loop.py"

@@ -6,10 +6,10 @@ from kit.reference.liar_model import MISTAKES, LiarModel
 from kit.reference.small_model import explore
 from kit.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.equivocation import EACH, Equivocation
 from thinwire.collectives.consensus.justification import justified, justify, presentable
 from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
 from thinwire.collectives.consensus.quorum import TWO_THIRDS, tolerated
+from thinwire.swarm.evidence import EACH, Equivocation
 from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Open, Promise
 
 # --- every state of a round with one liar

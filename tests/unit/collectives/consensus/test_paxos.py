@@ -904,7 +904,7 @@ def test_restarted_peer_with_its_store_remembers_its_promise_and_vote():
     before.complete(digest(opened.contributors), 0.0)
     before.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     after, _ = _led(store=store)
-    assert after.witness and after.bound
+    assert after.witness and after.acceptor.bound
     after.on_message(ids[0], opened, b"", 0.0)
     assert after.opened is None, "a lower ballot than the promised one"
     after.on_message(ids[3], Prepare(5, 0, Ballot(4, ids[3])), b"", 0.0)
@@ -951,7 +951,7 @@ def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
 def test_prepare_of_another_lineage_gets_no_promise():
     peer, ids = _led()
     peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2]), b"l" * 16), b"", 0.0)
-    assert not [message for _, message in peer.take() if isinstance(message, Promise)] and not peer.bound
+    assert not [message for _, message in peer.take() if isinstance(message, Promise)] and not peer.acceptor.bound
 
 
 def test_withdrawn_peer_has_no_vote_and_a_barred_one_is_not_waited_for():

@@ -7,13 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import leaving
+from thinwire.collectives.consensus.justification import bound, choices
 from thinwire.collectives.consensus.proposal import (
     AcceptedValue,
     RoundTerms,
     adopt,
-    bound,
     by_seniority,
-    choices,
     fit,
     name_of,
     names,

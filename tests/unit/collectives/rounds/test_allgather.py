@@ -296,7 +296,7 @@ def test_adopted_payload_overrides_equivocating_announcement(told):
 
 
 def held(harness):
-    return {key: sorted(map(bytes, pieces.values())) for key, pieces in harness.round.exchange._store.items()}
+    return {key: sorted(map(bytes, pieces.values())) for key, pieces in harness.round.exchange._payloads.pieces.items()}
 
 
 def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from thinwire.node.cli import config_table
 from thinwire.node.runtime import config
-from thinwire.node.runtime.config import SETTINGS, ConfigError, load
+from thinwire.node.runtime.config import ConfigError, load
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.process_lock import InUseError, hold
+from thinwire.node.runtime.settings import SETTINGS, model_setting
 
 
 @pytest.fixture
@@ -314,8 +315,6 @@ def test_data_and_model_are_absolute_paths_or_names_of_libraries(tmp_path, monke
     with pytest.raises(ConfigError) as caught:
         load({"model": "mymodel"}, {})
     assert "MODULE:FUNCTION" in caught.value.hint
-    assert config.model_setting("hf", "tiny", tmp_path) == f"hf:{tmp_path}/tiny"
-    assert config.model_setting("hf", "gpt2", tmp_path) == "hf:gpt2"
-    assert (
-        config.model_setting("module", "a:b", tmp_path) == "a:b" and config.model_setting("custom", "", tmp_path) == ""
-    )
+    assert model_setting("hf", "tiny", tmp_path) == f"hf:{tmp_path}/tiny"
+    assert model_setting("hf", "gpt2", tmp_path) == "hf:gpt2"
+    assert model_setting("module", "a:b", tmp_path) == "a:b" and model_setting("custom", "", tmp_path) == ""

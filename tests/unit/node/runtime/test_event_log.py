@@ -3,8 +3,6 @@ import gzip
 import os
 import subprocess
 import sys
-import threading
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
 from thinwire.node.runtime import event_log
-from thinwire.node.runtime.background import Background
 from thinwire.node.runtime.config import load
 from thinwire.node.runtime.event_log import EventLog, end_of_events, read_events
 from thinwire.node.runtime.process_lock import InUseError
@@ -330,8 +327,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from thinwire.node.runtime import event_log
-from thinwire.node.runtime.background import Background
-from thinwire.node.runtime.background import Background
+from thinwire.node.peer.reports.background import Background
+from thinwire.node.peer.reports.background import Background
 event_log.SEGMENT = 2000
 path, number = Path(sys.argv[1]), int(sys.argv[2])
 log = event_log.EventLog(path, aside=Background("reports").run)
@@ -360,13 +357,3 @@ def test_no_event_is_lost_if_processes_end_while_they_compress(tmp_path):
     EventLog(path).close()
     assert all(name.endswith(".jsonl.gz") and not name.startswith(".") for name in segments(path))
     assert numbers(read_events(path)) == list(range(first))
-
-
-def test_background_runs_in_order_refuses_what_is_too_much_and_waits_at_the_end():
-    background, gate, done = Background("test", most=3), threading.Event(), []
-    assert background.run(gate.wait)
-    assert [background.run(partial(done.append, number)) for number in range(4)] == [True, True, False, False]
-    assert background.refused == 2 and not done
-    gate.set()
-    background.close()
-    assert done == [0, 1]

@@ -1,0 +1,81 @@
+"""Turn of a peer: the time at which it begins a ballot.
+
+That is the first one of the round, or one in place of a leader that is gone or stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from thinwire.collectives.consensus.acceptor import Acceptor
+from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.proposer import Proposer
+from thinwire.swarm.messages.registry import Open, PeerId, Ready
+
+
+class Turn:
+    """Patience of one peer in a round: first with announcements, then with the leader of each ballot.
+
+    ready: the announcements so far, which the caller adds to.
+    """
+
+    def __init__(
+        self, electorate: Electorate, acceptor: Acceptor, proposer: Proposer, ready: Mapping[PeerId, Ready]
+    ) -> None:
+        self._electorate, self._acceptor, self._proposer, self._ready = electorate, acceptor, proposer, ready
+        self._terms = electorate.terms
+        self._quorum_since: float | None = None
+        self._moved = 0.0
+
+    def progress(self, now: float) -> None:
+        """Restart the patience: the round has made progress."""
+        self._moved = max(self._moved, now)
+
+    def restart(self, now: float) -> None:
+        """Restart the patience: this peer leads, or its ballot has another vote."""
+        self._moved = now
+
+    def follow(self, leader: PeerId, now: float) -> None:
+        """Restart the patience with a leader, unless it has begun so many ballots that only data counts."""
+        if self._acceptor.trusts(leader):
+            self._moved = now
+
+    def waiting_for(self) -> tuple[PeerId, ...]:
+        """Return the reachable members and applicants that the round waits for before it opens."""
+        return self._electorate.waiting_for(self._given())
+
+    def early(self, opened: Open | None) -> bool:
+        """Return True if the round clearly needs, or waits for, more announcements before it opens."""
+        if opened is not None or self._proposer.preparing or self._proposer.urged:
+            return False
+        ready, members = len(self._ready), len(self._terms.members)
+        too_few = ready < self._terms.fraction * (members - len([*self._electorate.farewells]))
+        return too_few or (self._quorum_since is not None and ready < members)
+
+    def due(self, opened: Open | None, refused: Collection[PeerId], now: float) -> float | None:
+        """Return the time of our turn to begin a ballot, None without one. refused: peers that must not lead."""
+        electorate, terms, leader = self._electorate, self._terms, self._acceptor.leader
+        order = electorate.order(leader)
+        if electorate.me not in order:
+            return None
+        turn = order.index(electorate.me)
+        if opened is not None or self._acceptor.promised.term > 1:
+            stuck = self._moved + (2 + turn) * self._proposer.growth * terms.patience
+            waits = leader in electorate.live and leader not in refused and self._acceptor.trusts(leader)
+            return stuck if waits else min(stuck, self._moved + turn * terms.patience)
+        ready = electorate.live & self._ready.keys()
+        few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)
+        if few or not electorate.enough(ready):
+            self._quorum_since = None
+            return None
+        if self._quorum_since is None:
+            self._quorum_since = now
+        graces = [terms.graces.get(peer, terms.grace) for peer in self.waiting_for()]
+        grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, terms.limit)
+        if terms.buffered and electorate.waiting_for(self._ready):
+            grace = max(grace, terms.patience)  # They only need to announce their presence to stay members.
+        return self._quorum_since + grace + turn * terms.patience
+
+    def _given(self) -> Collection[PeerId]:
+        """Return the peers that have announced what the round waits for."""
+        return [peer for peer, ready in self._ready.items() if ready.weight] if self._terms.buffered else self._ready

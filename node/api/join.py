@@ -1,0 +1,80 @@
+"""Entry of a user's own process into a run, by an invite or by the manifest that founds it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from thinwire.node.api.background_peer import BackgroundPeer
+from thinwire.node.api.group_peer import GroupPeer
+from thinwire.node.api.ranks import Ranks, check_alone
+from thinwire.node.api.swarm import Swarm
+from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.peer_services import GATHER_SECONDS
+from thinwire.node.runtime.config import load
+from thinwire.swarm.manifest.manifest import ManifestError
+from thinwire.swarm.manifest.parser import parse as parse_manifest
+from torch.distributed import ProcessGroup
+
+
+def join(
+    invite_or_toml: str | os.PathLike[str],
+    *,
+    home: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    ports: str | None = None,
+    advertise: str | None = None,
+    site: str | None = None,
+    group: ProcessGroup | None = None,
+    new: bool = False,
+    wait_for: int = 1,
+    wait_seconds: float = GATHER_SECONDS,
+) -> Swarm:
+    """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
+
+    A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
+    known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
+    environment and the file; each peer of a machine needs a separate `home`. `new`: a manifest that has changed since an
+    earlier run of the same name begins another run; without it such a manifest is an error. `wait_for`:
+    peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`.
+
+    `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
+    peer. All of them call `join`, `wrap`, each step and `leave` alike. Buffers that the swarm averages (the statistics of
+    BatchNorm) are the mean of the ranks', others those of the first rank. The first rank is connected to the swarm; only its
+    arguments count, and only there `invite`, `digest`, `status`, `peers`, `outer` and averages work.
+
+    Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
+    ManifestMismatch, all of them HintedError; GroupError if the ranks of `group` do not all call this, and if
+    torch.distributed runs several processes and there is no `group`.
+    """
+    if group is None:
+        check_alone()
+    place = Path(home) if home is not None else None
+    flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
+
+    def peer() -> BackgroundPeer:
+        config, text = load(flags, os.environ), os.fspath(invite_or_toml)
+        if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
+            entry = arriving(text, config)
+        else:
+            entry = founding(_read_custom(Path(text)), config, Path(text).name, new=new)
+        return BackgroundPeer(entry, wait_for, wait_seconds)
+
+    if group is not None and (ranks := Ranks(group)).size > 1:
+        return Swarm(GroupPeer(ranks, peer))
+    return Swarm(peer(), alone=group is None)
+
+
+def _read_custom(path: Path) -> bytes:
+    try:
+        toml = path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"cannot read {path}: {error.strerror}", "give the path of the run's TOML file") from None
+    if parse_manifest(toml, path.name).model.kind != "custom":
+        raise ManifestError(
+            f"{path.name}: model.kind is not custom",
+            'write kind = "custom" under [model] to train your own module',
+        )
+    return toml
