@@ -120,7 +120,7 @@ class BlameBook:
         return self._relieve(owner, relay, working - self.idle - {owner})
 
     def _relieve(self, accuser: PeerId, accused: PeerId, others: set[PeerId]) -> bool:
-        """Take the chunks from both peers, if other owners are left; return False if the complaint does not count.
+        """Take the chunks from both peers, if other owners are left; return False if it does not count.
 
         Complaints of a peer that has lost its chunks do not count: otherwise one liar could take the chunks of all peers.
         """

@@ -29,7 +29,7 @@ MORE = 200
 """Seeds of rings and sieves with `make soak`."""
 
 SOAK, SOAKED = 400, 20
-"""Seeds with `make soak`, and those of one test. Most of its 20,000 seeds are of the families and of the harsh mix."""
+"""Seeds with `make soak`, and those of one test. Its other 20,000 seeds are those of families and of the harsh mix."""
 
 
 def _failure(seed: int) -> str:
