@@ -66,10 +66,13 @@ FIRST = first_lineage(ALL)
 
 
 class Scene:
-    """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record."""
+    """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record.
 
-    def __init__(self, members=ALL, *, unknown=(), exchange="", sequence=5_000, kept=None, slow=None, **options):
-        self.now, self.events, self.queue = 0.0, [], Queue()
+    exchange: keys of that table of the manifest, and further tables. watch: of slow peers. `newcomers`: peers on trial.
+    """
+
+    def __init__(self, members=ALL, *, unknown=(), exchange="", sequence=5_000, kept=None, watch=None, **options):
+        self.now, self.events, self.queue, self.newcomers = 0.0, [], Queue(), set()
         manifest = parse(f'[exchange]\ncodec = "fp32"\n{exchange}')
         method = METHODS["diloco"]
         codec = method.codec(manifest, LAYOUT)
@@ -83,6 +86,9 @@ class Scene:
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
+            on_trial=lambda peer: peer in self.newcomers,
+            others=(ANN, BEN, CAT),
+            keep=lambda peers: None,
             progress=0,
         )
         presence = SimpleNamespace(
@@ -90,7 +96,7 @@ class Scene:
             live={ANN, BEN, CAT},
             send_queue=self.queue,
             transport=SimpleNamespace(totals=lambda: (0, 0)),
-            watch=slow and SimpleNamespace(slow=slow),
+            watch=watch,
             site="",
             aside=at_once,
             spans=tuple,
@@ -103,7 +109,12 @@ class Scene:
             replica=self.replica,
             now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
-            **{"votes": lambda fragment: MemoryVoteStore(random.Random(fragment)), **options},
+            **{
+                "votes": lambda fragment: MemoryVoteStore(random.Random(fragment)),
+                "entered": True,
+                "patience": 2.0,
+                **options,
+            },
         )
 
     def on_message(self, sender, message, payload=b""):

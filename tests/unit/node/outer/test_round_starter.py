@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, FIRST, ME, Scene, lone_fork
@@ -44,7 +45,8 @@ def test_votes_of_another_lineage_are_forgotten_with_the_life_unless_we_founded_
 @pytest.mark.parametrize(("setting", "asked"), [("no-ownership", True), ("report", False)])
 def test_slow_peers_lose_their_chunks_only_if_the_manifest_wants_it(setting, asked):
     calls = []
-    Scene(exchange=f'slow_peers = "{setting}"', slow=lambda: calls.append(1) or ())
+    watch = SimpleNamespace(slow=lambda: calls.append(1) or ())
+    Scene(exchange=f'slow_peers = "{setting}"', watch=watch)
     assert bool(calls) == asked
 
 
