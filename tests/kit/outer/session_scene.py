@@ -69,12 +69,25 @@ class Scene:
     """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record.
 
     exchange: keys of that table of the manifest, and further tables. watch: of slow peers. `newcomers`: peers on trial.
+    `convicted`: evidence against peers.
     """
 
-    def __init__(self, members=ALL, *, unknown=(), exchange="", sequence=5_000, kept=None, watch=None, **options):
-        self.now, self.events, self.queue, self.newcomers = 0.0, [], Queue(), set()
-        manifest = parse(f'[exchange]\ncodec = "fp32"\n{exchange}')
-        method = METHODS["diloco"]
+    def __init__(
+        self,
+        members=ALL,
+        *,
+        unknown=(),
+        exchange="",
+        codec='"fp32"',
+        method="diloco",
+        sequence=5_000,
+        kept=None,
+        watch=None,
+        **options,
+    ):
+        self.now, self.events, self.queue, self.newcomers, self.convicted = 0.0, [], Queue(), set(), []
+        manifest = parse(f"[exchange]\ncodec = {codec}\n{exchange}")
+        method = METHODS[method]
         codec = method.codec(manifest, LAYOUT)
         cut = method.cut(manifest, LAYOUT, codec)
         self.replica = method.replica.begin(manifest, LAYOUT, codec, cut, np.zeros(100, np.float32), members)
@@ -97,6 +110,7 @@ class Scene:
             send_queue=self.queue,
             transport=SimpleNamespace(totals=lambda: (0, 0)),
             watch=watch,
+            convict=self.convicted.append,
             site="",
             aside=at_once,
             spans=tuple,
