@@ -41,11 +41,12 @@ ALL = (ME, ANN, BEN)
 
 
 class Queue(FakeSendQueue):
-    """Send queue that also has the calls of sessions."""
+    """Send queue that also has the calls of sessions. `released`: peers whose results have no pauses any more."""
 
     def __init__(self):
         super().__init__()
         self.bandwidth = Bandwidth()
+        self.released = []
 
     def look(self):
         pass
@@ -54,7 +55,10 @@ class Queue(FakeSendQueue):
         pass
 
     def later(self, to, *kinds):
-        return 0
+        return self.waiting
+
+    def release(self, peer, fragment):
+        self.released.append((peer, fragment))
 
 
 def first_lineage(members):
