@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.swarm.lineage import (
     by_strangers,
+    contains,
     descends,
     founded_by,
     founders_of,
@@ -148,6 +149,16 @@ def test_shared_lineages_are_the_first_ones_until_two_chains_part():
     assert shared(CHAIN, CHAIN) == 3 and shared(CHAIN, CHAIN[:2]) == shared(CHAIN[:2], CHAIN) == 2
     assert shared(CHAIN, other) == shared(other, CHAIN) == 1, "they share the lineage, at whatever round"
     assert shared(CHAIN, ()) == shared((), CHAIN) == shared(CHAIN, (root(peer=BEN),)) == 0
+
+
+@pytest.mark.parametrize(
+    ("lineage", "last"),
+    [(ROOT, 3), (FIRST, 5), (SECOND, 900), (SIBLING, -1)],
+    ids=["first", "middle", "last", "sibling"],
+)
+def test_history_contains_the_rounds_of_a_parent_until_the_fork_and_all_of_the_last_lineage(lineage, last):
+    for round in (0, 2, 3, 4, 5, 6, 900):
+        assert contains(CHAIN, name_of_fork(lineage), round) == (round <= last)
 
 
 # --- progress
