@@ -105,9 +105,9 @@ def test_butterfly_round_with_honest_peers_votes(harness):
     assert to == LEADER and vote.digest == wanted and harness.blamed() == []
 
 
-@pytest.mark.parametrize("audited", [False, True])
-def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_them(audited):
-    harness = Harness(audited=audited)
+@pytest.mark.parametrize(("options", "audited"), [({}, False), ({"audited": True}, True)])
+def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_them(options, audited):
+    harness = Harness(**options)
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 2)
     assert harness.sent(Result) and not harness.sent(Record)
