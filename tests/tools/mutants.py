@@ -275,6 +275,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/rounds/ring_schedule.py",
         "for added, before in zip(way.adds, way.before, strict=False):",
     ): "both have one entry for each member",
+    (
+        "collectives/rounds/contributions.py",
+        "return whole if len(whole) >= len(found) else None",
+    ): "a part is never longer than all",
+    (
+        "collectives/rounds/contributions.py",
+        "for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=False):",
+    ): "all three have one entry for each key",
     ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
     ("node/outer/frame_router.py", "if number != fly.round + 1:"): "earlier rounds go elsewhere",
     (

@@ -139,3 +139,9 @@ def test_norm_of_a_chunk_that_was_not_screened_is_zero():
     found = held(ann=2.0)
     assert found.norm((ANN, 1), 0) == pytest.approx(2.0)
     assert found.norm((ANN, 1), 1) == found.norm((ANN, 2), 0) == found.norm((BEN, 1), 0) == 0.0
+
+
+def test_ratios_are_norms_in_units_of_the_limit_of_chunks_with_enough_norms():
+    found = held(ann=1.0, ben=2.0, cat=8.0)
+    assert found.ratios(entries(ANN, BEN, CAT)) == pytest.approx({ANN: 0.5, BEN: 1.0, CAT: 4.0})
+    assert found.ratios(entries(ANN)) == {}
