@@ -66,7 +66,7 @@ def contains(chain: Chain, lineage: bytes, round: int) -> bool:
     """
     forks = [era.fork for era in chain]
     after = {name_of_fork(one): next.round for one, next in pairwise(forks)}
-    return lineage == lineage_of(chain) or round <= after.get(lineage, -1)
+    return lineage == lineage_of(chain) or (lineage in after and round <= after[lineage])
 
 
 def founded_by(chain: Chain, parent: bytes, peer: PeerId, life: bytes) -> bool:

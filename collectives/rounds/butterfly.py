@@ -108,7 +108,7 @@ class ShardedReduce(DataPlane):
         if first is None or last is None:
             return set()
         lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
-        return lost | self._contradicted | (self._overdue(first) if first is last and first.shares else set())
+        return lost | self._contradicted | (self._overdue(first) if first is last else set())
 
     def _overdue(self, opened: Open) -> set[PeerId]:
         contributors = {entry.peer for entry in opened.contributors}
@@ -195,8 +195,9 @@ class ShardedReduce(DataPlane):
     def _fits(self, frame: Frame) -> bool:
         """Return whether a frame's index and length fit this round."""
         message, size = frame.message, memoryview(frame.payload).nbytes
-        index = message.index if isinstance(message, (Chunk, Partial, Result, Subtotal)) else 0
-        return index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))
+        if not isinstance(message, (Chunk, Partial, Result, Subtotal)):
+            return True  # a record
+        return message.index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))
 
     # --- owning chunks
 
@@ -235,8 +236,9 @@ class ShardedReduce(DataPlane):
         return any((one.peer, one.attempt) == key and self.agreement.announced(one) is not None for one in entries)
 
     def _reduce(self, index: int) -> None:
+        """Compute the result of a chunk that we own once all contributions to it are here and screened."""
         opened = self.opened
-        if opened is None or self.owners[index] != self.me or self.results.chunks[index] is not None:
+        if opened is None or self.results.chunks[index] is not None:
             return
         payloads = self._contributions.of(opened.contributors, index)
         if payloads is None:

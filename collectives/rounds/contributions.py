@@ -104,10 +104,12 @@ class Contributions:
         """
         keys = [(entry.peer, entry.attempt) for entry in contributors]
         norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
-        known, before, raised = self._raised.get(index, (b"", 0.0, self._usual.get(index, 0.0)))
-        usual = before if known == name else raised
+        usual = self._usual.get(index, 0.0)
+        if index in self._raised:
+            known, before, raised = self._raised[index]
+            usual = before if known == name else raised
         far, after = outliers(norms, usual, self._middle)
-        if far and all(peer in far for peer, norm in norms.items() if norm > 0.0):
+        if far and all(peer in far for peer, norm in norms.items() if norm):
             self._raised[index] = (name, usual, after)
         else:
             self._news.setdefault(name, {})[index] = after
@@ -130,7 +132,7 @@ class Contributions:
             known = [key for key in keys if index in self._norms.get(key, ())]
             norms = [self._norms[key][index] for key in known]
             for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=True):
-                if limit < math.inf:
+                if math.isfinite(limit):
                     found.setdefault(key[0], []).append(norm / limit)
         return {peer: lower_median(each) for peer, each in found.items()}
 

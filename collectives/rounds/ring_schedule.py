@@ -68,8 +68,9 @@ def joined(
     A single payload stays as it is.
     """
     payloads = [*([] if passed is None else [passed]), *own]
-    if len(payloads) == 1:
-        return payloads[0]
+    first, *others = payloads
+    if not others:
+        return first
     return reducer.result(payloads, [*([] if passed is None else [before]), *weights], size)
 
 

@@ -146,7 +146,7 @@ class FrameRouter:
         if isinstance(message, Fetch) and fly.agreement.commit is not None:
             self._history.follow(peer, fly.round)
         if isinstance(message, Ready):
-            self._straggler_grace.came(peer, fly.round, self._now(), contributes=message.weight > 0)
+            self._straggler_grace.came(peer, fly.round, self._now(), contributes=bool(message.weight))
         fly.on_frame(peer, frame)
         if isinstance(message, (Commit, Decided)):
             # Not every commit can be verified later: peers that had departed then may be here now.
@@ -172,9 +172,10 @@ class FrameRouter:
 
     def _route_later(self, peer: PeerId, frame: Frame, number: int) -> None:
         fly = self._current()
-        if number == fly.round + 1 and not memoryview(frame.payload).nbytes:
+        if number > fly.round + 1:
+            self.strays += 1
+        elif not memoryview(frame.payload).nbytes:
             self._stash.put(peer, frame)
-        self.strays += number > fly.round + 1
         if isinstance(frame.message, Ready):
             fly.agreement.past.add(peer)
         if frame.signature and fly.agreement.commit is None:

@@ -67,9 +67,9 @@ class RoundSession:
         replica: Replica,
         now: Callable[[], float],
         emit: Emit,
-        entered: bool = True,
+        entered: bool,
+        patience: float,
         votes: OpenVotes = open_in_memory,
-        patience: float = 2.0,
         fragment: int = 0,
         stash: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
@@ -87,7 +87,8 @@ class RoundSession:
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
-        paced = not manifest.pipeline.stages  # a stage that no peer holds delays all rounds
+        staged = bool(manifest.pipeline.stages)
+        paced = not staged  # a stage that no peer holds delays all rounds
         needed = bool(manifest.admission.trial) or manifest.audited
         self._lender = Lender(replica, presence.send_queue, fragment, needed=needed)
         self.trials = Trials(
@@ -121,7 +122,7 @@ class RoundSession:
             proven,
             fraction=manifest.exchange.fraction,
             verifier=self.factory.with_keys,
-            gaps=manifest.pipeline.stages > 1,
+            gaps=staged,
         )
         """Checks chains of this run."""
         entered = entered and self.me in replica.members
@@ -147,7 +148,7 @@ class RoundSession:
             quorate=lambda: self.own_lineage.since is None,
             entered=lambda: self.states.entered,
             # A lost pipeline stage begins again with the peer that makes it.
-            founder=b"" if manifest.pipeline.stages > 1 else founder,
+            founder=b"" if staged else founder,
         )
         self.own_lineage = OwnLineage(
             replica,
@@ -229,7 +230,7 @@ class RoundSession:
         The outcome has no commit if the round did not commit within `give_up` seconds, if this peer is behind, or if
         its state differs from that of the majority.
         """
-        self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=weight > 0)
+        self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=bool(weight))
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
         if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
             self._lender.announced(ready, source)
@@ -333,9 +334,8 @@ class RoundSession:
         self.current = self.starter.start(done.attempt, done)
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
-        said, base = set[PeerId](), self.current.agreement.terms.base
-        if done.round == self.current.round:
-            said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
+        base = self.current.agreement.terms.base  # another one after each round
+        said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
         for peer in sorted(said.union(self.catch_up.begin())):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._router.waiting():
@@ -357,8 +357,8 @@ class RoundSession:
     def _give_up(self) -> None:
         """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
         kept = self.factory.kept
-        if kept.lost[0]:
-            chunks, square = kept.lost
+        chunks, square = kept.lost
+        if chunks:
             kept.lost = 0, 0.0
             self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 

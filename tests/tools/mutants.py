@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
 CONSENSUS = "tests/unit/collectives/consensus"
 ROUNDS = "tests/unit/collectives/rounds"
+SESSION = tuple(f"tests/unit/node/outer/test_{name}.py" for name in ("round_session", "round_starter", "frame_router"))
 TARGETS = {
     "collectives/consensus/acceptor.py": (f"{CONSENSUS}/test_acceptor.py", CONSENSUS),
     "collectives/consensus/blame.py": (f"{CONSENSUS}/test_blame.py", CONSENSUS),
@@ -43,14 +44,14 @@ TARGETS = {
     "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", CONSENSUS),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
-    "collectives/rounds/butterfly.py": (ROUNDS,),
-    "collectives/rounds/contributions.py": (ROUNDS,),
-    "collectives/rounds/result_store.py": (ROUNDS,),
-    "collectives/rounds/ring_schedule.py": (ROUNDS,),
-    "collectives/topology/shards.py": ("tests/unit/collectives/topology", ROUNDS),
-    "node/outer/frame_router.py": ("tests/unit/node/outer",),
-    "node/outer/round_session.py": ("tests/unit/node/outer",),
-    "node/outer/round_starter.py": ("tests/unit/node/outer",),
+    "collectives/rounds/butterfly.py": (f"{ROUNDS}/test_round.py",),
+    "collectives/rounds/contributions.py": (f"{ROUNDS}/test_contributions.py", ROUNDS),
+    "collectives/rounds/result_store.py": (f"{ROUNDS}/test_round.py", f"{ROUNDS}/test_allgather.py"),
+    "collectives/rounds/ring_schedule.py": (f"{ROUNDS}/test_ring.py", f"{ROUNDS}/test_ring_schedule.py"),
+    "collectives/topology/shards.py": ("tests/unit/collectives/topology/test_shards.py", ROUNDS),
+    "node/outer/frame_router.py": SESSION,
+    "node/outer/round_session.py": SESSION,
+    "node/outer/round_starter.py": SESSION,
     "swarm/lineage.py": ("tests/unit/swarm/test_lineage.py",),
     "compression/sparse/error_feedback.py": ("tests/unit/compression/sparse",),
 }
@@ -64,6 +65,7 @@ OPERATORS = (
 """Beginnings of the names of cosmic-ray's operators. `Is` comparisons are left out: most compare with None."""
 
 CAPPED = "the power is capped far below"
+SHARED = "no chain is shorter than the part that it shares with another one"
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "collectives/consensus/acceptor.py",
@@ -245,13 +247,24 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): CAPPED,
     ("collectives/consensus/proposer.py", "if ballot.term != 1:"): "no ballot has a term below 1",
     (
-        "collectives/rounds/contributions.py",
-        'known, before, raised = self._raised.get(index, (b"", 1.0, self._usual.get(index, 0.0)))',
-    ): "no contributors have the empty name",
+        "collectives/rounds/butterfly.py",
+        "return message.index != len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))",
+    ): "a chunk beyond the grid has a negative size",
+    ("collectives/rounds/butterfly.py", "self._first_at = 1.0"): "open() sets it before its first use",
+    ("collectives/rounds/butterfly.py", "self._first_at = -1.0"): "open() sets it before its first use",
+    ("collectives/rounds/butterfly.py", "if first is None and last is None:"): "the first ballot sets both",
     (
         "collectives/rounds/butterfly.py",
-        "return index != len(self.grid) and size <= self.codec.nbytes(self.grid.size(index))",
-    ): "a chunk beyond the grid has a negative size",
+        "if self._audited or self.opened is not None:",
+    ): "a round without audits uses no claims, and records come in ballots only",
+    (
+        "collectives/rounds/butterfly.py",
+        "if wrong or self.complete or len(set(record.indices)) != len(record.indices):",
+    ): "a set of indices is never longer than they are",
+    (
+        "collectives/rounds/butterfly.py",
+        "whole = record.indices <= tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted",
+    ): "no other order of all indices is smaller",
     (
         "collectives/rounds/butterfly.py",
         "if message.attempt < ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:",
@@ -264,11 +277,44 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/rounds/ring_schedule.py",
         "for added, before in zip(way.adds, way.before, strict=False):",
     ): "both have one entry for each member",
-    ("node/outer/round_session.py", "patience: float = 1.0,"): "every caller names it",
+    (
+        "collectives/rounds/contributions.py",
+        "return whole if len(whole) >= len(found) else None",
+    ): "a part is never longer than all",
+    (
+        "collectives/rounds/contributions.py",
+        "for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=False):",
+    ): "all three have one entry for each key",
+    ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
+    ("node/outer/frame_router.py", "if number != fly.round + 1:"): "earlier rounds go elsewhere",
+    (
+        "node/outer/round_starter.py",
+        'watch = presence.watch if exchange.slow_peers <= "no-ownership" else None',
+    ): "the only other value is greater",
+    (
+        "node/outer/round_starter.py",
+        'by_bandwidth=exchange.chunk_assignment <= "bandwidth",',
+    ): "the only other value is greater",
     (
         "node/outer/round_starter.py",
         'room=room(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
     ): "all other values are greater",
+    ("swarm/lineage.py", "if not chain or len(chain) <= len(over) == common:"): SHARED,
+    ("swarm/lineage.py", "if not chain or len(chain) == len(over) <= common:"): SHARED,
+    ("swarm/lineage.py", "if len(chain) <= common:  # `over` was founded in it"): SHARED,
+    ("swarm/lineage.py", "if len(over) <= common:"): SHARED,
+    (
+        "swarm/lineage.py",
+        "return _rank(chain[common]) >= _rank(over[common])",
+    ): "the ranks of two lineages differ at least in their names",
+    (
+        "swarm/lineage.py",
+        "return 0 != fork.round == newest_round(parent) and set(fork.members).isdisjoint(fork.before)",
+    ): "no round is negative",
+    (
+        "swarm/lineage.py",
+        "for (peer, life), signature in zip(founders_of(fork), fork.signatures, strict=False)",
+    ): "their numbers were compared above",
 }
 """Module and the line after the mutation -> reason why no test can notice."""
 

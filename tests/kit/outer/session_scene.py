@@ -41,11 +41,12 @@ ALL = (ME, ANN, BEN)
 
 
 class Queue(FakeSendQueue):
-    """Send queue that also has the calls of sessions."""
+    """Send queue that also has the calls of sessions. `released`: peers whose results have no pauses any more."""
 
     def __init__(self):
         super().__init__()
         self.bandwidth = Bandwidth()
+        self.released = []
 
     def look(self):
         pass
@@ -54,7 +55,10 @@ class Queue(FakeSendQueue):
         pass
 
     def later(self, to, *kinds):
-        return 0
+        return self.waiting
+
+    def release(self, peer, fragment):
+        self.released.append((peer, fragment))
 
 
 def first_lineage(members):
@@ -66,12 +70,28 @@ FIRST = first_lineage(ALL)
 
 
 class Scene:
-    """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record."""
+    """Session of peer ME in a run of `members`, who are all present. `unknown`: peers without a record.
 
-    def __init__(self, members=ALL, *, unknown=(), exchange="", sequence=5_000, kept=None, slow=None, **options):
-        self.now, self.events, self.queue = 0.0, [], Queue()
-        manifest = parse(f'[exchange]\ncodec = "fp32"\n{exchange}')
-        method = METHODS["diloco"]
+    exchange: keys of that table of the manifest, and further tables. watch: of slow peers. `newcomers`: peers on trial.
+    `convicted`: evidence against peers.
+    """
+
+    def __init__(
+        self,
+        members=ALL,
+        *,
+        unknown=(),
+        exchange="",
+        codec='"fp32"',
+        method="diloco",
+        sequence=5_000,
+        kept=None,
+        watch=None,
+        **options,
+    ):
+        self.now, self.events, self.queue, self.newcomers, self.convicted = 0.0, [], Queue(), set(), []
+        manifest = parse(f"[exchange]\ncodec = {codec}\n{exchange}")
+        method = METHODS[method]
         codec = method.codec(manifest, LAYOUT)
         cut = method.cut(manifest, LAYOUT, codec)
         self.replica = method.replica.begin(manifest, LAYOUT, codec, cut, np.zeros(100, np.float32), members)
@@ -83,6 +103,9 @@ class Scene:
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
+            on_trial=lambda peer: peer in self.newcomers,
+            others=(ANN, BEN, CAT),
+            keep=lambda peers: None,
             progress=0,
         )
         presence = SimpleNamespace(
@@ -90,7 +113,8 @@ class Scene:
             live={ANN, BEN, CAT},
             send_queue=self.queue,
             transport=SimpleNamespace(totals=lambda: (0, 0)),
-            watch=slow and SimpleNamespace(slow=slow),
+            watch=watch,
+            convict=self.convicted.append,
             site="",
             aside=at_once,
             spans=tuple,
@@ -103,7 +127,12 @@ class Scene:
             replica=self.replica,
             now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
-            **{"votes": lambda fragment: MemoryVoteStore(random.Random(fragment)), **options},
+            **{
+                "votes": lambda fragment: MemoryVoteStore(random.Random(fragment)),
+                "entered": True,
+                "patience": 2.0,
+                **options,
+            },
         )
 
     def on_message(self, sender, message, payload=b""):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.swarm.lineage import (
     by_strangers,
+    contains,
     descends,
     founded_by,
     founders_of,
@@ -150,6 +151,16 @@ def test_shared_lineages_are_the_first_ones_until_two_chains_part():
     assert shared(CHAIN, ()) == shared((), CHAIN) == shared(CHAIN, (root(peer=BEN),)) == 0
 
 
+@pytest.mark.parametrize(
+    ("lineage", "last"),
+    [(ROOT, 3), (FIRST, 5), (SECOND, 900), *((fork_of(3, CAT, base=bytes([at]) * 32), -1) for at in range(8))],
+    ids=["first", "middle", "last", *(f"sibling {at}" for at in range(8))],
+)
+def test_history_contains_the_rounds_of_a_parent_until_the_fork_and_all_of_the_last_lineage(lineage, last):
+    for round in (0, 2, 3, 4, 5, 6, 900):
+        assert contains(CHAIN, name_of_fork(lineage), round) == (round <= last)
+
+
 # --- progress
 
 
@@ -166,6 +177,7 @@ def test_newest_round_is_that_of_the_last_certificate_or_of_the_fork():
         ((root(3),), (root(3),), False),
         ((root(3),), (root(4),), False),
         ((root(3), era(FIRST, 9)), (root(3), era(FIRST, 8)), True),
+        ((root(3), era(FIRST, 5)), (root(3), era(FIRST, 6)), False),
         ((root(3, 9), era(FIRST)), (root(3), era(FIRST)), False),  # of the same round, with more of the parent
         ((root(9),), (root(3), era(FIRST)), False),
         ((root(3), era(FIRST, 9)), (root(4),), False),
@@ -417,11 +429,18 @@ def test_forged_fork_is_not_proved(fork):
     assert not proved(fork, 0, verify)
 
 
-@pytest.mark.parametrize("members", [(BEN, ANN), (ANN, ANN)], ids=["unsorted", "twice"])
+@pytest.mark.parametrize(
+    "members", [(BEN, ANN), (ANN, ANN), (ANN, ANN, BEN)], ids=["unsorted", "twice", "twice and another"]
+)
 def test_signed_fork_with_unsorted_or_repeated_founders_is_not_proved(members):
     signatures = tuple(sign(peer, Found(3, 0, BASE, members, LIVES[peer])) for peer in members)
     lives = b"".join(LIVES[peer] for peer in members)
     assert not proved(Fork(3, BASE, IDS, members, lives, signatures), 0, verify)
+
+
+def test_fork_whose_founder_has_signed_a_shorter_life_is_not_proved():
+    life = LIVES[ANN][:-1]
+    assert not proved(Fork(3, BASE, IDS, (ANN,), life, (sign(ANN, Found(3, 0, BASE, (ANN,), life)),)), 0, verify)
 
 
 def test_fork_of_another_fragment_is_not_proved():
@@ -433,6 +452,7 @@ def test_fork_of_another_fragment_is_not_proved():
     ("parent", "fork", "strangers"),
     [
         (root(1, 3), fork_of(3, EVE, FAY), True),
+        (root(1), fork_of(1, EVE, FAY), True),
         (root(1, 3), fork_of(3, ANN, FAY), False),  # one founder is a member
         (root(1, 3), fork_of(2, EVE, FAY), False),  # not its newest round
         (root(1, 3), fork_of(4, EVE, FAY), False),  # a lost stage made again

@@ -39,7 +39,12 @@ def test_chunks_of_all_contributors_are_returned_in_their_order():
 
 @pytest.mark.parametrize(
     ("payload", "hashed", "reason"),
-    [(chunk(1.0), OTHER, "hash"), (chunk(np.nan), HASH, "not finite"), (chunk(1.0)[:8], HASH, "length")],
+    [
+        (chunk(1.0), b"a" * 32, "hash"),
+        (chunk(1.0), OTHER, "hash"),
+        (chunk(np.nan), HASH, "not finite"),
+        (chunk(1.0)[:8], HASH, "length"),
+    ],
 )
 def test_invalid_chunk_is_not_stored(payload, hashed, reason):
     found = held()
@@ -81,11 +86,12 @@ def test_round_that_does_not_learn_leaves_the_usual_norm():
     assert usual == {0: 1.0}
 
 
-def test_limit_grows_for_the_next_contributors_after_all_were_beyond():
+@pytest.mark.parametrize(("name", "next"), [(NAME, OTHER), (OTHER, NAME)])
+def test_limit_grows_for_the_next_contributors_after_all_were_beyond(name, next):
     found = held({0: 1.0}, ann=5000.0, ben=7000.0)
     for _ in range(3):
-        assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN, BEN), "the same contributors change nothing"
-    assert found.beyond(entries(ANN), OTHER, 0) == ()
+        assert found.beyond(entries(ANN, BEN), name, 0) == (ANN, BEN), "the same contributors change nothing"
+    assert found.beyond(entries(ANN), next, 0) == ()
 
 
 def test_lent_chunk_counts_with_its_norm():
@@ -113,3 +119,29 @@ def test_limit_grows_when_all_but_empty_contributions_were_beyond():
     found = held({0: 1.0}, ann=5000.0, ben=0.0)
     assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN,)
     assert found.beyond(entries(ANN), OTHER, 0) == ()
+
+
+def test_limit_stays_when_one_small_contribution_was_not_beyond():
+    found = held({0: 1.0}, ann=5000.0, ben=0.5)
+    assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN,)
+    assert found.beyond(entries(ANN), OTHER, 0) == (ANN,)
+
+
+def test_norms_of_the_first_round_are_its_own_measure():
+    usual = {}
+    found = held(usual, ann=5000.0, ben=7000.0, cat=9e7)
+    assert found.beyond(entries(ANN, BEN, CAT), NAME, 0) == (CAT,)
+    found.settle(NAME)
+    assert usual == {0: pytest.approx(5000.0)}
+
+
+def test_norm_of_a_chunk_that_was_not_screened_is_zero():
+    found = held(ann=2.0)
+    assert found.norm((ANN, 1), 0) == pytest.approx(2.0)
+    assert found.norm((ANN, 1), 1) == found.norm((ANN, 2), 0) == found.norm((BEN, 1), 0) == 0.0
+
+
+def test_ratios_are_norms_in_units_of_the_limit_of_chunks_with_enough_norms():
+    found = held(ann=1.0, ben=2.0, cat=8.0)
+    assert found.ratios(entries(ANN, BEN, CAT)) == pytest.approx({ANN: 0.5, BEN: 1.0, CAT: 4.0})
+    assert found.ratios(entries(ANN)) == {}

@@ -7,10 +7,12 @@ from dataclasses import replace
 from statistics import median_low
 
 import blake3
+import msgspec
 import numpy as np
 import pytest
 from kit.round_harness import (
     BASE,
+    DENSE,
     FIRST,
     GRID,
     LEADER,
@@ -18,6 +20,7 @@ from kit.round_harness import (
     PEERS,
     PLAN,
     DenseHarness,
+    RoundHarness,
     dense_payloads,
     hashes_of,
     mean,
@@ -30,6 +33,7 @@ from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
+from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -55,8 +59,8 @@ IDS = PEERS[:3]
 class Harness(DenseHarness):
     """Peer ME of three: LEADER leads, everyone contributes; ME owns chunks 2 and 3."""
 
-    def __init__(self):
-        super().__init__(ShardedReduce, peers=IDS)
+    def __init__(self, **options):
+        super().__init__(ShardedReduce, peers=IDS, **options)
         self.opened = self.open()
         self.sent(Ready)
 
@@ -99,6 +103,31 @@ def test_butterfly_round_with_honest_peers_votes(harness):
     ((to, vote, _),) = harness.sent(Vote)
     wanted = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
     assert to == LEADER and vote.digest == wanted and harness.blamed() == []
+
+
+@pytest.mark.parametrize(("options", "audited"), [({}, False), ({"audited": True}, True)])
+def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_them(options, audited):
+    harness = Harness(**options)
+    for peer in (LEADER, OTHER):
+        harness.chunk(peer, 2)
+    assert harness.sent(Result) and not harness.sent(Record)
+    for peer in (LEADER, OTHER):
+        harness.chunk(peer, 3)
+    right = Record(1, 0, FIRST, (2, 3), hashes_of(map(harness.result, (2, 3))), own=audited)
+    assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, right), (OTHER, right)]
+    harness.results_of(LEADER, 0, 1)
+    assert not harness.sent(Record)
+    # Results that a ballot adopts are not computed for it.
+    wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
+    harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(LEADER,), kept=IDS)
+    again = Record(1, 0, Ballot(2, LEADER), (2, 3), right.hashes)
+    assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, again), (OTHER, again)]
+
+
+def test_peer_without_chunks_signs_for_nothing():
+    harness = DenseHarness(ShardedReduce, peers=IDS)
+    harness.open(idle=(ME,))
+    assert not harness.sent(Record)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +187,8 @@ def test_contribution_with_another_digest_than_ours_is_not_sent():
 def test_chunk_of_old_attempt_or_unknown_index_is_ignored(harness):
     harness.on_message(OTHER, ready(dense_payloads(9), attempt=2))
     harness.chunk(OTHER, 2)
-    harness.chunk(LEADER, 60, b"x")
+    for index in (6, 60):
+        harness.chunk(LEADER, index, b"x")
     harness.chunk(LEADER, 2)
     assert harness.sent(Result) == [] and harness.blamed() == []
 
@@ -194,9 +224,11 @@ def test_repeated_chunk_changes_nothing(harness):
     assert len(harness.sent(Result)) == 2 and harness.blamed() == []
 
 
-def test_result_from_non_owner_is_ignored(harness):
-    harness.on_message(OTHER, Result(1, 0, FIRST, 0), harness.result(0))
-    assert harness.round.results[0] is None and harness.blamed() == []
+@pytest.mark.parametrize(("sender", "index"), [(OTHER, 0), (LEADER, 4)])
+def test_result_from_non_owner_is_ignored(harness, sender, index):
+    harness.on_message(sender, Result(1, 0, FIRST, index), harness.result(index))
+    assert harness.round.results[index] is None and harness.blamed() == []
+    assert harness.round.exchange.early[0] == 0, "nothing is settled that could vouch for it later"
 
 
 @pytest.mark.parametrize("payload", [b"", bytes(8), None])
@@ -227,13 +259,15 @@ def test_record_that_contradicts_received_result_drops_it(harness):
     "record",
     [
         Record(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
+        Record(1, 0, FIRST, (0, 1), bytes(96)),
+        Record(1, 0, FIRST, (0, 0), bytes(64)),
         Record(1, 0, FIRST, (0, 99), bytes(64)),
         Record(1, 0, FIRST, (0, 6), bytes(64)),  # one beyond the last chunk
         Record(1, 0, FIRST, (2, 3), bytes(64)),  # our chunks
         Record(1, 0, FIRST, (4, 5), bytes(64)),  # chunks of another owner
     ],
 )
-def test_record_from_non_owner_is_ignored(harness, record):
+def test_record_of_another_form_or_from_non_owner_is_ignored(harness, record):
     harness.on_message(LEADER, record)
     harness.finish()
     assert len(harness.sent(Vote)) == 1 and harness.blamed() == []
@@ -271,15 +305,17 @@ def test_owner_that_lost_chunks_or_signed_other_results_has_failed(harness):
     assert harness.round.exchange.failed == {LEADER, OTHER}
 
 
-def test_butterfly_votes_only_after_every_owner_record(harness):
+@pytest.mark.parametrize(("first", "last"), [(LEADER, OTHER), (OTHER, LEADER)])
+def test_butterfly_votes_only_after_every_owner_record(harness, first, last):
+    owned = {LEADER: (0, 1), OTHER: (4, 5)}
     for peer in (LEADER, OTHER):
         for index in (2, 3):
             harness.chunk(peer, index)
     harness.results_of(LEADER, 0, 1)
     harness.results_of(OTHER, 4, 5)
-    harness.record_of(LEADER, 0, 1)
+    harness.record_of(first, *owned[first])
     assert harness.sent(Vote) == []
-    harness.record_of(OTHER, 4, 5)
+    harness.record_of(last, *owned[last])
     assert len(harness.sent(Vote)) == 1
 
 
@@ -294,6 +330,17 @@ def test_silent_peer_is_blamed_after_a_patience(harness):
     assert harness.blamed() == [(OTHER, "chunk missing")]
     harness.round.tick()
     assert harness.blamed() == [], "once a ballot"
+
+
+def test_owner_has_time_to_name_the_peer_that_it_waits_for_before_it_is_blamed(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    patience = harness.round.agreement.terms.patience
+    for share, blamed in ((1.2, []), (1.3, [(LEADER, "result missing")])):
+        harness.now = share * patience
+        harness.round.tick()
+        assert harness.blamed() == blamed
 
 
 def test_unannounced_contributor_is_asked():
@@ -483,7 +530,8 @@ def test_lost_results_are_fetched_soon_after_the_verdict(harness):
         owner = harness.round.exchange.owners[index]
         harness.on_message(owner, Result(1, 0, opened.ballot, index), harness.result(index))
     harness.on_message(LEADER, _commit(opened, harness))
-    assert not harness.round.complete and not harness.sent(Fetch)
+    harness.round.tick()
+    assert not harness.round.complete and not harness.sent(Fetch), "they may still be on their way"
     harness.now += 0.3 * harness.round.agreement.terms.patience
     harness.round.tick()
     missing = [index for _, message, _ in harness.sent(Fetch) for index in message.indices]
@@ -620,6 +668,29 @@ def test_oversized_early_frame_is_dropped():
     assert harness.round.exchange.early[0] == 0
     harness.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
     assert harness.round.exchange.early[0] == 1
+    harness.chunk(OTHER, 3, bytes(8), attempt=2)
+    assert harness.round.exchange.early[0] == 2, "payloads of some codecs vary in length"
+
+
+def test_early_frames_of_one_peer_are_all_that_an_honest_one_sends_and_some_repeated_ones(harness):
+    for number in range(40):
+        harness.chunk(LEADER, number % 6, b"", attempt=2)
+    assert harness.round.exchange.early[0] == 2 * len(GRID) + 8
+
+
+def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full():
+    options = {**DENSE, "grid": Grid(2 * 4096, 4096)}
+    harness = RoundHarness(ShardedReduce, peers=IDS, **options)
+    for index in (1, 2):
+        harness.on_message(OTHER, Chunk(1, 0, 1, index), b"")
+    assert harness.round.exchange.early[0] == 1
+
+
+def test_record_before_its_ballot_is_kept_with_a_single_chunk():
+    options = {**DENSE, "grid": Grid(4096, 4096)}
+    harness = RoundHarness(ShardedReduce, peers=IDS, **options)
+    harness.on_message(LEADER, Record(1, 0, FIRST, (0,), bytes(32)))
+    assert harness.round.exchange.early[0] == 1
 
 
 def test_resumed_round_keeps_promises_and_votes():
@@ -647,9 +718,29 @@ def test_frames_of_another_fragment_are_ignored(harness):
 # --- butterfly: chunks and results that belong to another place or time
 
 
-def test_chunk_for_another_owner_is_neither_used_nor_blamed(harness):
-    harness.chunk(OTHER, 0, b"spoilt!!")
+@pytest.mark.parametrize(("sender", "index"), [(OTHER, 0), (LEADER, 4)])
+def test_chunk_for_another_owner_is_neither_used_nor_blamed(harness, sender, index):
+    harness.chunk(sender, index, b"spoilt!!")
     assert harness.blamed() == []
+
+
+def test_chunk_of_an_announcement_that_another_one_replaced_is_neither_blamed_nor_stored(harness):
+    """The ballot in progress still names the older one."""
+    harness.on_message(OTHER, ready(dense_payloads(9), attempt=2))
+    harness.chunk(OTHER, 2, attempt=1)
+    assert harness.blamed() == [] and harness.round.exchange.early[0] == 0
+
+
+def test_fetched_result_of_our_chunk_is_not_computed_again(harness):
+    hashes = hashes_of(map(harness.result, range(6)))
+    harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes))
+    harness.results_of(OTHER, 2, ballot=Ballot(2, LEADER))
+    assert {message.index for _, message, _ in harness.sent(Result)} == {2}
+    missing = harness.round.exchange.results.missing
+    for peer in (LEADER, OTHER):
+        harness.chunk(peer, 2)
+    assert not harness.sent(Result) and harness.round.exchange.results.missing == missing == 5
 
 
 def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
@@ -685,16 +776,17 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
     assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
 
 
-def test_false_record_of_a_former_owner_does_not_bind_its_successor():
+@pytest.mark.parametrize("former", [LEADER, OTHER])
+def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
     harness = DenseHarness(ShardedReduce, peers=PEERS)
     harness.result = lambda index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5)
     harness.open()
     before = harness.round.exchange.owners
-    lost = tuple(index for index, owner in enumerate(before) if owner == OTHER)
-    harness.on_message(OTHER, Record(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
-    harness.open(ballot=Ballot(2, LEADER), idle=(OTHER,))
+    lost = tuple(index for index, owner in enumerate(before) if owner == former)
+    harness.on_message(former, Record(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
+    harness.open(ballot=Ballot(2, LEADER), idle=(former,))
     owners = harness.round.exchange.owners
-    assert LEADER in {owners[index] for index in lost}
+    assert any(owners[index] not in (former, ME) for index in lost)
     for peer in PEERS:
         for index, owner in enumerate(owners):
             if owner == ME != peer:
@@ -768,12 +860,84 @@ def test_contributors_without_all_their_chunks_for_us_have_withheld_them(harness
     assert harness.round.exchange.withheld == ({OTHER} if kept else {LEADER, OTHER})
 
 
-def test_record_with_repeated_indices_does_not_vouch_for_settled_results(harness):
+@pytest.mark.parametrize("indices", [(0,) * 6, (1, 0, 2, 3, 4, 5)])
+def test_record_with_repeated_or_exchanged_indices_does_not_vouch_for_settled_results(harness, indices):
     hashes = [blake3.blake3(harness.result(index)).digest() for index in range(6)]
     harness.open(ballot=Ballot(2, LEADER), adopted=digest_of(hashes), sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), (0,) * 6, b"".join(hashes)))
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), indices, b"".join(hashes)))
     harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
     assert harness.blamed() == []
+
+
+def test_late_record_of_an_owner_changes_no_committed_result(harness):
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    harness.results_of(LEADER, 0, 1)
+    harness.results_of(OTHER, 4, 5)
+    harness.on_message(LEADER, _commit(harness.opened, harness))
+    assert harness.round.complete
+    harness.on_message(LEADER, Record(1, 0, FIRST, (0, 1), bytes(64)))
+    assert harness.round.complete and harness.round.results[0] is not None
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
+    """An answer to our request names all hashes, and claims nothing."""
+    harness = Harness(audited=audited)
+    harness.finish()
+    hashes = hashes_of(map(harness.result, range(6)))
+    harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, own=True))
+    harness.on_message(LEADER, _commit(harness.opened, harness))
+    assert harness.round.complete and (harness.round.exchange.docket is not None) == audited
+    if audited:
+        claims = harness.round.exchange.docket.claims
+        assert {index: owner for index, (owner, _) in claims.items()} == dict(enumerate(harness.round.exchange.owners))
+
+
+def shared():
+    """Return a round that has opened at 10 s: OTHER owns most chunks, and we have made ours; all records are here."""
+    harness = DenseHarness(ShardedReduce, peers=IDS, terms=RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6))
+    harness.result = lambda index: mean([harness.sources[peer][index] for peer in IDS], [10.0] * 3)
+    fast = {"up": 10**9, "down": 10**9}
+    harness.on_message(OTHER, msgspec.structs.replace(ready(harness.sources[OTHER], attempt=2), **fast))
+    harness.now = 10.0
+    entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
+    harness.open(contributors=entries, shares=(1, 1, 4))
+    assert harness.round.exchange.owners == (LEADER, ME, *[OTHER] * 4)
+    harness.now = 11.0
+    for peer in (LEADER, OTHER):
+        harness.on_message(peer, Chunk(1, 0, 1 + (peer == OTHER), 1), harness.sources[peer][1])
+    harness.record_of(LEADER, 0)
+    harness.record_of(OTHER, 2, 3, 4, 5)
+    return harness
+
+
+@pytest.mark.parametrize(("took", "failed"), [(0.5, set()), (10.0, {OTHER})])
+def test_owner_of_many_chunks_that_is_much_slower_than_announced_has_failed(took, failed):
+    harness = shared()
+    harness.results_of(LEADER, 0)
+    harness.now = 10.0 + took
+    harness.results_of(OTHER, 2, 3, 4, 5)
+    assert harness.round.exchange.failed == failed
+    harness.open(ballot=Ballot(2, LEADER), contributors=harness.round.exchange.opened.contributors, shares=(1, 1, 4))
+    assert harness.round.exchange.failed == set(), "the later ballot has delayed it"
+
+
+def test_results_that_others_hand_on_do_not_tell_how_long_their_owner_took():
+    harness = shared()
+    harness.results_of(OTHER, 2, 3, 4, 5)
+    harness.now = 20.0
+    harness.results_of(OTHER, 0)
+    assert harness.round.exchange.failed == set()
+    harness = shared()
+    harness.results_of(LEADER, 0)
+    harness.now = 20.0
+    harness.results_of(OTHER, 2, 3, 4)
+    harness.now = 30.0
+    harness.results_of(LEADER, 5)
+    assert harness.round.exchange.failed == {OTHER}
 
 
 def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):

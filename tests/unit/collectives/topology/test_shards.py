@@ -114,5 +114,21 @@ def test_chunks_have_at_most_half_a_million_elements_with_any_codec():
     assert grid(1 << 28, Tiny()).chunk == 1 << 19
 
 
+class Scaled:
+    """Codec with `extra` bytes beside the values of 2**18 elements, which take CHUNK_BYTES."""
+
+    def __init__(self, extra):
+        self.extra = extra
+
+    def nbytes(self, n):
+        return n * (CHUNK_BYTES + self.extra) // (1 << 18)
+
+
+@pytest.mark.parametrize(("extra", "elements"), [(0, 1 << 18), (1 << 16, 1 << 18), ((1 << 16) + 1, 1 << 17)])
+def test_payload_has_at_most_a_mebibyte_of_values_and_a_sixteenth_of_scales(extra, elements):
+    assert CHUNK_BYTES == 1 << 20
+    assert grid(1 << 26, Scaled(extra)).chunk == elements
+
+
 def test_small_fragment_has_at_most_32_chunks():
     assert [len(grid(total, registry.parse("fp32"))) for total in (32 * 4096, 32 * 4096 + 1, 64 * 4096)] == [32, 17, 32]

@@ -4,6 +4,10 @@ import asyncio
 
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, Scene
+from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH
+from thinwire.collectives.transport.pending_frames import PendingFrames
+from thinwire.node.outer.round_history import FOLLOWED_SECONDS
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -11,10 +15,12 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Decline,
+    Fetch,
     Open,
     Prepare,
     Promise,
     Ready,
+    Result,
     Vote,
 )
 
@@ -33,7 +39,7 @@ def test_computed_grace_learns_from_announcements_only(monkeypatch):
     assert came == [(ANN, 1)]
 
 
-@pytest.mark.parametrize("weight", [0, 7])
+@pytest.mark.parametrize("weight", [0, 1, 7])
 def test_computed_grace_learns_whether_a_peer_contributes(monkeypatch, weight):
     told = []
     monkeypatch.setattr(
@@ -141,3 +147,83 @@ def test_refused_connection_is_no_death_for_the_quorum():
     assert not agreement.able and set(agreement.absent) == {ANN, BEN}
     scene.session.on_link_up(ANN)
     assert not scene.session.catch_up.gone and agreement.able
+
+
+def test_session_takes_only_frames_of_its_fragment_from_the_stash_that_all_share():
+    stash = PendingFrames(STASH, STASH_EACH)
+    scene = Scene(fragment=1, stash=stash)
+    for fragment in range(3):
+        stash.put(ANN, Frame(Ask(1, fragment), b"", bytes(64)))
+    scene.session.advance()
+    assert [frame.message.fragment for _, frame in stash.take()] == [0, 2]
+
+
+def test_peer_that_asks_for_committed_results_follows_until_it_announces_for_our_round():
+    """The results of past rounds are stored for it meanwhile."""
+
+    async def main():
+        scene = Scene()
+        scene.announce()
+        scene.on_message(CAT, Fetch(1, 0, bytes(32), (0,)))
+        assert scene.session.history.followers == [], "nothing is committed yet"
+        scene.deliver_round()
+        scene.on_message(BEN, Ask(1, 0))
+        assert scene.session.history.followers == [], "it asks for no results"
+        scene.on_message(CAT, Fetch(1, 0, bytes(32), (0,)))
+        assert scene.session.history.followers == [CAT]
+        scene.on_message(CAT, Ask(1, 0))
+        assert scene.session.history.followers == [CAT]
+        terms = scene.session.current.agreement.terms
+        scene.on_message(CAT, Ready(1, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
+        assert scene.session.history.followers == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("message", "follows"), [(Ask(1, 0), True), (Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)), False)]
+)
+def test_peer_that_asks_about_a_past_round_follows_and_a_late_voter_does_not(message, follows):
+    async def main():
+        scene = Scene()
+        await scene.finish_round()
+        scene.on_message(CAT, message)
+        assert scene.session.history.followers == [CAT] * follows
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("signature", "committed", "asked"), [(64, False, 1), (0, False, 0), (64, True, 0)])
+def test_signer_of_a_message_of_a_later_round_is_asked_how_ours_ended_unless_we_know(signature, committed, asked):
+    scene = Scene()
+    scene.announce()
+    if committed:
+        scene.deliver_round()
+    scene.sent(Ask)
+    message = Ask(2, 0) if signature else Result(2, 0, Ballot(2, ANN), 0, FIRST)
+    scene.session.on_frame(ANN, Frame(message, b"", bytes(signature)))
+    assert scene.sent(Ask) == [Ask(1, 0)] * asked
+
+
+def test_peer_follows_while_results_for_it_wait_and_gets_them_without_pauses_once_it_falls_behind():
+    async def main():
+        scene = Scene()
+        await scene.finish_round()
+        scene.on_message(CAT, Ask(1, 0))
+        scene.queue.waiting = 1
+        scene.now += 0.8 * FOLLOWED_SECONDS
+        scene.session.on_tick()
+        scene.now += 0.8 * FOLLOWED_SECONDS
+        scene.session.on_tick()
+        assert scene.session.history.followers == [CAT] and not scene.queue.released
+        scene.queue.waiting = 0
+        await scene.finish_round()
+        scene.queue.waiting = 1
+        scene.session.on_tick()
+        assert set(scene.queue.released) == {(CAT, 0)}
+        scene.queue.waiting = 0
+        scene.now += 1.2 * FOLLOWED_SECONDS
+        scene.session.on_tick()
+        assert scene.session.history.followers == []
+
+    asyncio.run(main())

@@ -4,6 +4,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+import blake3
 import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate
@@ -14,13 +15,18 @@ from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecor
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.node.peer.stalls import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.lineage import lineage_of, name_of_fork
 from thinwire.swarm.messages.registry import (
+    Ask,
     Ballot,
+    Chunk,
     Era,
+    Fetch,
     Fork,
+    Found,
     Head,
     Justified,
     Leave,
@@ -208,3 +214,214 @@ def test_session_believes_a_chain_only_with_the_votes_of_its_members():
     assert session.prove((Era(root, (right,)),), 0, lambda fork: False) is None
     for wrong in (forged, few):
         assert session.prove((Era(root, (wrong,)),), 0, lambda fork: True) is None
+
+
+PIPELINE = '[outer]\nmethod = "streaming"\nfragments = 2\n[pipeline]\nstages = 2\n'
+"""Tables of a run whose replicas are held in stages."""
+
+
+@pytest.mark.parametrize(("exchange", "paced"), [("", True), (PIPELINE, False)])
+def test_results_of_a_past_round_go_with_pauses_to_peers_that_no_round_waits_for(exchange, paced):
+    """A member, a peer that falls further behind, and a missing stage of a pipeline would delay all rounds."""
+
+    async def main():
+        scene = Scene(exchange=exchange)
+        await scene.finish_round()
+        ask = Fetch(1, 0, scene.session.history.get(1).agreement.commit.digest, (0,))
+
+        def pauses():
+            scene.queue.paced.clear()
+            scene.on_message(CAT, ask)
+            return len(scene.queue.paced) == 1
+
+        assert pauses() == paced
+        members = scene.replica.members
+        scene.replica.members = (*members, CAT)
+        assert not pauses(), "it is a member by now"
+        scene.replica.members = members
+        assert pauses() == paced
+        await scene.finish_round()
+        assert not pauses(), "it is further behind than when it asked first"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("exchange", "lends"),
+    [("", False), ("audit = 1.0\n", True), ('audit = 0.0\n[admission]\nmode = "open"\ntrial_rounds = 3\n', True)],
+)
+def test_own_contribution_is_lent_in_runs_with_audits_or_trials_only(exchange, lends):
+    scene, chunk = Scene(exchange=exchange), bytes(400)
+    asyncio.run(scene.session.average([chunk], weight=1, loss=1.0, speed=1.0, give_up=0.0))
+    (ready,) = scene.sent(Ready)
+    scene.on_message(ANN, Fetch(1, 0, blake3.blake3(ready.hashes).digest(), (0,)))
+    assert [payload for to, _, payload in scene.queue.of(Chunk) if to == ANN] == [chunk] * lends
+
+
+@pytest.mark.parametrize(("exchange", "believed"), [("", False), (PIPELINE, True)])
+def test_only_a_lost_stage_begins_again_after_a_gap_and_with_another_founder(exchange, believed):
+    session = Scene((), exchange=exchange, founder=ANN).session
+    given, life = Fork(0, bytes(32), (), (ANN,), b"", ()), bytes([9]) * 16
+    found = Found(5, 0, bytes(32), (ANN,), life)
+    later = Fork(5, bytes(32), (ANN,), (ANN,), life, (sign_message(found, b"", KEYS[ANN], RUN),))
+    proved = session.prove((Era(given), Era(later)), 0, lambda fork: True)
+    assert (proved is not None) == believed
+    assert session.lineages.trusted(msgspec.structs.replace(later, before=(), members=(BEN,))) == believed
+    assert session.lineages.trusted(msgspec.structs.replace(later, before=()))
+
+
+@pytest.mark.parametrize(
+    ("entered", "members", "serves"), [(True, ALL, True), (False, ALL, False), (True, (ANN, BEN), False)]
+)
+def test_state_is_served_before_the_first_round_only_by_a_member_that_need_not_compare_it(entered, members, serves):
+    assert Scene(members, entered=entered).session.states.entered == serves
+
+
+def test_round_is_overtaken_from_its_commit_until_the_replica_has_it():
+    async def main():
+        scene = Scene()
+        session = scene.session
+        scene.announce()
+        assert session.verdict is None and not session.overtaken
+        scene.deliver_round()
+        assert session.verdict is session.current.agreement.commit is not None and session.overtaken
+        outcome = await session.outcome(give_up=1.0)
+        await session.change(at_once, lambda: scene.replica.commit(outcome, ME))
+        assert session.verdict is None and not session.overtaken
+        scene.replica.round += 3
+        assert session.verdict is None, "a later state was fetched"
+        session.catch_up.behind.set()
+        assert session.overtaken
+
+    asyncio.run(main())
+
+
+def test_late_lineage_is_told_as_due_now():
+    scene = Scene()
+    scene.now = 5.0
+    for peer in (ANN, BEN):
+        scene.session.live.discard(peer)
+        scene.session.on_link_down(peer, gone=False)
+    scene.session.on_tick()
+    scene.now += 60.0
+    told = scene.session.stalled()
+    assert told.startswith("no quorum for 60 s") and told.endswith("continues in 0 s")
+
+
+@pytest.mark.parametrize(("live", "soon"), [((), True), ((BEN,), False)])
+def test_retry_waits_for_one_patience_or_until_the_first_peer_comes(live, soon):
+    async def main():
+        scene = Scene()
+        scene.session.live.clear()
+        scene.session.live.update(live)
+        waits = asyncio.create_task(scene.session.pause())
+        await asyncio.sleep(1.0)
+        scene.now = 1.9
+        await asyncio.sleep(1.0)
+        assert not waits.done()
+        scene.session.live.add(ANN)
+        await asyncio.sleep(1.0)
+        assert waits.done() == soon
+        scene.now = 2.0
+        await asyncio.sleep(1.0)
+        assert waits.done()
+
+    virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("end", [2.0, 50.0])
+def test_retry_ends_after_one_patience_without_any_peer(end):
+    async def main():
+        scene = Scene()
+        scene.session.live.clear()
+        waits = asyncio.create_task(scene.session.pause())
+        await asyncio.sleep(1.0)
+        assert not waits.done()
+        scene.now = end
+        await asyncio.sleep(1.0)
+        assert waits.done()
+
+    virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_round_that_was_given_up_continues_unless_it_has_committed(committed):
+    commits = []
+    scene = Scene(on_commit=lambda: commits.append(1))
+    scene.announce()
+    if committed:
+        scene.deliver_round()
+    scene.session.current.agreement.overtaken()
+    scene.session.again()
+    scene.session.current.pump()
+    assert scene.session.current.agreement.diverged == committed and len(commits) == committed
+
+
+@pytest.mark.parametrize("skipped", [-1, 1])
+def test_committed_round_is_no_history_of_another_state(skipped):
+    """A lineage was founded with the state before it, or a later state was fetched."""
+
+    async def main():
+        scene = Scene()
+        scene.announce()
+        scene.deliver_round()
+        scene.replica.round += 1 + skipped
+        scene.session.advance()
+        assert scene.session.history.get(1) is None
+
+    asyncio.run(main())
+
+
+def test_round_without_results_is_no_history_of_the_state_that_was_fetched_for_it():
+    scene = Scene()
+    scene.announce()
+    scene.replica.round += 1
+    scene.session.advance()
+    assert scene.session.history.get(1) is None
+
+
+@pytest.mark.parametrize("other", [bytes(32), b"\xff" * 32], ids=["below ours", "above ours"])
+def test_peers_that_announced_with_our_state_are_asked_again_when_the_round_begins_again(other):
+    scene = Scene()
+    terms = scene.session.current.agreement.terms
+    for peer, base in ((ANN, terms.base), (BEN, other)):
+        scene.on_message(peer, Ready(1, 0, 1, base, terms.plan, 0, b"", True, 0.0, 0.0, life=peer[:16]))
+    scene.announce()
+    scene.session.advance()
+    asked = [(peer, message.round) for peer, message, _ in scene.queue.of(Ask)]
+    assert asked == [(ANN, 1)]
+
+
+def test_peers_of_the_last_round_are_not_asked_about_the_next_one():
+    async def main():
+        scene = Scene()
+        await scene.finish_round()
+        assert scene.queue.of(Ask) == []
+
+    asyncio.run(main())
+
+
+def test_member_of_an_open_run_asks_for_a_contribution_to_the_committed_round_to_score_it():
+    async def main():
+        scene = Scene(exchange='audit = 0.0\n[admission]\nmode = "open"\n')
+        await scene.session.average([bytes(400)], weight=1, loss=1.0, speed=1.0, give_up=0.0)
+        scene.session.trials.hold()
+        await scene.finish_round()
+        assert [message.indices for message in scene.sent(Fetch)] == [(0,)]
+
+    asyncio.run(main())
+
+
+def test_peer_that_takes_part_without_a_contribution_announces_neither_loss_nor_speed():
+    scene = Scene()
+    scene.session.take_part()
+    (ready,) = scene.sent(Ready)
+    assert (ready.weight, ready.hashes, ready.loss, ready.speed) == (0, b"", 0.0, 0.0)
+
+
+@pytest.mark.parametrize("peers", [ALL, ()])
+def test_peer_that_continues_alone_reports_the_lineage_unless_it_is_the_first_one(peers):
+    scene = Scene(peers)
+    asyncio.run(scene.session.continue_alone(at_once))
+    assert scene.replica.members == (ME,)
+    assert [name for name, _ in scene.events if name in ("lineage", "alarm")] == ["lineage", "alarm"][: 2 * bool(peers)]
