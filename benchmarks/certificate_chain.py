@@ -22,7 +22,7 @@ from typing import Any
 
 import machine
 from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
-from thinwire.collectives.consensus.founding import Founding
+from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, lives_in_order, vote_for
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of

@@ -19,8 +19,8 @@ import machine
 from thinwire.node.pipeline.planner.constraints import violations
 from thinwire.node.pipeline.planner.initial_plan import build
 from thinwire.node.pipeline.planner.makespan import full, makespan
+from thinwire.node.pipeline.planner.path_search import TRIES, mend, plan
 from thinwire.node.pipeline.planner.problem import Problem, load
-from thinwire.node.pipeline.planner.search import TRIES, mend, plan
 
 FOLDER = Path(__file__).parents[1] / "examples" / "pipelines"
 PUBLISHED = {

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from thinwire.node.pipeline.model.section import Section, cut
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer, clipping
+from thinwire.node.pipeline.planner.path_search import search
 from thinwire.node.pipeline.planner.problem import Problem
-from thinwire.node.pipeline.planner.search import search
 from thinwire.node.training.batches import Batch, Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig

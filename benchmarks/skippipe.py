@@ -26,8 +26,8 @@ from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.planner.arrangement import arranged
 from thinwire.node.pipeline.planner.problem import Problem, UnarrangedProblem, load
+from thinwire.node.pipeline.planner.stage_arrangement import arranged
 from thinwire.node.pipeline.step.gradient_ledger import StepOutcome
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.measurements import Measurements

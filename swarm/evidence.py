@@ -1,13 +1,14 @@
 """Evidence that a peer has signed two statements of which an honest peer signs at most one.
 
-Three kinds of statement are evidence. Two of them in one slot (lineage, fragment, round, ballot):
+Two statements in one slot (lineage, fragment, round, ballot) are evidence:
 
 - two votes: only members vote; a vote is durable before it is sent, so a peer that restarts remembers it, and one that
   has lost its votes is no member of the round any more (see `Open.lives`);
 - two proposals of the leader: it stores its own promise for a ballot before it proposes, and never takes a ballot twice.
 
-And two announcements in one round with one number: a peer stores that its numbers are used before it signs one of them, and
-without its store it begins another life, which an announcement names. So a clock that was set back repeats no number.
+So are two announcements with one number in one round and one life. A peer stores that a number is used before it signs with
+it. If the store is lost, the peer begins another life, which its announcements name. So no honest peer signs a number twice,
+even if its clock was set back.
 
 Rounds without a lineage (averages that a caller asks for) have votes in memory only, and announcements without a life, so
 they give no evidence.

@@ -288,7 +288,7 @@ def test_packages_import_what_the_table_allows():
         ("compression/core", "from thinwire.compression.kernels import dct", True),
         ("compression/sparse", "from thinwire.compression.kernels.dct import matrix", False),
         ("compression/sparse", "from thinwire.compression.dense.floats import Floats", True),
-        ("collectives/topology", "from thinwire.collectives.transport.bandwidth import Bandwidth", True),
+        ("collectives/topology", "from thinwire.collectives.transport.own_bandwidth import Bandwidth", True),
         ("collectives/topology", "from thinwire.collectives import outcome", True),
         ("collectives/consensus", "from thinwire.swarm.messages.registry import Commit", False),
         ("collectives/rounds", "from thinwire.collectives.outcome import Outcome", False),

@@ -18,10 +18,10 @@ import blake3
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.blocking_work import Work
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
-from thinwire.collectives.executor import Work
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of

@@ -11,7 +11,7 @@ import blake3
 import msgspec
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.allreduce.element_arithmetic import Elements
-from thinwire.collectives.allreduce.group_choice import Group
+from thinwire.collectives.allreduce.group_acceptance import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from thinwire.collectives.allreduce.group_choice import Group, confirmed, fits, greater, orderly
+from thinwire.collectives.allreduce.group_acceptance import Group, confirmed, fits, greater, orderly
 from thinwire.collectives.allreduce.signature import difference
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.identity.identity import Identity

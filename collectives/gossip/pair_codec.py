@@ -1,6 +1,7 @@
 """Data that one side of a pair sends: one vector if that suffices, else two, each with its own codec.
 
-A pair needs from each side the pseudo-gradient Δ = θ − φ and the slow weights φ (NoLoCo, arXiv 2506.10911). With γ = β
+A pair needs from each side Δ = θ − φ, the pseudo-gradient with the opposite sign, and the slow weights φ (NoLoCo, arXiv
+2506.10911). With γ = β
 the step is a function of θ alone, so exact codecs send θ. A lossy codec encodes Δ, with error feedback; φ then travels
 at 8 bits, and both sides use the decoded values, so that their moves towards each other cancel. φ is known when a round
 begins and travels while both train; Δ follows. A payload consists of the chunks of Δ, then those of φ, on one grid.

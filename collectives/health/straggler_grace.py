@@ -5,9 +5,9 @@ member did. `exchange.straggler_timeout` gives the longest wait. If it is "auto"
 K times the median deviation from it (as if normally distributed), at least LEAST, and no more than SHARE of the usual
 training time of a quorum, because the machines of the others stand idle.
 
-For both settings, a member that was here and too late in MISSES rounds in a row is not waited for any more, until it
-has been in time again by itself: a round waits for it only GLANCE of the usual training time. So a peer that is always
-late costs the others the longest wait twice, and one that is nearly as fast as the others again is in time by itself.
+For both settings, a member that was connected but too late in MISSES rounds in a row gets a short wait only, GLANCE of
+the usual training time, until it is in time once. So a peer that is always late costs the others the longest wait twice,
+and one that is nearly as fast as the others again comes back by itself.
 
 Every peer decides by the rounds that it saw, and the decision of the round's leader is used, so no agreement is needed.
 A peer that would open a round in the leader's place waits for the maximum.

@@ -11,11 +11,11 @@ from typing import Any
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
-from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather import AllGather
 from thinwire.collectives.rounds.butterfly import ShardedReduce

@@ -1,4 +1,4 @@
-"""Sparse rounds with owners: the data that a peer receives does not grow with the number of peers.
+"""Sparse reduce-scatter and all-gather by chunk owners: data per peer does not grow with the peers.
 
 A contributor sends each owner the payloads of its chunks. The owner averages them, adds the residual of that chunk from
 earlier rounds, sends the largest values of the sum to all peers and stores the rest: error feedback at the owner, too,
@@ -10,17 +10,17 @@ owner's own. A residual belongs to the owner of the chunk: so owners hardly chan
 and go (`steady`), and a new owner starts without one.
 
 The leader assigns owners and need not justify dropping one. A former owner therefore keeps its residual for `HOLD` more
-rounds and resumes with it if it gets the chunk back: a liar that leads now and then cannot destroy residuals. What its
-round did not send of chunks that it reassigned may be lost; as an owner it could lose as much. A residual is lost only
-if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts that. With any leader, all
-residuals together are no larger than the parameters.
+rounds and resumes with it if it gets the chunk back: a liar that leads now and then cannot destroy residuals. In a
+round that a liar leads, values of reassigned chunks that were not sent may be lost; it could lose as many as an owner.
+A residual is lost only if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts
+that. With any leader, all residuals together are no larger than the parameters.
 
 A checkpoint contains the residuals, and a returning owner resumes with them while the state is the same. If rounds have
 passed, the owner must drop them, like its own residual: they may have gone into sums of those rounds that it made
-before the restart, and part of them would be sent twice. For the same reason it drops residuals of chunks whose results
-it may have made before the restart in the first round that it applies. With β = `exchange.owner_residual_decay` the
-next sum would have included β times the residual: the loss is at most β / (1 − β) times the longest mean of these
-chunks. With β = 0.5 that is one mean, of the one part in N that the owner has, once
+before the restart, and part of them would be sent twice. For the same reason, in the first round that it applies after
+the restart, it drops the residuals of chunks whose results it may have made before. With β =
+`exchange.owner_residual_decay` the next sum would have included β times the residual: the loss is at most β / (1 − β)
+times the longest mean of these chunks. With β = 0.5 that is one mean, of the one part in N that the owner has, once
 (tests/unit/compression/sparse/test_sharded.py).
 
 Since results depend on the owners, another ballot has other results (`BallotBound`). They are computed `aside`, because
@@ -38,8 +38,8 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import mean
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.shards import Grid

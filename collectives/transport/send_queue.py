@@ -9,9 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from thinwire.collectives.transport.bandwidth import Bandwidth
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
+from thinwire.collectives.transport.own_bandwidth import Bandwidth
 from thinwire.collectives.transport.send_priority import Reader, SendPriority
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.messages.registry import (

@@ -15,7 +15,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
 if TYPE_CHECKING:
-    from thinwire.node.api.group_access import GroupAccess
+    from thinwire.node.api.rank_parameters import GroupAccess
 
 
 class _State(msgspec.Struct):

@@ -169,7 +169,7 @@ class Swarm:
             )
         rule = self.manifest.model.buffers
         if isinstance(self._background_peer, GroupPeer):
-            from thinwire.node.api.group_access import GroupAccess
+            from thinwire.node.api.rank_parameters import GroupAccess
 
             ranks = self._background_peer.ranks
             self._background_peer.take_up(lambda: GroupAccess(*checked(model, optimizer, rule), ranks))

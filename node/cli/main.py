@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from thinwire.node.cli import commands, daemon_commands, model_commands, new_run
+from thinwire.node.cli import daemon_commands, model_commands, new_run, run_commands
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.cli.completion import first_word
 from thinwire.node.runtime.console import record_traceback, tell, warn
@@ -75,12 +75,12 @@ def options(
 
 
 config_app = typer.Typer(help="This machine's settings.", rich_markup_mode=None)
-config_app.command("show")(commands.config_show)
+config_app.command("show")(run_commands.config_show)
 
 app.command("init")(new_run.init)
-app.command("start")(commands.start)
-app.command("join")(commands.join)
-app.command("runs")(commands.runs)
+app.command("start")(run_commands.start)
+app.command("join")(run_commands.join)
+app.command("runs")(run_commands.runs)
 app.command("status")(daemon_commands.status)
 app.command("top")(daemon_commands.top)
 app.command("logs")(daemon_commands.logs)
@@ -88,9 +88,9 @@ app.command("page")(daemon_commands.page)
 app.command("replay")(daemon_commands.replay)
 app.command("recover")(daemon_commands.recover)
 app.command("invite")(daemon_commands.invite)
-app.command("doctor")(commands.doctor)
+app.command("doctor")(run_commands.doctor)
 app.command("revoke")(daemon_commands.revoke)
-app.command("id")(commands.show_id)
+app.command("id")(run_commands.show_id)
 app.command("export")(model_commands.export)
 app.command("generate")(model_commands.generate)
 app.command("evaluate")(model_commands.evaluate)

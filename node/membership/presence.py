@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from thinwire.collectives.allreduce.service import is_ours
-from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue

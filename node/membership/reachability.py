@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from thinwire.collectives.transport.interface import Contact, Transport
-from thinwire.collectives.transport.sightings import Reach, Sighting, judge
+from thinwire.collectives.transport.observed_addresses import Reach, Sighting, judge
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.identity.address import scope_of, split_address, subnet_of
 from thinwire.swarm.identity.peer_record import MAX_ADDRESSES, PeerRecord

@@ -29,7 +29,7 @@ from thinwire.node.methods.overlapped.co2 import Co2Replica
 from thinwire.node.methods.overlapped.eager import EagerReplica
 from thinwire.node.methods.overlapped.schedule import Overlap
 from thinwire.node.methods.powersgd.replica import PowerSGDReplica, cuts
-from thinwire.node.methods.powersgd.schedule import TwoPhase
+from thinwire.node.methods.powersgd.two_phase_schedule import TwoPhase
 from thinwire.node.methods.sparse.replica import DemoReplica, RunCodec, SparseCodec, SparseReplica, chunks_of
 from thinwire.node.outer.outer_loop import OuterLoop, Schedule
 from thinwire.node.outer.round_session import RoundSession

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import end_of
-from thinwire.collectives.consensus.founding import Founding
+from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
 from thinwire.node.membership.presence import Presence

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from thinwire.collectives.executor import Work, at_once
+from thinwire.collectives.blocking_work import Work, at_once
 
 __all__ = ["Result", "Work", "at_once", "cancelled", "whole"]
 

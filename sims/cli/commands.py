@@ -197,14 +197,14 @@ def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -
     from shutil import get_terminal_size
 
     import msgspec
-    from thinwire.node.pipeline.planner import gantt_text, plan_summary, problem, search
+    from thinwire.node.pipeline.planner import gantt_text, path_search, plan_summary, problem
 
     asked = problem.load(_read(file, "docs/guides/pipelines.md describes it; examples/pipelines has some"))
     if picture is not None:
         from thinwire.node.runtime.plotting import check
 
         check()
-    made, timeline, found = plan_summary.look(asked, tries=tries or search.TRIES)
+    made, timeline, found = plan_summary.look(asked, tries=tries or path_search.TRIES)
     if json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:

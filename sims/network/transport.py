@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
-from thinwire.collectives.transport.sightings import Sighting
+from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.sims.network.link import Downlink, Fabric, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.partitions import Partitions

@@ -15,7 +15,7 @@ from thinwire.collectives.consensus.proposal import name_of, statement, vote_for
 from thinwire.collectives.rounds.round import Round
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.lying import change_outgoing, each, repeat
+from thinwire.sims.peers.false_messages import change_outgoing, each, repeat
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.messages.registry import (

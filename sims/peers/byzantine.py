@@ -26,7 +26,7 @@ from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.sparse.replica import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.sims.peers.agreement_lies import LIES_TOLD
-from thinwire.sims.peers.lying import change_outgoing, each, fail, fragment_of, repeat, round_of
+from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError

@@ -14,12 +14,12 @@ from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import EventAnalysis
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import read_events
-from thinwire.sims.processes.actor import ActorPart
+from thinwire.sims.processes.peer_process import ActorPart
 from thinwire.sims.processes.testbed import Site
 from thinwire.sims.results.journal import Journal, PeerSample
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 
-PROGRAM = (sys.executable, "-P", "-m", "thinwire.sims.processes.actor")
+PROGRAM = (sys.executable, "-P", "-m", "thinwire.sims.processes.peer_process")
 TEXT = "text.txt"
 """Training text beside the manifest, the same as in virtual time."""
 

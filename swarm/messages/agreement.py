@@ -65,8 +65,8 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Announced(Message, frozen=True, tag=54):
     """Statement of a peer about its announcement number `attempt` in this life, see `Ready.statement`.
 
-    `digest`: see `Ready.digest`. It is what the sender of a Ready signs, and is never sent alone. Its number precedes the
-    fields, as in Vote.
+    `digest`: see `Ready.digest`. It is what the sender of a Ready signs, and is never sent alone. The number of its message
+    type precedes the fields, as in Vote.
     """
 
     round: U32

@@ -70,7 +70,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     gossip: ClassVar[bool] = False
     """True if a round has a few partners instead of all peers; replicas then differ."""
     gathers_first: ClassVar[bool] = False
-    """True if the first round only makes the present peers members, and no peer trains before it."""
+    """True if the run begins with a round without training, which makes the present peers members."""
     tracks_data: ClassVar[bool] = False
     """True if the swarm can record the used data (`data.exactly_once`)."""
     private_start: ClassVar[bool] = False

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import blake3
 import numpy as np
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.collectives.executor import Work, at_once
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Family, Presence

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from thinwire.collectives.transport.circuits.circuits import GATE, Route
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.sightings import Sighting
+from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.limits import TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import zmq
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
+from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.sightings import Sighting
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets

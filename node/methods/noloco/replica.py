@@ -1,6 +1,7 @@
 """Replica that averages with one or a few partners per round: NoLoCo (arXiv 2506.10911).
 
-With Δ = θ − φ after H inner steps, means over the round's group (a pair, or one replica alone), and α, β, γ:
+With Δ = θ − φ after H inner steps (the pseudo-gradient with the opposite sign), means over
+the round's group (a pair, or one replica alone), and α, β, γ:
 
     δ ← α δ + β mean(Δ) − γ (φ − mean(φ)),    φ ← φ + δ
 

@@ -24,7 +24,7 @@ from thinwire.node.pipeline.groups.stage_assignment import home
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.planner.search import MENDING
+from thinwire.node.pipeline.planner.path_search import MENDING
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.pipeline.recovery.neighbour_copy import NeighbourBackup
 from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from thinwire.node.pipeline.planner.constraints import Paths
 from thinwire.node.pipeline.planner.makespan import Timeline, full, makespan, play
+from thinwire.node.pipeline.planner.path_search import TRIES, plan
 from thinwire.node.pipeline.planner.problem import Problem, UnarrangedProblem
-from thinwire.node.pipeline.planner.search import TRIES, plan
 from thinwire.node.pipeline.planner.simulate_kernel import BACKWARD, LOSS
 
 STRANGE = 20.0

@@ -11,10 +11,10 @@ hosts to close the step with the micro-batches that count, and all make their in
     Apply       divisor, and the factor that clips the whole model's gradient
 
 The origin retains what it sent until a micro-batch is done. After any failure the micro-batch is retried from the
-start, with another peer of the stage in question, or skipping the stage. A peer that has counted it does not count it
-twice, and while a reachable peer may have counted it no other peer of the stage does: at worst a stage misses the
-gradient of a micro-batch that failed while it returned. Gradients that a dead peer had accumulated are lost, and the
-step's outcome reports this.
+start, with another peer of the stage in question, or skipping the stage. A peer counts it once, and as long as a
+reachable peer may have counted it, no other peer of that stage does. So at worst a stage misses the gradient of a
+micro-batch that failed while it returned; none counts twice. Gradients that a dead peer had accumulated are lost, and
+the step's outcome reports this.
 """
 
 from __future__ import annotations

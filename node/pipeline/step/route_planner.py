@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from thinwire.node.pipeline.planner.constraints import Paths
 from thinwire.node.pipeline.planner.makespan import makespan
+from thinwire.node.pipeline.planner.path_search import MENDING, Plan, improve, mend, search
 from thinwire.node.pipeline.planner.problem import MOST_BEHIND, Problem, ProblemError
-from thinwire.node.pipeline.planner.search import MENDING, Plan, improve, mend, search
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits
 from thinwire.node.runtime.asyncio_extra import Work

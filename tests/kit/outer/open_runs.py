@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.scenarios import events_of, identity_of
-from thinwire.sims.peers.lying import sessions
+from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld
 from thinwire.swarm.identity.admission_token import Inviter

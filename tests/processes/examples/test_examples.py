@@ -47,7 +47,9 @@ def test_own_loop_example_two_processes_learn_digits():
 )
 def test_example_of_a_library_trains_two_processes_as_one_swarm(name, work):
     """Each process makes ten optimizer steps a round, of two batches each, and both have the same model."""
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "libraries" / f"{name}.py"], capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     found = re.findall(r"process (\d): loss (\d\.\d+) after round 4, (.*), digest (\w{16})", done.stdout)
     assert [(one[0], one[2]) for one in found] == [("1", work), ("2", work)], done.stdout + done.stderr

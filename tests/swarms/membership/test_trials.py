@@ -13,7 +13,7 @@ from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, t
 from kit.outer.strangers import knocks
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.sims.peers import byzantine
-from thinwire.sims.peers.lying import sessions
+from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL

@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 import pytest
 from kit import scenes
-from thinwire.collectives.executor import at_once
+from thinwire.collectives.blocking_work import at_once
 from thinwire.collectives.rounds.round_factory import round_of
 from thinwire.collectives.rounds.sparse_butterfly import steady
 from thinwire.compression.sparse import mean as sparsemean

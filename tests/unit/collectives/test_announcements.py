@@ -212,7 +212,6 @@ def test_another_life_contradicts_free_proposals_only(adopted):
         BEN,
         LIVES[BEN],
         Electorate(BEN, TERMS, IDS, verify),
-        {},
         verify=verify,
         accuse=lambda *conflict: None,
         banned=tuple,

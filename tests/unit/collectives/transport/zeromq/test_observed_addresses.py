@@ -5,7 +5,7 @@ import time
 
 import pytest
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.sightings import Sighting, judge
+from thinwire.collectives.transport.observed_addresses import Sighting, judge
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import BALLAST, Refuse
 

@@ -8,8 +8,8 @@ from thinwire.node.pipeline.planner.anneal_kernel import keeps_rules
 from thinwire.node.pipeline.planner.constraints import violations
 from thinwire.node.pipeline.planner.initial_plan import build
 from thinwire.node.pipeline.planner.makespan import makespan
+from thinwire.node.pipeline.planner.path_search import improve
 from thinwire.node.pipeline.planner.problem import Problem
-from thinwire.node.pipeline.planner.search import improve
 
 
 def instance(sizes=(2, 2, 2, 2, 2, 2, 2, 2), length=5, memory=3, per_start=3, seed=0):

@@ -1,6 +1,6 @@
 """A loop with the library accelerate in a swarm: two processes, each with half of a text, train one language model.
 
-    python examples/accelerate_loop.py
+    python examples/libraries/accelerate_loop.py
 
 `Swarm.wrap` comes between the preparation of the model, which moves it to its device, and that of the optimizer, which
 accumulates gradients: only its real steps count in the swarm.

@@ -1,7 +1,7 @@
 """A LightningModule in a swarm: two processes, each with half of a text, train one language model.
 
     pip install thinwire lightning
-    python examples/lightning_loop.py
+    python examples/libraries/lightning_loop.py
 
 `configure_optimizers` returns `Swarm.wrap(...)`: Lightning calls it when the model is on its device, and accumulates
 gradients before it steps, so only real steps count in the swarm. A callback ends the Trainer with the run.

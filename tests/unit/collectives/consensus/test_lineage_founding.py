@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from thinwire.collectives.consensus.founding import Founding
+from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.swarm.lineage import proved
 from thinwire.swarm.messages.registry import LIFE, Found
 

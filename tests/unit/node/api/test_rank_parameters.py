@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from thinwire.node.api.group_access import GroupAccess
+from thinwire.node.api.rank_parameters import GroupAccess
 from thinwire.node.state.layout import layout_of
 from torch import nn
 

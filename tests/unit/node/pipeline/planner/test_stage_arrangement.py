@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.node.pipeline.planner.arrange_kernel import apart, match, way
-from thinwire.node.pipeline.planner.arrangement import arrange, arranged
 from thinwire.node.pipeline.planner.problem import ProblemError, boundary_delays, load
+from thinwire.node.pipeline.planner.stage_arrangement import arrange, arranged
 
 
 def symmetric(count, seed):

@@ -1,6 +1,6 @@
 """Trainer of the library transformers in a swarm: two processes, each with half of a text, train one language model.
 
-    python examples/trainer.py
+    python examples/libraries/trainer.py
 
 The first process founds the run and starts the second one, which joins it with the invite, as a process anywhere would.
 Only the argument `callbacks` differs from a script for one machine.

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from thinwire.swarm.messages.registry import LIFE, Digest, Fork, Found, Message, PeerId
 
 DISAGREE = 3
-"""Settle times after which peers that name others without a statement are left out."""
+"""Settle times after which a peer is left out if it still names peers that have stated nothing."""
 
 
 class Founding:
     """Unanimous agreement of peers to continue as a lineage after `round`.
 
-    Every peer states the founders that it sees. First these are all members that it can reach and all peers that have
-    stated the same state; after `until`, only peers that have, each of which must have named all others. The lineage begins
-    when all founders have stated the same; if none of them is a member, not before `until`, because these peers learn of
+    Every peer states the founders that it sees. Before `until` these are all members that it can reach and all peers that
+    have stated the same state. After `until` they are only peers that have stated it and have named all others. The lineage
+    begins when all founders have stated the same; if none of them is a member, not before `until`, because these peers learn of
     each other only by their statements. base: digest of the state after `round`. before: members of the parent lineage.
     key_of: returns the public key of a peer.
     """

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from thinwire.node.pipeline.planner.anneal_kernel import anneal
-from thinwire.node.pipeline.planner.arrangement import arranged
 from thinwire.node.pipeline.planner.constraints import Paths, violations
 from thinwire.node.pipeline.planner.initial_plan import build, fill
 from thinwire.node.pipeline.planner.makespan import makespan
 from thinwire.node.pipeline.planner.problem import Problem, ProblemError, UnarrangedProblem
+from thinwire.node.pipeline.planner.stage_arrangement import arranged
 
 HOT = 2.0
 """First temperature in seconds for problems with steps of half a minute; proportional for others."""

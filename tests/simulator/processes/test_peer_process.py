@@ -6,7 +6,7 @@ import math
 import pytest
 from thinwire.node.training.learner import StepReport
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.processes.actor import PacedLearner
+from thinwire.sims.processes.peer_process import PacedLearner
 
 
 class Quick:

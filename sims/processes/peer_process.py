@@ -1,6 +1,6 @@
 """Actor: a separate daemon process that plays one peer of a scenario, at the given pace.
 
-    python -m thinwire.sims.processes.actor PART.json
+    python -m thinwire.sims.processes.peer_process PART.json
 
 It loads its slow modules, prints "loaded", and waits for a line on its input: an invite, or "found", with which it
 founds the run. The process ends when its input ends, so no actor outlives its player.

@@ -7,8 +7,8 @@ import pytest
 from thinwire.node.pipeline.planner.constraints import violations
 from thinwire.node.pipeline.planner.initial_plan import build
 from thinwire.node.pipeline.planner.makespan import full, makespan
+from thinwire.node.pipeline.planner.path_search import improve, mend, plan, search, without
 from thinwire.node.pipeline.planner.problem import Problem, ProblemError
-from thinwire.node.pipeline.planner.search import improve, mend, plan, search, without
 
 # Loose: so few tries are seconds away from the figures of docs/guides/pipelines.md.
 QUICK = [("shipped20", 36.5), ("gcp8_25m2", 37.0), ("5c20_33", 36.5)]

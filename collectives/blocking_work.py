@@ -1,4 +1,4 @@
-"""Execution of computations that must not block the event loop."""
+"""Work that must not block the event loop: how a caller passes it to a thread."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 async def at_once(function: Callable[[], Any]) -> Any:
-    """Run the function at once, as the Work of a caller that has nothing else to do."""
+    """Run the function at once: `Work` of a caller with nothing else on its event loop."""
     return function()
