@@ -71,6 +71,7 @@ def group_round(
         min_peers=plan.least,
         max_weight=MAX_CALL_WEIGHT,
         grace=patience,
+        limit=0.0,
         patience=patience,
         chunks=len(share.grid),
     )

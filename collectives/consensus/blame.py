@@ -120,7 +120,7 @@ class BlameBook:
         return self._relieve(owner, relay, working - self.idle - {owner})
 
     def _relieve(self, accuser: PeerId, accused: PeerId, others: set[PeerId]) -> bool:
-        """Take the chunks from both peers, if other owners are left; return False if it does not count.
+        """Take the chunks from both peers, if other owners are left; return False if the complaint is void.
 
         Complaints of a peer that has lost its chunks do not count: otherwise one liar could take the chunks of all peers.
         """
@@ -152,7 +152,7 @@ class BlameBook:
 
 
 class Complaints:
-    """Complaints of this peer about the open ballot. `barred`: peers that must not contribute."""
+    """Complaints of this peer about proposals. `barred`: peers that must not contribute."""
 
     def __init__(self, terms: RoundTerms, check: ProposalCheck, barred: Collection[PeerId]) -> None:
         self._terms, self._check, self._barred = terms, check, frozenset(barred)

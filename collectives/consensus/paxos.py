@@ -305,7 +305,7 @@ class Agreement:
         self.tick(now)
 
     def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
-        # Without a life it could become a member in any one, and its announcements would be no evidence.
+        # Without a life the sender could become a member in any life, and its announcements would be no evidence.
         if not self.terms.lineage or len(message.life) == LIFE:
             if self._check.hear(sender, message, signature):
                 self._proposer.hear_again(sender)
@@ -355,9 +355,9 @@ class Agreement:
             return
         news, self.commit = self._proposer.hear_vote(sender, message, signature, self.opened)
         if news:
-            self._turn.restart(now)
+            self._turn.progress(now)
         if self.commit is not None:
-            self._out += self._proposer.announce(self.commit)
+            self._out += self._proposer.spread(self.commit)
 
     # --- time, and ballots of this peer
 
@@ -382,7 +382,7 @@ class Agreement:
         promise = self._acceptor.promise(ballot) if ballot is not None else None
         if promise is None:
             return
-        self._turn.restart(now)
+        self._turn.progress(now)
         self._proposer.prepare(promise, self._sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
@@ -395,4 +395,4 @@ class Agreement:
             self.opened = message if isinstance(message, Open) else message.opened
             self._out.append((None, message))
         if not self._proposer.preparing:
-            self._turn.restart(now)
+            self._turn.progress(now)

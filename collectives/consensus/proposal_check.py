@@ -1,4 +1,4 @@
-"""Checks of the proposals of leaders, before an acceptor follows one.
+"""Announcements of a round, and checks of the proposals of leaders before an acceptor follows one.
 
 A leader may lie. A proposal needs the leader's signature, from the second ballot on a justification, and members and
 contributors that an honest leader could have proposed.
@@ -26,7 +26,7 @@ from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified
 
 
 class ProposalCheck:
-    """Checks of one peer in one round, and the signed statements of others that it has seen.
+    """Checks of one peer in one round, the announcements, and the signed statements of others that it has seen.
 
     life: our life before we announce one. accuse: see Equivocation. banned: returns peers that must not become members.
     """

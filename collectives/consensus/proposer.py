@@ -144,7 +144,7 @@ class Proposer:
             return news, None
         return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
-    def announce(self, commit: Commit) -> list[tuple[PeerId, Message]]:
+    def spread(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
         others, known = self._electorate.live - {self._electorate.me}, self._told | self._votes.keys()
         short = decided(commit)
@@ -158,7 +158,7 @@ class Proposer:
         self._told.discard(peer)
 
     def lose(self, peer: PeerId, opened: Open | None) -> None:
-        """Note that a peer is gone: our ballot needs another one after it if the peer takes part."""
+        """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
         self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
 
     def hear_blame(self, sender: PeerId, message: Blame, opened: Open, *, proven: bool = False) -> None:

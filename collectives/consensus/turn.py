@@ -16,7 +16,7 @@ from thinwire.swarm.messages.registry import Open, PeerId, Ready
 class Turn:
     """Patience of one peer in a round: first with announcements, then with the leader of each ballot.
 
-    ready: the announcements so far, which the caller adds to.
+    ready: the announcements so far, to which ProposalCheck adds.
     """
 
     def __init__(
@@ -28,12 +28,8 @@ class Turn:
         self._moved = 0.0
 
     def progress(self, now: float) -> None:
-        """Restart the patience: the round has made progress."""
+        """Restart the patience: data or a vote has arrived, or this peer leads."""
         self._moved = max(self._moved, now)
-
-    def restart(self, now: float) -> None:
-        """Restart the patience: this peer leads, or its ballot has another vote."""
-        self._moved = now
 
     def follow(self, leader: PeerId, now: float) -> None:
         """Restart the patience with a leader, unless it has begun so many ballots that only data counts."""

@@ -80,6 +80,12 @@ class Repair:
         return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
 
     @property
+    def exhausted(self) -> bool:
+        """True if there is a commit, and every reachable source has freed its results."""
+        sources = self.sources
+        return self._agreement.commit is not None and bool(sources) and self._spent.issuperset(sources)
+
+    @property
     def sources(self) -> list[PeerId]:
         """Reachable peers that hold every result: those that voted for them.
 

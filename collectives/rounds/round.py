@@ -232,6 +232,11 @@ class Round:
         """True if there is a commit, but most reachable sources have freed its results and moved on."""
         return self._repair.forsaken
 
+    @property
+    def exhausted(self) -> bool:
+        """True if there is a commit, and every reachable source has freed its results."""
+        return self._repair.exhausted
+
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
         self.exchange.on_link_down(peer)

@@ -27,10 +27,10 @@ TRIES = 3
 class CatchUp:
     """Decision of a peer to replace its state by a fetched one.
 
-    It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched only if no
-    peer has sent the commit of our round for one patience. `current` returns the round in progress; `factory` makes the
-    rounds of `fragment`; `prove` checks chains. `turn`: held while chunks of a state are fetched; sessions of other fragments
-    share it.
+    It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched
+    only if no peer has sent the commit of our round for one patience, or if no peer has its results any more.
+    `current` returns the round in progress; `factory` makes the rounds of `fragment`; `prove` checks chains. `turn`:
+    held while chunks of a state are fetched; sessions of other fragments share it.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class CatchUp:
             self._give_way(fly)
         proved, committed = bool(lineages.ahead()), fly.agreement.commit is not None
         if not proved:
-            waits = committed and not fly.forsaken
+            waits = committed and not fly.exhausted
             for peer in self._claims.unproved(self._replica.round, fly.moved, patience, waits=waits):
                 self._send_queue.control(peer, Ask(fly.round, self._fragment))
                 lineages.ask(peer)
         if committed:
-            # Only its results are missing. The wait for them is limited, and short if no peer has them any more.
+            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more.
             longest = max(LATEST, 2 * patience) if fly.follows else 2 * patience
             patience = self._round_factory.floor if fly.forsaken else longest
         if not proved:

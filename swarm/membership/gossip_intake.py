@@ -52,7 +52,7 @@ class Intake:
         return joined
 
     def recall(self, items: tuple[bytes, ...], now: float) -> None:
-        """Process evidence, revocations and verdicts that this peer has found or stored, with no budget."""
+        """Process evidence, revocations and verdicts that this peer has found or stored, without a budget."""
         for item in items:
             policy = self._members.excluded.policy
             if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):

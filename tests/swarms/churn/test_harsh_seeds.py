@@ -56,11 +56,11 @@ MENDED = (31, 32, 175, 231, 270, 348, 350, 394)
 """Seeds that failed before a rule.
 
 31: a fragment whose members wait for another one delays no peer. 32: a member is banned after its disk has lost a
-synced proposal and it has made another one. 175: a peer asks at once for a proof that the others are ahead if none of
-them has the results of its round any more. 231: fragments that have lost their results wait for a quorum at the same
-time. 270: members without a quorum give way to a lineage of strangers. 348: a returning peer whose lineage prevails
-over that of others does not search for a newer state. 350: a restarted peer continues to dial the peers that it knew.
-394: a suspicion that begins just after a stall is not moved into the future.
+synced proposal and it has made another one. 175: a peer asks at once for a proof that the others are ahead if no
+source has the results of its round any more. 231: fragments that have lost their results wait for a quorum at the
+same time. 270: members without a quorum give way to a lineage of strangers. 348: a returning peer whose lineage
+prevails over that of others does not search for a newer state. 350: a restarted peer continues to dial the peers that
+it knew. 394: a suspicion that begins just after a stall is not moved into the future.
 """
 
 MENDED_USUAL = (900132, 900269, 900958)

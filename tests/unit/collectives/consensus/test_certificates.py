@@ -125,6 +125,9 @@ def test_commit_without_its_proposal_is_completed_with_that_of_its_ballot_and_di
     ]
     assert with_proposal(decided(whole), [None, *others, whole.opened]) == whole
     assert with_proposal(decided(whole), [None, *others]) is None
+    for term in (0, 2):
+        other = msgspec.structs.replace(decided(whole), ballot=Ballot(term, ANN))
+        assert with_proposal(other, [whole.opened]) is None, "the proposal is of another ballot"
 
 
 def test_commit_of_another_lineage_is_not_believed():

@@ -406,13 +406,15 @@ def test_voter_that_is_reachable_again_is_asked_at_once_if_all_others_have_freed
     harness.round.reach(OTHER)
     assert {to for to, _, _ in harness.sent(Fetch)} == {LEADER}, "the leader may still send them"
     harness.round.on_link_down(OTHER)
+    assert not harness.round.exhausted
     harness.round.spent(LEADER)
-    assert harness.round.forsaken
+    assert harness.round.forsaken and harness.round.exhausted
     harness.round.reach(OTHER)
     ((to, message, _),) = harness.sent(Fetch)
-    assert to == OTHER and sorted(message.indices) == list(range(6)) and not harness.round.forsaken
+    assert to == OTHER and sorted(message.indices) == list(range(6))
+    assert not harness.round.forsaken and not harness.round.exhausted
     harness.round.spent(OTHER)
-    assert harness.round.forsaken
+    assert harness.round.forsaken and harness.round.exhausted
 
 
 def test_abandoned_round_ends_without_a_commit(harness):
