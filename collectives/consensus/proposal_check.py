@@ -26,7 +26,7 @@ from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified
 
 
 class ProposalCheck:
-    """Checks of one peer in one round, the announcements, and the signed statements of others that it has seen.
+    """Checks and announcements of one round, and the signed statements of others that a peer has seen.
 
     life: our life before we announce one. accuse: see Equivocation. banned: returns peers that must not become members.
     """

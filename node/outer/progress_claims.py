@@ -49,7 +49,7 @@ class ProgressClaims:
         self._claims[peer] = round
 
     def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
-        """Return the peers whose proof is to be asked for now: each once in a patience, at most ASKED at a time.
+        """Return the peers to ask for a proof now: each once in a patience, at most ASKED at a time.
 
         These are the peers that say that we are behind, unless this peer `waits` only for results; and the others that are
         ahead if there was no progress in our round for a patience, since the time `moved`. `round`: the last one that we have.
