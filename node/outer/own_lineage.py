@@ -70,6 +70,17 @@ class OwnLineage:
             return self.since + self._wait if self._orphan else None
         return self._asked
 
+    def stalled(self) -> str:
+        """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
+        since, until = self.since, self.until
+        if since is None:
+            return ""
+        absent = ", ".join(map(short, self._current().agreement.absent)) or "the results of the round"
+        told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
+        if until is None:
+            return f"{told}; `thinwire recover` continues without them"
+        return f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
+
     def recover(self) -> None:
         """Wait no longer for a quorum, unless one is here."""
         if self.since is not None and self._asked is None:

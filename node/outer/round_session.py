@@ -34,7 +34,7 @@ from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
-from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -271,14 +271,7 @@ class RoundSession:
 
     def stalled(self) -> str:
         """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
-        since, until = self.own_lineage.since, self.own_lineage.until
-        if since is None:
-            return ""
-        absent = ", ".join(map(short, self.current.agreement.absent)) or "the results of the round"
-        told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
-        if until is None:
-            return f"{told}; `thinwire recover` continues without them"
-        return f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
+        return self.own_lineage.stalled()
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
