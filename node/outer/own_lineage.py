@@ -70,7 +70,7 @@ class OwnLineage:
             return self.since + self._wait if self._orphan else None
         return self._asked
 
-    def stalled(self) -> str:
+    def wait_text(self) -> str:
         """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
         since, until = self.since, self.until
         if since is None:

@@ -271,7 +271,7 @@ class RoundSession:
 
     def stalled(self) -> str:
         """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
-        return self.own_lineage.stalled()
+        return self.own_lineage.wait_text()
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
