@@ -5,7 +5,7 @@
 
 Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random with a fixed seed
 from the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a
-time-out kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason.
+time-out kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason, and are not run.
 """
 
 from __future__ import annotations
@@ -450,24 +450,29 @@ def main(words: Sequence[str]) -> int:
         all_counted = all_survived = 0
         with ThreadPoolExecutor(given.workers) as pool:
             for module, found in chosen.items():
-                lived = [mutant for mutant, alive in zip(found, pool.map(lives, found), strict=True) if alive]
-                survivors = [mutant for mutant in lived if not _told(mutant)]
-                counted = len(found) - len(lived) + len(survivors)
-                print(f"{module}: {counted - len(survivors)} of {counted} killed", flush=True)
-                all_counted, all_survived = all_counted + counted, all_survived + len(survivors)
+                counted = [mutant for mutant in found if not _equivalent(mutant)]
+                lived = [mutant for mutant, alive in zip(counted, pool.map(lives, counted), strict=True) if alive]
+                for mutant in lived:
+                    old, new = _lines(mutant)
+                    print(f"survived: {module}:{mutant.line}: {old}  ->  {new}")
+                left_out = f", {len(found) - len(counted)} equivalent" if len(counted) < len(found) else ""
+                print(f"{module}: {len(counted) - len(lived)} of {len(counted)} killed{left_out}", flush=True)
+                all_counted, all_survived = all_counted + len(counted), all_survived + len(lived)
     score = 1.0 - all_survived / max(1, all_counted)
     print(f"{all_counted} mutants, {all_survived} survived, {100 * score:.1f} % killed (at least {100 * LEAST:.0f} %)")
     return int(score < LEAST)
 
 
-def _told(mutant: Mutant) -> bool:
-    """Print a mutant that lives; return True if it is known to be equivalent."""
-    text = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
-    new = changed(mutant).split("\n")[mutant.line - 1].strip()
-    unused = text in NAMED.get(mutant.module, ())
-    reason = "every run names it" if unused else EQUIVALENT.get((mutant.module, new), "")
-    print(f"survived: {mutant.module}:{mutant.line}: {text}  ->  {new}  {reason}", flush=True)
-    return bool(reason)
+def _lines(mutant: Mutant) -> tuple[str, str]:
+    """Return the line before and after the mutation."""
+    old = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
+    return old, changed(mutant).split("\n")[mutant.line - 1].strip()
+
+
+def _equivalent(mutant: Mutant) -> bool:
+    """Return True if no test can notice the mutant: it is listed, with the reason."""
+    old, new = _lines(mutant)
+    return old in NAMED.get(mutant.module, ()) or (mutant.module, new) in EQUIVALENT
 
 
 if __name__ == "__main__":
