@@ -54,6 +54,13 @@ def test_acceptor_without_a_promise_has_no_leader_and_no_vote():
     assert acceptor.leader == b"" and acceptor.voted is None
 
 
+def test_acceptor_is_bound_by_a_promise_of_the_first_term_and_not_before():
+    acceptor = acceptor_of()
+    assert not acceptor.bound
+    acceptor.promise(Ballot(1, FIRST))
+    assert acceptor.bound
+
+
 @pytest.mark.parametrize("later", [2, 3, 4, 7, 40])
 def test_promise_after_any_number_of_terms_carries_the_last_vote(later):
     """Without the old vote in a promise, a new leader could choose another value for a committed round."""
