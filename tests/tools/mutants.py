@@ -32,16 +32,17 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
 CONSENSUS = "tests/unit/collectives/consensus"
 ROUNDS = "tests/unit/collectives/rounds"
+ANNOUNCEMENTS = "tests/unit/collectives/test_announcements.py"
 SESSION = tuple(f"tests/unit/node/outer/test_{name}.py" for name in ("round_session", "round_starter", "frame_router"))
 TARGETS = {
     "collectives/consensus/acceptor.py": (f"{CONSENSUS}/test_acceptor.py", CONSENSUS),
-    "collectives/consensus/blame.py": (f"{CONSENSUS}/test_blame.py", CONSENSUS),
+    "collectives/consensus/blame.py": (f"{CONSENSUS}/test_blame.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/certificates.py": (f"{CONSENSUS}/test_certificates.py", CONSENSUS),
     "collectives/consensus/chain.py": (f"{CONSENSUS}/test_chain.py",),
     "collectives/consensus/electorate.py": (f"{CONSENSUS}/test_electorate.py", CONSENSUS),
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
-    "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", CONSENSUS),
+    "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
     "collectives/rounds/butterfly.py": (f"{ROUNDS}/test_round.py",),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import START, leaving
-from thinwire.collectives.consensus.certificates import certificate, certified, decided, with_proposal
+from thinwire.collectives.consensus.certificates import certificate, certified, conflicting, decided, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
@@ -128,6 +128,15 @@ def test_commit_without_its_proposal_is_completed_with_that_of_its_ballot_and_di
     for term in (0, 2):
         other = msgspec.structs.replace(decided(whole), ballot=Ballot(term, ANN))
         assert with_proposal(other, [whole.opened]) is None, "the proposal is of another ballot"
+
+
+def test_commits_of_one_ballot_with_different_values_conflict():
+    ours = commit(ANN, BEN, CAT)
+    assert not conflicting(ours, commit(BEN, CAT, DAN)), "other votes for the same value"
+    assert conflicting(ours, commit(ANN, BEN, CAT, digest=b"x" * 32))
+    assert conflicting(ours, commit(ANN, BEN, CAT, contributors=ours.opened.contributors[:4]))
+    for other in ({"lineage": b"l" * 16}, {"ballot": Ballot(2, ANN)}, {"ballot": Ballot(0, ANN)}):
+        assert not conflicting(ours, commit(ANN, BEN, CAT, digest=b"x" * 32, **other))
 
 
 def test_commit_of_another_lineage_is_not_believed():

@@ -1,5 +1,7 @@
 """Members that lie: the exhaustive model, justifications, and statements that contradict each other."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from kit.reference.liar_model import MISTAKES, LiarModel
@@ -123,6 +125,28 @@ def test_ballot_is_justified_although_more_liars_report_a_proposal_each_than_it_
     honest = {peer: (opened(Ballot(1, ids[0]), ids, **shape), B) for peer in ids[MAX_PROPOSALS + 2 :]}
     shown = presentable(promised(SECOND, lies | honest), ())
     assert shown.keys() >= honest.keys() and len(shown) == len(honest) + MAX_PROPOSALS - 1
+
+
+def test_justification_with_a_peer_twice_or_with_a_stranger_is_refused():
+    message, stranger = freely(opened(SECOND), IDS[:3], sign), bytes([9]) * 32
+    said = freely(opened(SECOND), [*IDS[:3], stranger], sign)
+    assert holds(message) and len(said.reports) == 4
+    assert not holds(said)
+    assert not holds(msgspec.structs.replace(message, reports=(*message.reports, message.reports[0])))
+
+
+def test_vote_of_the_same_ballot_justifies_nothing():
+    votes = promised(SECOND, {ANN: (opened(SECOND), A), BEN: (opened(SECOND), A), LIAR: None})
+    assert not holds(justify(adopted(), votes, ()))
+
+
+def test_value_of_the_highest_ballot_binds_if_no_member_may_lie():
+    """Both may have been chosen: one with the votes of ANN and LIAR, the other with those of all others."""
+    terms, second = dataclasses.replace(TERMS, fraction=0.5), opened(SECOND, IDS[:3])
+    votes = promised(THIRD, {ANN: (opened(), A), BEN: (second, B), CID: (second, B)})
+    value = msgspec.structs.replace(adopted(THIRD, B), contributors=second.contributors)
+    assert holds(justify(value, votes, ()), terms)
+    assert not holds(justify(adopted(THIRD, A), votes, ()), terms)
 
 
 def test_vote_cannot_be_removed_from_a_promise():

@@ -135,6 +135,8 @@ def test_proposal_derives_sites_from_distances_and_later_ballot_keeps_them():
     changed = near({0, 1}, {2, 3})
     assert opened(changed, terms=terms).sites == (0, 0, 1, 1)
     assert opened(changed, terms=terms, before=before, ballot=SECOND).sites == before.sites, "results depend on it"
+    alone = opened({IDS[4]: ready(100)}, terms=terms, before=before, ballot=SECOND)
+    assert alone.group == (IDS[4],) and len(alone.sites) == 1, "no peer of that group takes part"
     assert opened(near({0, 1, 2, 3}), terms=terms).sites == (0, 1, 2, 3), "no wide area is between them"
     one_sided = near({0, 2}, {1, 3})
     one_sided[IDS[2]] = ready(100)
@@ -281,6 +283,16 @@ def test_peer_with_another_plan_or_base_cannot_take_part(plan):
         IDS[2]: msgspec.structs.replace(ready(1), base=plan, plan=b"b" * 32),
     }
     assert fit(terms, IDS, known) == ((IDS[0],), {IDS[1]: "plan", IDS[2]: "base digest"})
+
+
+def test_peer_without_an_announcement_keeps_no_other_peer_out():
+    assert fit(equal(), IDS[:4], {peer: ready(1) for peer in IDS[1:4]}) == (IDS[1:4], {})
+
+
+def test_member_has_another_life_than_the_decided_one_after_it_has_lost_its_folder():
+    terms = replace(equal(), lives={IDS[0]: b"k" * LIFE})
+    assert [terms.other_life(IDS[0], life * LIFE) for life in (b"a", b"k", b"z")] == [True, False, True]
+    assert not terms.other_life(IDS[1], b"a" * LIFE), "its life is not known"
 
 
 def test_full_group_prefers_members():
