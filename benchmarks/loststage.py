@@ -23,7 +23,8 @@ import torch
 from skipping import SHARDS, apply, gradient, through
 from thinwire.node.pipeline.model.section import Section, cut
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.recovery.stage_source import FASTER, average
+from thinwire.node.pipeline.recovery.checkfree import average
+from thinwire.node.pipeline.recovery.stage_source import FASTER
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
 from thinwire.node.training.inner_optimizer import InnerConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry

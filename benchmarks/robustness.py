@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation.rules import dense_rule, sparse_rule
+from thinwire.collectives.aggregation.rule_factory import dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers, outliers
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks

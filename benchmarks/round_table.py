@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Buffer, Floats

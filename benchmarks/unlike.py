@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from round_table import RoundTable
-from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.matching import others

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from thinwire.collectives.aggregation import coefficients, coordinates
-from thinwire.collectives.aggregation.coordinates import Rows
+from thinwire.collectives.aggregation import coordinate_rules, gram_rules
+from thinwire.collectives.aggregation.coordinate_rules import Rows
 from thinwire.collectives.aggregation.kernels import add_gram
 from thinwire.collectives.aggregation.screening import NotEnoughPeers
 from thinwire.compression.core.types import Floats
@@ -39,10 +39,10 @@ def aggregate(spec: AggregationSpec, pieces: Pieces, weights: Sequence[float], o
     anchored = spec.rule == "centered-clip"
     if spec.rule == "median":
         for start, rows in pieces():
-            out[start : start + rows.shape[1]] = coordinates.median(rows)
+            out[start : start + rows.shape[1]] = coordinate_rules.median(rows)
     elif spec.rule == "trimmed-mean":
         for start, rows in pieces():
-            out[start : start + rows.shape[1]] = coordinates.trimmed_mean(rows, spec.max_liars)
+            out[start : start + rows.shape[1]] = coordinate_rules.trimmed_mean(rows, spec.max_liars)
     else:
         gram = np.zeros((len(weights) + anchored,) * 2)
         for _, rows in pieces():
@@ -51,26 +51,26 @@ def aggregate(spec: AggregationSpec, pieces: Pieces, weights: Sequence[float], o
         for start, rows in pieces():
             part = out[start : start + rows.shape[1]]
             if spec.rule == "bulyan":
-                part[:] = coordinates.around_median(rows[np.array(found) > 0.0], spec.max_liars)
+                part[:] = coordinate_rules.around_median(rows[np.array(found) > 0.0], spec.max_liars)
             else:
-                part[:] = coordinates.combination(_with_anchor(rows) if anchored else rows, found)
+                part[:] = coordinate_rules.combination(_with_anchor(rows) if anchored else rows, found)
 
 
 def _with_anchor(rows: Rows) -> Rows:
     """Return the rows and the start of centered clipping as the last one."""
-    return np.concatenate([rows, coordinates.median(rows)[None]])
+    return np.concatenate([rows, coordinate_rules.median(rows)[None]])
 
 
-def _coefficients(spec: AggregationSpec, gram: coefficients.Matrix, weights: Sequence[float]) -> list[float]:
+def _coefficients(spec: AggregationSpec, gram: gram_rules.Matrix, weights: Sequence[float]) -> list[float]:
     liars = spec.max_liars
     if spec.rule == "centered-clip":
-        return coefficients.centered(gram, weights, spec.steps)
+        return gram_rules.centered(gram, weights, spec.steps)
     if spec.rule == "geometric-median":
-        return coefficients.geometric_median(gram, weights, spec.steps)
+        return gram_rules.geometric_median(gram, weights, spec.steps)
     if spec.rule == "flag":
-        return coefficients.flag(gram, weights, spec.steps)
+        return gram_rules.flag(gram, weights, spec.steps)
     if spec.rule == "bulyan":
-        return coefficients.bulyan(gram, liars)
+        return gram_rules.bulyan(gram, liars)
     if spec.rule in ("krum", "multi-krum"):
-        return coefficients.krum(gram, liars, 1 if spec.rule == "krum" else len(weights) - liars - 2)
+        return gram_rules.krum(gram, liars, 1 if spec.rule == "krum" else len(weights) - liars - 2)
     raise ValueError(f"{spec.rule!r} is not a robust rule")

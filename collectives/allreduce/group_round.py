@@ -15,7 +15,7 @@ from thinwire.collectives.allreduce.group_acceptance import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
@@ -88,9 +88,9 @@ def group_round(
         live=place.live,
         witness=witness,
     )
-    data_plane = ShardedReduce(
+    data_plane = Butterfly(
         agreement,
-        codec=cast(Codec, share.elements),  # a ShardedReduce uses only methods that Elements has
+        codec=cast(Codec, share.elements),  # a Butterfly uses only methods that Elements has
         grid=share.grid,
         rule=mean,
         seed=seed,

@@ -3,11 +3,12 @@
 Peers call an operation by a name and a number. The first caller has no group yet, so there are two phases. First the
 callers find each other and settle on a group: see `rendezvous`. Then the operation is a round like any other with that
 group as its members: see `group_round`. Later callers get the result without being
-members. A peer fails if at least as many callers want something else as want the same.
+members. A peer's call fails unless more callers agree with it than want something else.
 
 Two groups can be named at once, if a leader dies at that moment, if links are missing, or if one member waits less long
-than the others. Before it has voted, a peer changes to the greater group, or to one that most others name; afterwards
-only to one that most began. A result is always that of the contributors it names.
+than the others. A peer that has not voted changes to the larger group, or to a group that more than half of the other peers
+name. A peer that has voted changes only to a group whose round more than half of the others have begun. A result is always
+that of the contributors it names.
 """
 
 from __future__ import annotations

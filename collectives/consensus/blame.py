@@ -1,8 +1,8 @@
 """Complaints to the leader of a round: first chunks change their owners, then peers are excluded.
 
-No third peer can check most complaints: the link between the two peers may be cut, or either may lie. So the first complaint
-against a contributor costs both peers only the chunks that they own; both stay in the round, and their contributions in the
-mean. The chunk in question goes to another owner. Only the complaint of a second owner, or an observation of the leader
+No third peer can check most complaints: the link between the two peers may be cut, or either may lie. So after the first
+complaint against a contributor both peers lose only the chunks that they own; both stay in the round, and their contributions
+still count. The chunk in question goes to another owner. Only the complaint of a second owner, or an observation of the leader
 itself, excludes the contribution. A new contribution of the same peer is accepted once. If it is excluded again, it stays
 excluded; otherwise the peer could block the round for ever. Peers that lack results get them from the others after the round
 has committed. The chunks move to other owners only if the round cannot commit without the peers that complain.

@@ -8,13 +8,13 @@ them again. Results are identified by hash, so the ballot in which a peer obtain
 
 from __future__ import annotations
 
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Open, PeerId, Record, Result
 
 
-class BallotBound(ShardedReduce):
+class BallotBound(Butterfly):
     """Base of data planes whose results depend on the ballot's owners."""
 
     _voted: tuple[Digest, list[Buffer]] | None = None

@@ -1,5 +1,6 @@
 """Butterfly: the owner of a chunk aggregates its contributions and sends the result to all peers.
 
+Each peer owns some chunks (reduce-scatter and all-gather in one hop each, as in hivemind); it is not recursive halving.
 Payloads are checked against the hashes that their contributor announced, results against the signed record of their
 owner, and all results against the digest that was voted for. Misbehaviour leads to an accusation with a reason.
 """
@@ -41,7 +42,7 @@ from thinwire.swarm.messages.registry import (
 )
 
 
-class ShardedReduce(DataPlane):
+class Butterfly(DataPlane):
     """Data plane in which every chunk has an owner that computes its result.
 
     The caller stores `usual`, the running norm of each chunk, and `pool`, the memory of results. `reducer` computes

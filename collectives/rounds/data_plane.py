@@ -1,6 +1,6 @@
 """Base of the algorithms that move the data of a round.
 
-`ShardedReduce` averages chunks at their owners, `Ring` sums them from peer to peer, `AllGather` sends every payload to
+`Butterfly` averages chunks at their owners, `Ring` sums them from peer to peer, `AllGather` sends every payload to
 all peers. All of them send only announced data, accept only announced or settled data, store early frames, and vote
 when they have every result. Misbehaviour leads to an accusation with a reason.
 """

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from thinwire.collectives.consensus.blame import SUBTOTAL, UNSUMMED
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
@@ -31,10 +31,10 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Open, PeerId, Subtotal
 
 
-class Hierarchy(ShardedReduce):
+class Hierarchy(Butterfly):
     """Data plane of a hierarchy. The caller stores `groups`, the running norm of cluster values by chunk.
 
-    The other arguments are those of ShardedReduce.
+    The other arguments are those of Butterfly.
     """
 
     # A peer that itself waits for others gets the time to name them.

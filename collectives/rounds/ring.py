@@ -11,8 +11,9 @@ do. A lossy codec loses something at every hop; docs/compression.md gives figure
 
 A peer can screen a neighbour's payload (valid, finite, not absurdly large) and results (against the hashes that their
 owners signed). It cannot detect whether a neighbour added what it had announced or changed earlier contributions, so it
-cannot name the culprit. A stuck peer therefore blames with the reason "ring" (see `blame_book`); the next ballot has no
-ring, which exposes the culprit, and the next rounds have none either (`RoundFactory`). If a peer dies, the next ballot
+cannot name the faulty peer. A peer that waits in vain therefore sends a Blame with the reason "ring" (see
+`collectives/consensus/blame.py`). The next ballot has owners instead of a ring, which exposes the faulty peer, and the next
+rounds have no ring either (`RoundFactory`). If a peer dies, the next ballot
 has a ring without it. Frames of a ballot with another ring are rejected, however late they arrive.
 """
 
@@ -43,7 +44,7 @@ LONGER = 5.0
 
 
 class Ring(BallotBound):
-    """Data plane of a ring. Ballots without a ring work as in `ShardedReduce`.
+    """Data plane of a ring. Ballots without a ring work as in `Butterfly`.
 
     guarded: a partial mean that is much longer than our own contribution breaks the ring.
     """

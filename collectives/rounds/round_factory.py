@@ -10,7 +10,7 @@ from typing import Any
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.paxos import Agreement
@@ -18,7 +18,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather import AllGather
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.hierarchy import Hierarchy
@@ -75,7 +75,7 @@ class RoundFactory:
     - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
       peer.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
-    - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see ShardedReduce; in other planes
+    - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in other planes
       without effect.
     """
 
@@ -215,7 +215,7 @@ class RoundFactory:
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if self._topology == "ring":
             return Ring(agreement, guarded=self._guarded, **common)
-        return ShardedReduce(agreement, audited=self._audited, **common)
+        return Butterfly(agreement, audited=self._audited, **common)
 
     async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""

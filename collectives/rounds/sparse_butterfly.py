@@ -185,7 +185,7 @@ class SparseShardedReduce(BallotBound):
     """Data plane of a sparse butterfly.
 
     `kept`: residuals, stored by the caller; `keeps`: seed of ownership. `stirred`: called when a result was computed,
-    which neither a frame nor a tick causes. The other arguments are those of ShardedReduce.
+    which neither a frame nor a tick causes. The other arguments are those of Butterfly.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Pure: every peer computes the same routes from the Open. Chunks are assigned to the clusters in turn, and within each to
 its members in turn, so that all uplinks and all members have equal work. Within a cluster, other members replace those
-that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The value of a
-cluster depends only on the contributions, not on any of this, so that a chunk may change hands.
+that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The partial mean of a
+cluster depends only on its contributions, not on the routes, so a chunk can move to another peer without another result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from thinwire.swarm.rendezvous_hash import backups
 class Cluster:
     """Peers of one site in a ballot.
 
-    primaries: all of them, sorted, present or not. members: those that take part. working: the members that have
-    duties. entries: their contributions, in peer-id order. lineage: that of the ballot.
+    primaries: all peers of the site, sorted, present or not. members: the primaries that take part. working: the members
+    that own or relay chunks. entries: their contributions, in peer-id order. lineage: that of the ballot.
     """
 
     primaries: tuple[PeerId, ...]

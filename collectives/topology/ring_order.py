@@ -25,7 +25,7 @@ SEGMENT = 3
 STEEP = 1e-3
 """Relative cost of slow links other than the slowest.
 
-It lets the search descend while the number of the slowest links stays the same.
+With it the search improves an order even where the number of slowest links does not change.
 """
 
 Rates = NDArray[np.float64]

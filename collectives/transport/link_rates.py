@@ -1,7 +1,7 @@
 """Estimate of the rate of the path to each peer, from frames of real rounds.
 
-It sends no probes and needs no clock or socket. While frames wait for one peer only, everything sent goes to that peer
-at the rate of its path: bytes handed to the transport divided by the time. While frames wait for several peers, they
+It sends no probes and needs no clock or socket. While frames wait for one peer only, the rate of its path is
+the number of bytes handed to the transport divided by the time. While frames wait for several peers, they
 share our uplink and nothing is measured.
 """
 

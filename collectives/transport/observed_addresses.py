@@ -20,8 +20,8 @@ Nat: TypeAlias = Literal["none", "cone", "symmetric", "unknown"]
 class Sighting:
     """Claim of one peer about a connection that we opened to it; all addresses are "host:port".
 
-    `by`: its end, `local`: our end, `seen`: our end as it sees it. `reached`: whether it reached our gate at the host
-    of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it
+    `by`: its address. `local`: our address. `seen`: our address as it sees it. `reached`: whether it reached our gate at
+    the host of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it
     sent ballast to us, 0 if it sent none.
     """
 

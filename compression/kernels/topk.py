@@ -1,7 +1,7 @@
 """Kernels of the sparse encoder: selection of entries, and levels for their magnitudes.
 
-A section is described by its geometry (`Section.geometry`): rows, cols, tail, side, blocks down and across, and the
-number of entries selected in a block that is last neither down nor across, last across, last down, last in both.
+A section is described by its geometry (`Section.geometry`): rows, cols, tail, side, blocks down and across, and four numbers
+of selected entries: of an inner block, of a block in the last column, of a block in the last row, and of the corner block.
 `tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that the two are equal bit for bit.
 """
 

@@ -24,7 +24,7 @@ from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.core.types import Buffer, Floats, Indices, Levels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse import rice as entropy
+from thinwire.compression.sparse import index_coding as entropy
 from thinwire.compression.sparse import select as sparsify
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, FIXED_WIDTH, HEADER, RICE, Header, half
 

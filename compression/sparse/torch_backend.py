@@ -13,7 +13,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks, Section
 from thinwire.compression.kernels.common import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse import rice as entropy
+from thinwire.compression.sparse import index_coding as entropy
 from thinwire.compression.sparse import select as sparsify
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, RICE
 from thinwire.compression.sparse.topk import CAP, Part, Selected, Sparse

@@ -286,7 +286,7 @@ def show_id(context: typer.Context, json: Json = False, home: Home = None, debug
 
 def config_show(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Print every setting of this machine and the source of its value."""
-    from thinwire.node.cli.config_table import as_json, rows
+    from thinwire.node.cli.settings_table import as_json, rows
 
     config = settings(context, debug, {"home": home})
     if json:

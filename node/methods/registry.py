@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thinwire.collectives.aggregation.rules import sparse_rule
+from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.rounds.payload import pieces
 from thinwire.collectives.rounds.sparse_butterfly import parts

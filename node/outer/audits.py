@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import blake3
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import Docket
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -110,7 +110,7 @@ class Audits:
         self._roster, self._send_queue = presence.roster, presence.send_queue
         self._backoff, self._emit = backoff, emit
         self._lender = lender
-        self._last: ShardedReduce | None = None
+        self._last: Butterfly | None = None
         self._dockets: dict[int, Docket] = {}
         self._cases: list[_Case] = []
         self._said: dict[PeerId, dict[PeerId, Verdict]] = {}
@@ -129,7 +129,7 @@ class Audits:
     def begin(self, done: Round) -> None:
         """Note a committed and applied round, and audit a chunk of it if it is chosen."""
         exchange = done.exchange
-        if not self._manifest.audited or not isinstance(exchange, ShardedReduce) or exchange is self._last:
+        if not self._manifest.audited or not isinstance(exchange, Butterfly) or exchange is self._last:
             return
         self._last = exchange
         self._expire(done.round)

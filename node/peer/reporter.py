@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import msgspec
-from thinwire.collectives.costs.outcome import Comparison
+from thinwire.collectives.costs.plan_comparison import Comparison
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reports.lineage_alarms import LineageAlarms

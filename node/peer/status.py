@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from thinwire.collectives.costs.outcome import Comparison
+from thinwire.collectives.costs.plan_comparison import Comparison
 
 _LIMIT = 4 << 20
 

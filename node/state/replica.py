@@ -29,9 +29,9 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import encoding_device
 from thinwire.compression.kernels.common import outer_step
 from thinwire.node.state.buffer_state import BufferState, Read
-from thinwire.node.state.chunk_coder import ChunkCoder
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
+from thinwire.node.state.pseudogradient_coder import PseudogradientCoder
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
@@ -290,9 +290,9 @@ class Replica(BufferState):
         yield from self.coder.differences(self.theta, read)
 
     @property
-    def coder(self) -> ChunkCoder:
+    def coder(self) -> PseudogradientCoder:
         """Coder of the vectors of the next round."""
-        return ChunkCoder(self.codec, self.grid, self._pool, self.device, self._sent_buffers)
+        return PseudogradientCoder(self.codec, self.grid, self._pool, self.device, self._sent_buffers)
 
     @property
     def sent_codec(self) -> object:

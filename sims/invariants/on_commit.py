@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome

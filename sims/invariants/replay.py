@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation.rules import dense_rule
+from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from thinwire.collectives.costs.outcome import Comparison, Outcome, Unit
+from thinwire.collectives.costs.plan_comparison import Comparison, RunOutcome, Unit
 from thinwire.collectives.costs.question import Question
 from thinwire.node.runtime.console import bytes_text
 from thinwire.sims.network.regions import MBIT
@@ -30,7 +30,7 @@ def show(plan: Plan) -> None:
     console.print(Group(*_parts(plan, console.width >= WIDE)), highlight=False)
 
 
-def show_comparison(outcome: Outcome, rows: Sequence[Comparison]) -> None:
+def show_comparison(outcome: RunOutcome, rows: Sequence[Comparison]) -> None:
     """Print plan and outcome side by side."""
     console = Console()
     if not console.is_terminal:

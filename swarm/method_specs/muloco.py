@@ -10,7 +10,7 @@ from thinwire.swarm.method_specs.diloco import DiLoCo
 
 
 class MuLoCo(DiLoCo, frozen=True, tag="muloco"):
-    """[outer] of the method "muloco": the keys of "diloco" with the values of its paper as defaults."""
+    """[outer] of the method "muloco": the keys of "diloco", with defaults of the MuLoCo paper."""
 
     defaults: ClassVar[Defaults] = {"inner": {"optimizer": "muon"}}
     required: ClassVar[Mapping[str, tuple[Mapping[str, object], str, str]]] = {

@@ -27,13 +27,27 @@ from thinwire.compression.core.noise import normal
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense import blockint, e3m0, floats
 from thinwire.compression.kernels import payload as payloads
-from thinwire.compression.sparse import demo, header, rice, topk
+from thinwire.compression.sparse import demo, header, index_coding, topk
 from thinwire.swarm.identity import run_card
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.identity.peer_record import RecordError
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 
-PYTHON = (codecs, demo, rice, floats, e3m0, payloads, blockint, topk, header, subspace, run_card, ticket, *wire.MODULES)
+PYTHON = (
+    codecs,
+    demo,
+    index_coding,
+    floats,
+    e3m0,
+    payloads,
+    blockint,
+    topk,
+    header,
+    subspace,
+    run_card,
+    ticket,
+    *wire.MODULES,
+)
 """Modules whose functions are instrumented; compiled kernels cannot be."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -197,7 +211,7 @@ def watch(instrument: Callable[[Any], Any]) -> None:
 
 def plant() -> None:
     """Plant a bug for the fuzzer to find: the padding bits at the end of a stream are not checked."""
-    rice.check = lambda *arguments: None
+    index_coding.check = lambda *arguments: None
 
 
 def main(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import blake3
 import msgspec
 import numpy as np
-from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement

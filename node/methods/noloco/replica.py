@@ -5,8 +5,8 @@ the round's group (a pair, or one replica alone), and α, β, γ:
 
     δ ← α δ + β mean(Δ) − γ (φ − mean(φ)),    φ ← φ + δ
 
-The paper prints −β with this Δ, which would ascend; its code adds. Replicas and their digests differ. Their mean makes
-exactly the outer step of DiLoCo if all peers of each group apply the same contributions (for other cases see
+The paper prints −β with this Δ, which would ascend; its code adds. Replicas and their digests differ. The mean of all replicas
+makes exactly the outer step of DiLoCo if all peers of each group apply the same contributions (for other cases see
 `collectives/gossip/group.py`).
 """
 

@@ -1,7 +1,7 @@
-"""Base of replicas with one round of delay: a round takes all of the next round's inner steps.
+"""Base of replicas with one round of delay: a round is exchanged during the next round's inner steps.
 
-θ̄ makes its step when a round commits, bit-identical on all peers. The model is set to θ̄ only after its next
-contribution was read, so it trains from parameters that are one round old.
+The outer parameters θ̄ make their step when a round commits; they are bit-identical on all peers. The model is
+set to θ̄ only after its next contribution was read, so it trains from parameters that are one round old.
 """
 
 from __future__ import annotations

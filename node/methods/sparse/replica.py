@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from thinwire.collectives.aggregation.rules import sparse_rule
+from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState

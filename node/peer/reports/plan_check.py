@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.collectives.costs.method_costs import methods, row_of
-from thinwire.collectives.costs.outcome import Comparison, Outcome, comparison, outcome_of
+from thinwire.collectives.costs.plan_comparison import Comparison, RunOutcome, comparison, outcome_of
 from thinwire.collectives.costs.question import PeerMachine, question_of
 from thinwire.collectives.costs.round_costs import round_costs
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled
@@ -97,7 +97,7 @@ class PlanCheck:
         return rows if known else tuple(row for row in rows if row.name in BYTES)
 
 
-def _machines(peers: Sequence[PeerFacts], came: Outcome, *, balanced: bool) -> tuple[PeerMachine, ...]:
+def _machines(peers: Sequence[PeerFacts], came: RunOutcome, *, balanced: bool) -> tuple[PeerMachine, ...]:
     """Return the peers of a plan; the first one is this one, whose inner step is known.
 
     Another one's step takes longer as it trains fewer tokens per second, unless peers make as many steps as fit (balanced).

@@ -17,8 +17,8 @@ from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.host_readiness import HostReadiness
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
-from thinwire.node.pipeline.groups.readiness import HostReadiness
 from thinwire.node.pipeline.groups.rebalance import Rebalancer
 from thinwire.node.pipeline.groups.stage_assignment import home
 from thinwire.node.pipeline.model.held_stage import HeldStage

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
-from thinwire.node.pipeline.groups.readiness import HostReadiness
+from thinwire.node.pipeline.groups.host_readiness import HostReadiness
 from thinwire.node.pipeline.groups.rebalance import Rebalancer
 from thinwire.node.pipeline.groups.stage_learner import StageLearner
 from thinwire.node.pipeline.model.held_stage import HeldStage

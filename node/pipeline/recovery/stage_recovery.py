@@ -10,9 +10,10 @@ from thinwire.compression.core.types import Floats
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSession, FragmentSessions
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.peer.peer import Peer
+from thinwire.node.pipeline.recovery.checkfree import between
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter
-from thinwire.node.pipeline.recovery.stage_source import StageSource, between, rescue
+from thinwire.node.pipeline.recovery.stage_source import StageSource, rescue
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.manifest.tables import Pipeline
 from thinwire.swarm.messages.registry import Bequest

@@ -25,7 +25,10 @@ class Failure:
 
 
 class Attempt:
-    """`since`: the time from which on the peer that is `due` could have done its part."""
+    """Attempt to send one micro-batch along a path and back.
+
+    `since`: the earliest time at which the peer that is `due` could have begun its part.
+    """
 
     def __init__(
         self, micro: int, attempt: int, path: tuple[Hop, ...], boundary: Boundary, batch: int, length: int, since: float

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.turn import Turn
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.round_factory import RoundFactory
@@ -109,7 +109,7 @@ def lost_wake_up(patch):
     due = Turn.due
     patch.setattr(Agreement, "on_link_down", lambda self, peer, now: None)
     patch.setattr(Turn, "due", lambda self, opened, *rest: None if opened is not None else due(self, opened, *rest))
-    patch.setattr(ShardedReduce, "culprit", lambda self, opened: None)
+    patch.setattr(Butterfly, "culprit", lambda self, opened: None)
 
 
 def chunk_counted_twice(patch):

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 from kit.daemons import CAP
-from thinwire.collectives.costs.outcome import Comparison
+from thinwire.collectives.costs.plan_comparison import Comparison
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog

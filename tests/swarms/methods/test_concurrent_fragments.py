@@ -20,7 +20,7 @@ from kit.scenarios import (
     streaming,
     violated,
 )
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.round_factory import STASH_EACH
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
@@ -133,13 +133,13 @@ def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, 
 )
 def test_one_chunk_fragments_have_different_owners(monkeypatch, topology):
     """As many peers as fragments, each of one chunk."""
-    owned, settle = {}, ShardedReduce.settle
+    owned, settle = {}, Butterfly.settle
 
     def booked(self):
         settle(self)
         owned.setdefault((self.fragment, self.round), set()).update(self.owners)
 
-    monkeypatch.setattr(ShardedReduce, "settle", booked)
+    monkeypatch.setattr(Butterfly, "settle", booked)
     play(streaming(4, 6, peers=4, seconds=14.0, exchange=f'topology = "{topology}"'))
     rounds = [[owned[number, round] for number in range(4)] for _, round in owned if (3, round) in owned]
     assert all(len(one) == 1 for found in rounds for one in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.scenarios import events_of, manifest_of, play, swarm_of, violated
 from thinwire.collectives.aggregation.means import mean
-from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.sims.scenario.faults import Fault
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.aggregation import coefficients, coordinates, robust
-from thinwire.collectives.aggregation import rules as rules_module
+from thinwire.collectives.aggregation import coordinate_rules, gram_rules, robust
+from thinwire.collectives.aggregation import rule_factory as rules_module
 from thinwire.collectives.aggregation.kernels import add_gram, eigen, product
-from thinwire.collectives.aggregation.rules import RULES, dense_rule, sparse_rule
+from thinwire.collectives.aggregation.rule_factory import RULES, dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.dense.blockint import Int8
@@ -117,7 +117,7 @@ def test_krum_chooses_the_row_with_the_least_score(count, liars):
 
 def test_krum_ties_go_to_the_lower_peer():
     rows = np.stack([COMMON, 2 * COMMON, COMMON, COMMON, COMMON]).astype(np.float32)
-    assert coefficients.krum(gram_of(rows), 1, 1) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert gram_rules.krum(gram_of(rows), 1, 1) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("count", "liars"), [(7, 1), (11, 2), (16, 3)])
@@ -332,5 +332,7 @@ def test_demo_coefficients_can_be_aggregated_by_a_robust_rule():
 
 def test_combination_of_rows_is_rounded_once():
     rows = np.array([[1.0], [2.0**-30]], np.float32)
-    assert coordinates.combination(rows, [1.0, 1.0])[0] == np.float32(1.0)
-    assert coordinates.combination(np.repeat(rows, [1, 2**10], axis=0), [1.0] * 1025)[0] == np.float32(1 + 2.0**-20)
+    assert coordinate_rules.combination(rows, [1.0, 1.0])[0] == np.float32(1.0)
+    assert coordinate_rules.combination(np.repeat(rows, [1, 2**10], axis=0), [1.0] * 1025)[0] == np.float32(
+        1 + 2.0**-20
+    )

@@ -28,7 +28,7 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.data_plane import STIRRING
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -60,7 +60,7 @@ class Harness(DenseHarness):
     """Peer ME of three: LEADER leads, everyone contributes; ME owns chunks 2 and 3."""
 
     def __init__(self, **options):
-        super().__init__(ShardedReduce, peers=IDS, **options)
+        super().__init__(Butterfly, peers=IDS, **options)
         self.opened = self.open()
         self.sent(Ready)
 
@@ -125,7 +125,7 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
 
 
 def test_peer_without_chunks_signs_for_nothing():
-    harness = DenseHarness(ShardedReduce, peers=IDS)
+    harness = DenseHarness(Butterfly, peers=IDS)
     harness.open(idle=(ME,))
     assert not harness.sent(Record)
 
@@ -682,7 +682,7 @@ def test_early_frames_of_one_peer_are_all_that_an_honest_one_sends_and_some_repe
 
 def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full():
     options = {**DENSE, "grid": Grid(2 * 4096, 4096)}
-    harness = RoundHarness(ShardedReduce, peers=IDS, **options)
+    harness = RoundHarness(Butterfly, peers=IDS, **options)
     for index in (1, 2):
         harness.on_message(OTHER, Chunk(1, 0, 1, index), b"")
     assert harness.round.exchange.early[0] == 1
@@ -690,7 +690,7 @@ def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full(
 
 def test_record_before_its_ballot_is_kept_with_a_single_chunk():
     options = {**DENSE, "grid": Grid(4096, 4096)}
-    harness = RoundHarness(ShardedReduce, peers=IDS, **options)
+    harness = RoundHarness(Butterfly, peers=IDS, **options)
     harness.on_message(LEADER, Record(1, 0, FIRST, (0,), bytes(32)))
     assert harness.round.exchange.early[0] == 1
 
@@ -758,12 +758,12 @@ def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
 def test_early_frames_are_limited_by_grid_and_group(harness):
     assert harness.round.exchange.early == (0, 2 * 6 + 256)
     terms = RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6)
-    unequal = DenseHarness(ShardedReduce, peers=IDS, terms=terms)
+    unequal = DenseHarness(Butterfly, peers=IDS, terms=terms)
     assert unequal.round.exchange.early == (0, (MOST + 1) * 6 + 256), "one peer may own MOST equal shares"
 
 
 def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
-    harness = DenseHarness(ShardedReduce, peers=IDS)
+    harness = DenseHarness(Butterfly, peers=IDS)
     harness.round.exchange.reach(OTHER)
     assert harness.sent(Chunk) == [] and harness.sent(Result) == []
 
@@ -780,7 +780,7 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
 
 @pytest.mark.parametrize("former", [LEADER, OTHER])
 def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
-    harness = DenseHarness(ShardedReduce, peers=PEERS)
+    harness = DenseHarness(Butterfly, peers=PEERS)
     harness.result = lambda index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5)
     harness.open()
     before = harness.round.exchange.owners
@@ -803,7 +803,7 @@ def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
 @pytest.mark.parametrize("audited", [True, False])
 def test_backup_computes_an_audited_result_itself(audited):
     """Otherwise it would sign for a false result of the owner before."""
-    harness = DenseHarness(ShardedReduce, peers=PEERS, audited=audited)
+    harness = DenseHarness(Butterfly, peers=PEERS, audited=audited)
     harness.open()
     before = harness.round.exchange.owners
     lost = [index for index, owner in enumerate(before) if owner in PEERS[2:]]
@@ -900,7 +900,7 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
 
 def shared():
     """Return a round that has opened at 10 s: OTHER owns most chunks, and we have made ours; all records are here."""
-    harness = DenseHarness(ShardedReduce, peers=IDS, terms=RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6))
+    harness = DenseHarness(Butterfly, peers=IDS, terms=RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6))
     harness.result = lambda index: mean([harness.sources[peer][index] for peer in IDS], [10.0] * 3)
     fast = {"up": 10**9, "down": 10**9}
     harness.on_message(OTHER, msgspec.structs.replace(ready(harness.sources[OTHER], attempt=2), **fast))

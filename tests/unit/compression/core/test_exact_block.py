@@ -13,7 +13,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.exact_block import BufferedCodec, ExactBlock
 from thinwire.compression.registry import dense
-from thinwire.node.state.chunk_coder import ChunkCoder
+from thinwire.node.state.pseudogradient_coder import PseudogradientCoder
 
 counts = st.integers(0, 40)
 
@@ -36,7 +36,7 @@ def test_buffered_chunks_carry_the_whole_block_exactly(total, chunk, averaged, c
     blocks = [rng.standard_normal(averaged + copied).astype(np.float32) for _ in range(peers)]
     weights = [float(1 + (3 * peer) % peers) for peer in range(peers)]
     sent = [
-        list(ChunkCoder(codec, cut, pool, None, block).encoded(rng.standard_normal(total).astype(np.float32)))
+        list(PseudogradientCoder(codec, cut, pool, None, block).encoded(rng.standard_normal(total).astype(np.float32)))
         for block in blocks
     ]
     sizes = [cut.size(index) for index in range(len(cut))]
@@ -75,7 +75,7 @@ def test_combine_refuses_weights_without_a_mean(weights):
 )
 def test_check_refuses_damaged_payloads(damage, reason):
     codec = BufferedCodec(dense("fp32"), ExactBlock(2, 1), 4)
-    (payload,) = ChunkCoder(codec, Grid(4, 4), BufferPool(1 << 10), None, np.ones(3, np.float32)).encoded(
+    (payload,) = PseudogradientCoder(codec, Grid(4, 4), BufferPool(1 << 10), None, np.ones(3, np.float32)).encoded(
         np.ones(4, np.float32)
     )
     assert codec.check(bytes(payload), 4) == 4.0

@@ -16,8 +16,8 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import VECTORS, Chunks
 from thinwire.compression.kernels import bitstream, scatter, topk
 from thinwire.compression.kernels import threads as parallel
+from thinwire.compression.sparse import index_coding as entropy
 from thinwire.compression.sparse import mean, select
-from thinwire.compression.sparse import rice as entropy
 from thinwire.compression.sparse import topk as sparse
 from thinwire.compression.sparse.header import DENSE, EMPTY, RICE
 from thinwire.compression.sparse.topk import Part, Selected, Sparse

@@ -8,9 +8,9 @@ import blake3
 import numpy as np
 import pytest
 from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes_of, mean
-from thinwire.collectives.aggregation.rules import RULES
+from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
-from thinwire.collectives.rounds.butterfly import ShardedReduce
+from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import Docket, Reducer
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
@@ -30,7 +30,7 @@ LINEAGE = lineage_of(CHAIN)
 SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(KEYS)}
 
 
-class Exchange(ShardedReduce):
+class Exchange(Butterfly):
     """Data plane of a round that is over."""
 
     def __init__(self, docket):

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from thinwire.node.cli import config_table
+from thinwire.node.cli import settings_table
 from thinwire.node.runtime import config
 from thinwire.node.runtime.config import ConfigError, load
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
@@ -56,8 +56,8 @@ def test_uplink_limit_is_parsed_with_unit(home, text, rate, shown):
     node_toml(home, f'up = "{text}"\n')
     settings = load({"home": home}, {})
     assert settings.up == rate and type(settings.port) is int
-    assert ("up", shown, f"file {home / 'node.toml'}") in config_table.rows(settings)
-    assert config_table.as_json(settings)["up"]["value"] == shown
+    assert ("up", shown, f"file {home / 'node.toml'}") in settings_table.rows(settings)
+    assert settings_table.as_json(settings)["up"]["value"] == shown
     assert load({"home": home, "up": shown}, {}).up == rate, "what is shown can be given"
     assert load({"home": home, "up": ""}, {}).up is None
 
@@ -198,16 +198,16 @@ def test_bootstrap_addresses_are_checked(home):
 
 def test_config_show_has_every_setting_with_its_source(home):
     settings = load({"home": home, "advertise": "10.0.0.1"}, {"THINWIRE_PORTS": "7401-7499"})
-    rows = {name: (value, source) for name, value, source in config_table.rows(settings)}
+    rows = {name: (value, source) for name, value, source in settings_table.rows(settings)}
     assert rows["ports"] == ("7401-7499", "environment THINWIRE_PORTS") and rows["data"] == ("-", "default")
     assert rows["key"] == (str(home / "identity.key"), "follows")
-    plain = config_table.as_json(settings)
+    plain = settings_table.as_json(settings)
     assert plain["ports"] == {"value": "7401-7499", "source": "environment THINWIRE_PORTS"}
     assert plain["home"]["value"] == str(home) and plain["data"]["value"] is None
     # The printed settings can be read again.
     again = {name: entry["value"] for name, entry in plain.items() if entry["value"] is not None}
     again |= {name: ",".join(again[name]) for name in ("advertise", "bootstrap", "monitor")}
-    assert {k: v["value"] for k, v in config_table.as_json(load(again, {})).items()} == {
+    assert {k: v["value"] for k, v in settings_table.as_json(load(again, {})).items()} == {
         k: v["value"] for k, v in plain.items()
     }
 
@@ -271,8 +271,8 @@ def test_lock_whose_holder_is_unreadable_names_no_process(tmp_path):
 def test_relaying_is_switched_by_the_settings(home, text, value):
     node_toml(home, f"relay = {text}\n")
     settings = load({"home": home}, {})
-    assert settings.relay is value and config_table.as_json(settings)["relay"]["value"] is value
-    assert ("relay", str(value).lower(), f"file {home / 'node.toml'}") in config_table.rows(settings)
+    assert settings.relay is value and settings_table.as_json(settings)["relay"]["value"] is value
+    assert ("relay", str(value).lower(), f"file {home / 'node.toml'}") in settings_table.rows(settings)
     assert load({"home": home, "relay": "false"}, {}).relay is False, "the flag --no-relay"
 
 

@@ -1,7 +1,7 @@
 """Rounds of a process beside the plan for its peers and links."""
 
 import pytest
-from thinwire.collectives.costs.outcome import Comparison
+from thinwire.collectives.costs.plan_comparison import Comparison
 from thinwire.node.peer.reports.plan_check import BYTES, PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_text import comparison_text
 from thinwire.sims.planner.plan import plan

@@ -18,7 +18,7 @@ FEWEST = 3
 """Rounds that a comparison needs, besides the first one of each process."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """Medians of the rounds of one peer: seconds of round and exchange, bytes, inner steps, contributors."""
 
     rounds: int
@@ -63,7 +63,7 @@ class _Cycle:
         self.peers: float = statistics.median(one["contributors"] for one in rounds)
 
 
-def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome | None:
+def outcome_of(events: Iterable[Mapping[str, Any]]) -> RunOutcome | None:
     """Return the outcome of a run from its events; None if there are too few rounds.
 
     Rounds count if the round before is from the same process, so that no start is in them. If fragments of the model have
@@ -88,7 +88,7 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome | None:
     def median(name: str) -> float:
         return float(statistics.median(getattr(one, name) for one in cycles))
 
-    return Outcome(
+    return RunOutcome(
         rounds=len(cycles),
         seconds=median("seconds"),
         exchange=median("exchange"),
@@ -99,7 +99,7 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> Outcome | None:
     )
 
 
-def comparison(question: Question, planned: RoundCosts, outcome: Outcome) -> tuple[Comparison, ...]:
+def comparison(question: Question, planned: RoundCosts, outcome: RunOutcome) -> tuple[Comparison, ...]:
     """Return plan and outcome of a round side by side: seconds, bytes per peer, and utilisation.
 
     Fragments with separate rounds agree on each of them.

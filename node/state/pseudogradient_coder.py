@@ -17,7 +17,7 @@ from thinwire.compression.device import Vector, empty, finite, placed, subtract_
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkCoder:
+class PseudogradientCoder:
     """Coder of vectors that `grid` divides into chunks, with the memory of `pool`.
 
     `device`: encodes; None: the host does. Decoding is done on the host. `buffers`: values that the payloads of a

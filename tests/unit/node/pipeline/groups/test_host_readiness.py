@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from kit.round_harness import FakeSendQueue
-from thinwire.node.pipeline.groups.readiness import MOMENT, SETTLED, HostReadiness
+from thinwire.node.pipeline.groups.host_readiness import MOMENT, SETTLED, HostReadiness
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame

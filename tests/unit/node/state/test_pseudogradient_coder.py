@@ -5,7 +5,7 @@ import pytest
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression import registry
-from thinwire.node.state.chunk_coder import ChunkCoder
+from thinwire.node.state.pseudogradient_coder import PseudogradientCoder
 
 SIZE, CHUNK = 1000, 300
 VECTOR = np.random.default_rng(1).standard_normal(SIZE).astype(np.float32)
@@ -18,7 +18,9 @@ def read(start, stop, out):
 
 @pytest.fixture
 def coder():
-    return ChunkCoder(registry.dense("fp32"), Grid(SIZE, CHUNK), BufferPool(1 << 20), None, np.empty(0, np.float32))
+    return PseudogradientCoder(
+        registry.dense("fp32"), Grid(SIZE, CHUNK), BufferPool(1 << 20), None, np.empty(0, np.float32)
+    )
 
 
 def decoded(coder, payloads):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from thinwire.collectives.aggregation.coordinates import Rows
+from thinwire.collectives.aggregation.coordinate_rules import Rows
 from thinwire.collectives.aggregation.means import Rule, apart, clip, counting, mean
 from thinwire.collectives.aggregation.robust import aggregate
 from thinwire.compression.core.codec import Codec
