@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.blame import BlameBook
+from thinwire.collectives.consensus.blame import BlameBook, Complaints
+from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Open
+from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Open, Said
 
 IDS = [bytes([i]) * 32 for i in range(6)]
 LEADER, ANN, BEN, CAT, DAN, EVE = IDS
@@ -274,3 +275,29 @@ def test_barred_contribution_is_out_from_the_start_and_stays_out_after_another_a
     assert book.rejected == {BEN: "withheld"}
     book.pardon()
     assert not book.rejected, "too few others are left"
+
+
+class Shown:
+    """Check of proposals that has an announcement of every peer."""
+
+    def shown(self, peer):
+        return Said(Announced(1, 0, 1, b"life", bytes(32)), b"s" * 64)
+
+
+def test_complaint_is_repeated_after_a_quarter_of_a_patience_and_at_once_in_another_ballot():
+    complaints = Complaints(RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=4.0), Shown(), ())
+    first, second = opened(IDS), opened(IDS, term=2)
+    assert complaints.make(first, IDS[1], "missing", 0.0) is not None
+    assert complaints.make(first, IDS[1], "missing", 0.9) is None
+    assert complaints.make(first, IDS[2], "missing", 0.9) is not None
+    assert complaints.make(first, IDS[1], "missing", 1.0) is not None
+    assert complaints.make(second, IDS[1], "missing", 1.1) is not None
+
+
+def test_only_a_complaint_about_two_announcements_shows_one():
+    complaints = Complaints(RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32)), Shown(), ())
+    shown = {
+        reason: complaints.make(opened(IDS), IDS[1], reason, 0.0).said is not None
+        for reason in ("a", "missing", TWO_FACED, "zz")
+    }
+    assert shown == {"a": False, "missing": False, TWO_FACED: True, "zz": False}
