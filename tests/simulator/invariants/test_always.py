@@ -12,7 +12,7 @@ from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.engine.virtual_loop import HOST
-from thinwire.sims.invariants.always import AlwaysInvariants
+from thinwire.sims.invariants.always import OUTCAST, TWICE, AlwaysInvariants
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
@@ -294,3 +294,39 @@ def test_standstill_is_not_checked_without_a_limit():
     for second in range(100):
         swarm.invariants.look(float(second))
     assert swarm.told == []
+
+
+def test_only_peers_that_have_not_banned_a_double_voter_in_time_violate():
+    swarm = _Swarm(3)
+    liar, _, well = swarm.machines
+    liar.lie = TWICE
+    well.process.peer.session.roster.banned = {liar.identity.peer_id: None}
+    swarm.invariants._ids.pop(liar.identity.peer_id)
+    for now in (0.0, OUTCAST):
+        swarm.invariants.look(now)
+    assert swarm.told == []
+    liar.up = False  # its time begins again with its next process
+    swarm.invariants.look(OUTCAST + 1.0)
+    liar.up = True
+    for now in (20.0, 20.0 + OUTCAST):
+        swarm.invariants.look(now)
+    assert swarm.told == []
+    swarm.invariants.touch([0], 20.0 + OUTCAST)
+    swarm.invariants._settle = 0.0
+    swarm.invariants._rosters = lambda running, now: None
+    swarm.invariants.look(21.0 + OUTCAST)
+    assert swarm.told == [("outcast", 0), ("outcast", 1)]
+
+
+def test_rosters_are_compared_without_the_peers_that_each_has_banned():
+    swarm = _Swarm(3, settle=1.0)
+    swarm.machines[2].lie = "no vote"
+    swarm.invariants._ids.pop(bytes([2]))
+    peers = [bytes([index]) for index in range(3)]
+    for machine, banned, seen in zip(
+        swarm.machines, [{}, {peers[2]: None}, {}], [(0, 1, 2), (0, 1), (0, 1)], strict=True
+    ):
+        roster = machine.process.peer.session.roster
+        roster.banned, roster.view = banned, SimpleNamespace(peers=tuple(peers[index] for index in seen))
+    swarm.invariants._rosters(swarm.machines, 100.0)
+    assert swarm.told == [("roster", 2)]
