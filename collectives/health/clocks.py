@@ -9,16 +9,16 @@ from thinwire.swarm.messages.registry import PeerId
 
 
 class Clocks:
-    """Seconds by which the wall clocks of other peers are ahead of ours, in order: each message brings one value."""
+    """Seconds by which the wall clocks of other peers are ahead of ours, in order."""
 
     def __init__(self) -> None:
         self._ahead: dict[PeerId, float] = {}
         self._sorted = [0.0]  # those of all peers, our own clock included
 
     def compare(self, peer: PeerId, ahead: float) -> float | None:
-        """Store the value of a peer; return its distance to the median of the others, or None if they are too few.
+        """Store the value of a peer; return its distance to the median of the others, if they suffice.
 
-        With an even number of others, the nearer one of the two middle values counts.
+        Returns None if they are too few. With an even number, the nearer one of the two middle values counts.
         """
         self.forget(peer)
         others, half = self._sorted, len(self._sorted) // 2

@@ -45,7 +45,7 @@ def subnet_of(host: str) -> str:
 
 @lru_cache(maxsize=8192)
 def source_of(address: str) -> str:
-    """Return what counts as one source at "host:port": a subnet (see `subnet_of`); a name stands for itself.
+    """Return what counts as one source at "host:port": its subnet, or a name itself.
 
     Cached, because peers look for new subnets whenever a peer joins. Raises ValueError as `split_address` does.
     """
