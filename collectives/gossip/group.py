@@ -42,12 +42,12 @@ class GossipGroup:
 
     # --- our side
 
-    def choose(self, drawn: Sequence[PeerId], here: Container[PeerId]) -> None:
+    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
         """Set the other members, as drawn; again when views have changed.
 
         Members that are ready and still `here` stay.
         """
-        if self.ours is not None:
+        if self.ours is not None or tuple(self.pairs) == drawn:  # the usual case: called at each tick
             return
         stay = [peer for peer, pair in self.pairs.items() if pair.theirs is not None and peer in here]
         chosen = [*stay, *(peer for peer in drawn if peer not in stay)][: self._others]

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from statistics import median, median_high, median_low
+from statistics import median, median_low
 
+from thinwire.collectives.health.clocks import Clocks
 from thinwire.collectives.health.data_lateness import OTHERS, ArrivalTimes, ChunkFlow
 from thinwire.swarm.messages.registry import PeerId
 
@@ -102,7 +103,7 @@ class Diagnosis:
         self._met: OrderedDict[PeerId, float] = OrderedDict()  # latest speed of each
         self._trips: dict[PeerId, float] = {}
         self._speeds: dict[PeerId, deque[float]] = {}
-        self._ahead: dict[PeerId, float] = {}
+        self._clocks = Clocks()
         self._latest: dict[PeerId, float] = {}  # longest lateness of each
         self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
         self._marked: dict[tuple[PeerId, str], int] = {}  # round of the last mark
@@ -166,10 +167,7 @@ class Diagnosis:
     def hour(self, peer: PeerId, ahead: float) -> None:
         """Process a comparison of clocks: the peer's wall clock is `ahead` seconds ahead of ours."""
         self._away.pop(peer, None)
-        self._ahead[peer] = ahead
-        others = [0.0, *(value for other, value in self._ahead.items() if other != peer)]
-        if len(others) >= OTHERS:
-            away = min(ahead - median_low(others), ahead - median_high(others), key=abs)
+        if (away := self._clocks.compare(peer, ahead)) is not None:
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
             self._mark(peer, "clock skew", abs(away) > APART, text)
 
@@ -199,7 +197,8 @@ class Diagnosis:
 
         Its marks are stored for WINDOW more rounds, so that a new link does not clear a peer.
         """
-        for known in (self._ahead, self._met, self._trips):
+        self._clocks.forget(peer)
+        for known in (self._met, self._trips):
             known.pop(peer, None)
         for seen in self._observations.values():
             seen.on_link_down(peer)

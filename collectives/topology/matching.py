@@ -23,6 +23,11 @@ from numpy.typing import NDArray
 from thinwire.swarm.messages.registry import Digest, PeerId
 
 _BITS = 64
+_SPLITMIX = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT = np.uint64(31)
 
 
 def labels(run_id: Digest, round: int, view: Sequence[PeerId]) -> NDArray[np.uint64]:
@@ -32,12 +37,15 @@ def labels(run_id: Digest, round: int, view: Sequence[PeerId]) -> NDArray[np.uin
     """
     key = np.frombuffer(blake3.blake3(b"thinwire/pairs/1\0" + run_id + round.to_bytes(8, "big")).digest(), "<u8")
     mixed = np.frombuffer(b"".join(view), "<u8").reshape(-1, 4)[:, 0].astype(np.uint64)
+    shifted = np.empty_like(mixed)
     for word in key:
-        # The finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), with a new key each time.
-        mixed = mixed ^ word
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed = mixed ^ (mixed >> np.uint64(31))
+        # The finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), with a new key each time. In place, because views
+        # change with each peer that joins, and temporary arrays take as long as the arithmetic.
+        mixed ^= word
+        for shift, factor in _SPLITMIX:
+            mixed ^= np.right_shift(mixed, shift, out=shifted)
+            mixed *= factor
+        mixed ^= np.right_shift(mixed, _LAST_SHIFT, out=shifted)
     return mixed
 
 
@@ -51,8 +59,8 @@ def others(run_id: Digest, round: int, view: Sequence[PeerId], me: PeerId, size:
     if len(view) < 2 or place == len(view) or view[place] != me:
         return ()
     all_labels = labels(run_id, round, view)
-    order = np.argsort(all_labels, kind="stable")
-    rank = int(np.flatnonzero(order == place)[0])
+    order = all_labels.argsort(kind="stable")
+    rank = int((order == place).argmax())
     return tuple(sorted(view[int(order[one])] for one in _Tree(all_labels[order], size).group(rank) if one != rank))
 
 
@@ -73,7 +81,7 @@ class _Tree:
         edge = (lowest >> bit | 1) << bit
         if lowest >= edge:
             return low
-        return low + int(np.searchsorted(self._ordered[low:high], np.uint64(edge)))
+        return low + int(self._ordered[low:high].searchsorted(np.uint64(edge)))
 
     def _left_over(self, low: int, high: int, bit: int) -> list[int]:
         """Return the peers that are in no full group of the subtree, fewer than a group."""

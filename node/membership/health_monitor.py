@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from heapq import nsmallest
 
 from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, named
 from thinwire.collectives.health.straggler_grace import Attendance
@@ -109,9 +110,10 @@ class HealthMonitor:
         if now < self._told_at + TELL_SECONDS:
             return
         self._told_at = now
-        peers = sorted(self._live)
-        after = [peer for peer in peers if peer > self._last] + [peer for peer in peers if peer <= self._last]
-        for peer in after[:TOLD]:
+        # The next peers in order of id, after the last one to the first: without a sort of all.
+        after = nsmallest(TOLD, (peer for peer in self._live if peer > self._last))
+        after += nsmallest(TOLD - len(after), (peer for peer in self._live if peer <= self._last))
+        for peer in after:
             self._last = peer
             self._send_queue.control(peer, Hour(max(0, int(self._wall()))))
 

@@ -133,6 +133,7 @@ class Presence:
             else None
         )
         self._routes: dict[Family, Handler] = {}
+        self._handlers: list[Handler] = []  # those of the routes, in the order of the families
         self._now, self._emit = now, emit
         self._shown = roster.record
         self._tasks: asyncio.TaskGroup | None = None
@@ -150,6 +151,7 @@ class Presence:
     def attach(self, family: Family, handler: Handler) -> None:
         """Route the messages of a family to this handler. Without a handler they are dropped."""
         self._routes[family] = handler
+        self._handlers = [self._routes[family] for family in Family if family in self._routes]
 
     def attend(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this task as well while `run` runs. An exception in it ends `run`."""
@@ -228,17 +230,14 @@ class Presence:
         self.send_queue.drop(peer)
         if self.watch is not None:
             self.watch.on_link_down(peer)
-        for handler in self._handlers():
+        for handler in self._handlers:
             handler.on_link_down(peer, gone=gone)
 
     def _reach(self, peer: PeerId) -> None:
         if peer not in self.live and peer != self.transport.peer_id:
             self.live.add(peer)
-            for handler in self._handlers():
+            for handler in self._handlers:
                 handler.on_link_up(peer)
-
-    def _handlers(self) -> list[Handler]:
-        return [self._routes[family] for family in Family if family in self._routes]
 
     async def _keep_time(self) -> None:
         while True:
@@ -247,7 +246,7 @@ class Presence:
             self._follow_roster()
             if self.watch is not None:
                 self.watch.on_tick()
-            for handler in self._handlers():
+            for handler in self._handlers:
                 handler.on_tick()
 
     def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:

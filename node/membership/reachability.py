@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.collectives.transport.observed_addresses import Reach, Sighting, judge
 from thinwire.node.runtime.event_log import Emit
-from thinwire.swarm.identity.address import scope_of, split_address, subnet_of
+from thinwire.swarm.identity.address import scope_of, source_of
 from thinwire.swarm.identity.peer_record import MAX_ADDRESSES, PeerRecord
 from thinwire.swarm.membership.roster import Roster
 
@@ -26,14 +26,11 @@ def chosen(records: Iterable[PeerRecord], most: int = MOST) -> list[Contact]:
     """Return the contacts of peers to ask, each in another subnet, at their first addresses."""
     found: dict[str, Contact] = {}
     for record in records:
-        if record.addresses:
-            host, _ = split_address(record.addresses[0])
-            try:
-                place = subnet_of(host)
-            except ValueError:
-                place = host
-            found.setdefault(place, Contact(record.addresses[0], record.transport_key))
-    return list(found.values())[:most]
+        if record.addresses and (source := source_of(record.addresses[0])) not in found:
+            found[source] = Contact(record.addresses[0], record.transport_key)
+            if len(found) == most:
+                break
+    return list(found.values())
 
 
 class Reachability:

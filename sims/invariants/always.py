@@ -159,10 +159,11 @@ class AlwaysInvariants:
         """Check all invariants."""
         self._wrong |= {machine.index: now for machine in self._machines if _skewed(machine)}
         running = [machine for machine in self._honest if machine.process is not None and machine.process.ready]
+        overdue = self._overdue(now) if running else []
         for machine in running:
             assert machine.process is not None
             self._bans(machine, machine.process)
-            self._outcasts(machine, machine.process, now)
+            self._outcasts(machine, machine.process, overdue, now)
             self._caps(machine, machine.process)
         frontier = self._oracles.frontier
         # A round that only dead peers know is not a round that the others must reach; a peer that joins with a round
@@ -212,13 +213,20 @@ class AlwaysInvariants:
             if peer in self._ids and not self._machines[self._ids[peer]].disk.lied:
                 self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
 
-    def _outcasts(self, machine: Machine, process: Process, now: float) -> None:
+    def _overdue(self, now: float) -> list[Machine]:
+        """Return the machines that have voted twice for so long that all others must have banned them."""
+        found = []
         for liar in self._machines:
             if liar.lie != TWICE or not liar.up:
                 self._liars.pop(liar.index, None)
-            elif now > self._liars.setdefault(liar.index, now) + OUTCAST and not self._excused(machine, now):
-                if liar.identity.peer_id not in process.peer.session.roster.banned:
-                    self._tell("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
+            elif now > self._liars.setdefault(liar.index, now) + OUTCAST:
+                found.append(liar)
+        return found
+
+    def _outcasts(self, machine: Machine, process: Process, overdue: Sequence[Machine], now: float) -> None:
+        for liar in overdue:
+            if not self._excused(machine, now) and liar.identity.peer_id not in process.peer.session.roster.banned:
+                self._tell("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
 
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
@@ -226,13 +234,14 @@ class AlwaysInvariants:
         skewed |= {m.identity.peer_id for m in running if m.process is not None and m.process.peer.session.roster.left}
         coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
         fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
+        sorted_there = tuple(sorted(there))
         for machine in running:
             if machine.process is None or machine.identity.peer_id in skewed:
                 continue
             roster = machine.process.peer.session.roster
             # Peers that lie may be banned; that no honest one is, `_bans` checks.
             out, view = set(roster.banned), roster.view
-            everybody = tuple(sorted(there - out))
+            everybody = tuple(peer for peer in sorted_there if peer not in out) if out else sorted_there
             if view.peers == everybody:
                 continue
             seen = set(view.peers)

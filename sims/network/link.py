@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVarTuple, Unpack
+from typing import NamedTuple, Protocol, TypeVarTuple, Unpack
 
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.sims.engine.virtual_loop import SimLoop
@@ -105,6 +105,23 @@ class Gateway:
         self.bulk = self.control = 0
 
 
+class Route(NamedTuple):
+    """One direction of a link, as it is when the link opens. `pair`, `latency`, `rate`: see Pipe."""
+
+    source: Endpoint
+    sink: Endpoint
+    pair: tuple[PeerId, PeerId]
+    latency: float
+    rate: float | None
+    window: int
+
+    @classmethod
+    def of(cls, net: Fabric, source: Endpoint, sink: Endpoint) -> Route:
+        pair = (source.peer_id, sink.peer_id)
+        rate = net.stream(*pair) if net.stream is not None else None
+        return cls(source, sink, pair, net.latency(*pair), rate, net.window)
+
+
 class Pipe:
     """One direction and one plane (control or bulk) of a link.
 
@@ -119,12 +136,11 @@ class Pipe:
         "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit",
     )  # fmt: skip
 
-    def __init__(self, net: Fabric, link: Link, source: Endpoint, sink: Endpoint, bulk: bool) -> None:
-        self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
-        self.pair = (source.peer_id, sink.peer_id)
-        self.latency = net.latency(*self.pair)
-        self.rate = net.stream(*self.pair) if net.stream is not None else None
-        self.limit = net.window if bulk else CONTROL_WINDOW
+    def __init__(self, link: Link, route: Route, bulk: bool) -> None:
+        source, sink = self.source, self.sink = route.source, route.sink
+        self.link, self.bulk, self.pair = link, bulk, route.pair
+        self.latency, self.rate = route.latency, route.rate
+        self.limit = route.window if bulk else CONTROL_WINDOW
         self.exit, entry = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
         self.downlink = entry.downlink if entry is not None else sink.downlink
@@ -192,10 +208,21 @@ class Link:
 
     def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
         self.ends = (a, b)
-        self.pipes = [Pipe(net, self, x, y, bulk) for x, y in ((a, b), (b, a)) for bulk in (False, True)]
+        self._routes = (Route.of(net, a, b), Route.of(net, b, a))
+        # Made when first used: a thousand peers have half a million links, and most carry control frames only.
+        self._pipes: list[Pipe | None] = [None] * 4
+
+    @property
+    def pipes(self) -> list[Pipe]:
+        """Pipes that have been used so far."""
+        return [pipe for pipe in self._pipes if pipe is not None]
 
     def pipe(self, source: Endpoint, bulk: bool) -> Pipe:
-        return self.pipes[(0 if source is self.ends[0] else 2) + bulk]
+        way = source is not self.ends[0]
+        pipe = self._pipes[2 * way + bulk]
+        if pipe is None:
+            pipe = self._pipes[2 * way + bulk] = Pipe(self, self._routes[way], bulk)
+        return pipe
 
     def other(self, end: Endpoint) -> Endpoint:
         return self.ends[1] if self.ends[0] is end else self.ends[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 ADDRESS_BYTES = 64
@@ -40,6 +41,19 @@ def subnet_of(host: str) -> str:
     ip = ipaddress.ip_address(host)
     plain = ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
     return str(ipaddress.ip_network((plain, 24 if plain.version == 4 else 48), strict=False))
+
+
+@lru_cache(maxsize=8192)
+def source_of(address: str) -> str:
+    """Return what counts as one source at "host:port": its subnet, or a name itself.
+
+    Cached, because peers look for new subnets whenever a peer joins. Raises ValueError as `split_address` does.
+    """
+    host, _ = split_address(address)
+    try:
+        return subnet_of(host)
+    except ValueError:
+        return host
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thinwire.swarm.messages.registry import PeerId
@@ -12,21 +10,13 @@ from thinwire.swarm.messages.registry import PeerId
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Peers that are alive or suspected (sorted, this peer included), with a 32-byte digest of the set.
+    """Peers that are alive or suspected (sorted, this peer included).
 
-    `number` counts the views of this peer only: equal sets have equal digests, but not equal numbers.
+    `number` counts the views of this peer only: equal sets do not have equal numbers on different peers.
     """
 
     number: int
     peers: tuple[PeerId, ...]
-    digest: bytes
-
-    @classmethod
-    def of(cls, number: int, peers: Iterable[PeerId]) -> View:
-        members = tuple(sorted(peers))
-        return cls(
-            number, members, hashlib.blake2b(b"".join(members), digest_size=32, person=b"thinwire view").digest()
-        )
 
     def __contains__(self, peer: object) -> bool:
         return peer in self.peers
@@ -74,5 +64,7 @@ class LivePeers:
         """Return the present view; it has another number after each change."""
         if self._view is None:
             # Built on demand, because many joins may happen between two calls.
-            self._view = View.of(self._changes, [self._me, *self._others])
+            peers = self.others()
+            insort(peers, self._me)
+            self._view = View(self._changes, tuple(peers))
         return self._view

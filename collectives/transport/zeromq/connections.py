@@ -22,7 +22,7 @@ from thinwire.collectives.transport.zeromq.limits import Retry
 from thinwire.collectives.transport.zeromq.link import Link
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
-from thinwire.swarm.identity.address import split_address, subnet_of
+from thinwire.swarm.identity.address import source_of, split_address
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
 
@@ -311,8 +311,8 @@ class Connections:
 
         Those inside are tried first: a router may not lead its own outside address back.
         """
-        places = {_place(own) for own in self.addresses}
-        return _place(address) not in places
+        places = {source_of(own) for own in self.addresses}
+        return source_of(address) not in places
 
     async def _visit(
         self, contact: Contact, hello: Hello, expected: PeerId | None, route: Route | None = None
@@ -350,12 +350,3 @@ class Connections:
                 identity, run_id=run_id, addresses=self.addresses, sequence=1, issued=self._wall()
             ).wire
         return Hello(VERSION, self._station.run_id, self.own)
-
-
-def _place(address: str) -> str:
-    """Return the subnet of "host:port"; a name stands for itself."""
-    host, _ = split_address(address)
-    try:
-        return subnet_of(host)
-    except ValueError:
-        return host

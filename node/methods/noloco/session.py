@@ -96,7 +96,7 @@ class GossipSession:
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._early = EarlyMessages(EARLY)
-        self._drawn: tuple[bytes, int, tuple[PeerId, ...]] = (b"", -1, ())
+        self._drawn: tuple[int, int, tuple[PeerId, ...]] = (-1, -1, ())
         self._pace = PartnerWait(now, patience=patience, entered=self._entered)
         self._inquiry = ProgressPoll(now)
         self._past: GossipGroup | None = None
@@ -215,8 +215,8 @@ class GossipSession:
     def _choose(self) -> None:
         """Choose the partners of the round in progress from the current view."""
         view, round, size = self.roster.view, self.current.round, self.manifest.exchange.gossip_group_size
-        if self._drawn[:2] != (view.digest, round):
-            self._drawn = (view.digest, round, matching.others(self.run_id, round, view.peers, self.me, size))
+        if self._drawn[:2] != (view.number, round):
+            self._drawn = (view.number, round, matching.others(self.run_id, round, view.peers, self.me, size))
         known = self.current.pairs
         self.current.choose(self._drawn[2], view)
         for peer in [peer for peer in self.current.pairs if peer not in known]:

@@ -12,7 +12,7 @@ from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.engine.virtual_loop import HOST
-from thinwire.sims.invariants.always import AlwaysInvariants
+from thinwire.sims.invariants.always import OUTCAST, TWICE, AlwaysInvariants
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
@@ -177,7 +177,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
 class _Swarm:
     """Machines without processes' contents, their invariants, and the violations: (oracle, peer)."""
 
-    def __init__(self, peers, frontier=0, settle=1e9, **more):
+    def __init__(self, peers, frontier=0, settle=1e9, honest=None, **more):
         clocks, self.told = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0), []
         self.others = SimpleNamespace(frontier=frontier, together=True, turns=1)
         self.machines = [
@@ -194,7 +194,7 @@ class _Swarm:
         ]
         self.invariants = AlwaysInvariants(
             self.machines,
-            range(peers),
+            range(peers) if honest is None else honest,
             self.others,
             lambda oracle, peer, detail: self.told.append((oracle, peer)),
             preset=trial.PACE,
@@ -294,3 +294,32 @@ def test_standstill_is_not_checked_without_a_limit():
     for second in range(100):
         swarm.invariants.look(float(second))
     assert swarm.told == []
+
+
+def test_only_peers_that_have_not_banned_a_double_voter_in_time_violate():
+    swarm = _Swarm(3, honest=(1, 2))
+    liar, _, well = swarm.machines
+    liar.lie = TWICE
+    well.process.peer.session.roster.banned = {liar.identity.peer_id: None}
+    for now in (1.0, 1.0 + OUTCAST):
+        swarm.invariants.look(now)
+    assert swarm.told == []
+    liar.up = False  # the time begins again with its next process
+    swarm.invariants.look(2.0 + OUTCAST)
+    liar.up = True
+    for now in (20.0, 20.0 + OUTCAST):
+        swarm.invariants.look(now)
+    assert swarm.told == []
+    swarm.invariants.look(21.0 + OUTCAST)
+    assert swarm.told == [("outcast", 1)]
+
+
+def test_rosters_are_compared_without_the_peers_that_each_has_banned():
+    swarm = _Swarm(4, settle=1.0, honest=(0, 1, 2))
+    peers = tuple(machine.identity.peer_id for machine in swarm.machines)
+    views = [peers, peers[:3], peers[:3]]  # the third misses the last peer, which only the second has banned
+    for machine, banned, view in zip(swarm.machines[:3], [{}, {peers[3]: None}, {}], views, strict=True):
+        roster = machine.process.peer.session.roster
+        roster.banned, roster.view = banned, SimpleNamespace(peers=view)
+    swarm.invariants.look(100.0)
+    assert swarm.told == [("roster", 2)]

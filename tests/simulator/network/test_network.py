@@ -468,3 +468,19 @@ def test_lost_packet_delivers_no_bytes_until_retransmitted() -> None:
     well, lossy = virtual_loop.run(main(), seed=1)
     assert sorted(set(well)) == well and well[-1] > MIB // 4
     assert lossy == [0, 0, 0]
+
+
+def test_pipes_of_a_link_are_made_when_used_and_as_the_link_was_opened():
+    async def main():
+        delay = 0.25
+        net = SimNet(1, latency=lambda sender, receiver: delay)
+        one, two = _swarm(net, 2)
+        assert await one.send(two.peer_id, _gossip())
+        link = one.links[two.peer_id]
+        assert link is two.links[one.peer_id] and [(pipe.source, pipe.bulk) for pipe in link.pipes] == [(one, False)]
+        delay = 9.0
+        back = link.pipe(two, bulk=True)
+        assert (back.source, back.sink, back.bulk, back.latency, back.limit) == (two, one, True, 0.25, net.window)
+        assert link.pipe(two, bulk=True) is back and len(link.pipes) == 2
+
+    virtual_loop.run(main(), seed=1)

@@ -96,3 +96,18 @@ def test_slow_but_steady_partner_is_waited_for():
         table.circle.tick()
         table.sends(OTHERS[0], index)
     assert table.circle.met(OTHERS[0]) and table.now > 10 * GIVE_UP * PATIENCE
+
+
+def test_member_that_was_dropped_is_chosen_again():
+    table = Table(size=3, total=SIZE)
+    table.circle.ours = None  # before we are ready
+    drawn = tuple(OTHERS[:2])
+    for _ in range(2):
+        table.circle.choose(drawn, OTHERS)
+        pairs = dict(table.circle.pairs)
+        table.circle.choose(drawn, OTHERS)
+        assert tuple(pairs) == drawn and table.circle.pairs == pairs, "pairs of the same members stay"
+        table.circle.drop(drawn[0], "gone")
+        assert tuple(table.circle.pairs) == drawn[1:]
+    table.circle.choose(tuple(OTHERS[2:4]), OTHERS)
+    assert tuple(table.circle.pairs) == tuple(OTHERS[2:4])

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from thinwire.node.membership.health_monitor import HealthMonitor
+from thinwire.node.membership.health_monitor import TELL_SECONDS, HealthMonitor
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Hour
 
@@ -54,3 +54,18 @@ def test_finding_about_absent_peer_ends_with_an_event():
         live.discard(stranger)
         watch.on_link_down(stranger)
     assert ("well", SICK.hex(), "clock skew; it is gone") in events
+
+
+def test_clock_is_told_to_all_peers_in_turn():
+    now, told, live = 0.0, [], {bytes([number]) * 32 for number in range(11)}
+    watch = HealthMonitor(
+        None,
+        SimpleNamespace(control=lambda peer, message: told.append(peer[0])),
+        live,
+        now=lambda: now,
+        wall=lambda: 1e9,
+        emit=lambda kind, fields: None,
+    )
+    for now in (TELL_SECONDS, TELL_SECONDS + 1, 2 * TELL_SECONDS):  # noqa: B007 - read by the lambda
+        watch.on_tick()
+    assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4]

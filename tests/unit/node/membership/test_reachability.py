@@ -146,3 +146,9 @@ def test_one_peer_of_each_subnet_is_chosen(most):
     ]
     addresses = [contact.address for contact in chosen(records, most)]
     assert addresses == ["45.1.1.1:1", "[2a00:1::1]:1", "a.b:1"][:most]
+
+
+def test_choice_ends_when_it_is_complete():
+    records = (record(number, f"45.{number}.1.1:1") for number in range(1, 9))
+    assert len(chosen(records, 3)) == 3
+    assert len(list(records)) == 5, "the records after the third are not looked at"
