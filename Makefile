@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
-# Number of processes that share the tests. Three on two cores: tests of daemons mostly wait.
-WORKERS ?= 3
+# Number of processes that share the tests. Four on two cores: tests of daemons mostly wait.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FOLDERS := swarm compression collectives node sims
 
