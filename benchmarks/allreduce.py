@@ -5,8 +5,9 @@
     python benchmarks/allreduce.py --topology butterfly ring          ours with owners, and as a ring
 
 Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
-chunks, screens and averages them, votes on the result and decodes it into arrays of the caller; "shared": through shared memory,
-otherwise over TCP on loopback. gloo's only sums, in place and in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
+chunks, screens and averages them, votes on the result and decodes it into arrays of the caller.
+"shared": through shared memory, otherwise over TCP on loopback. gloo's only sums, in place and in the clear.
+Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
 s/GB are CPU seconds of a peer for each GB of its arrays.
 hivemind gets a virtual environment of its own at the path given, made when it is not there.
 """

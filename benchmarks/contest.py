@@ -141,7 +141,11 @@ def thinwire(
     shared: bool = False,
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
 ) -> Contestant:
-    """Ours, over TCP or through shared memory (`shared`); `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command."""
+    """Ours, over TCP or through shared memory (`shared`).
+
+    `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command.
+    """
+    same: dict[str, Any] = dict(peers=peers, mb=mb, codec=codec, topology=topology, shared=shared)
     commands = [
         [*prefix(rank)]
         + _command(

@@ -39,7 +39,7 @@ PACKAGES = {
     "collectives/aggregation": ("swarm", "compression/sparse"),
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
     "collectives/transport/circuits": ("collectives/transport",),
-    "collectives/transport/shared_memory": ("collectives/transport",),
+    "collectives/transport/shared_memory": ("swarm",),
     "collectives/transport/zeromq": ("collectives/transport/circuits", "collectives/transport/shared_memory"),
     "collectives/topology": ("swarm", "swarm/membership"),
     "collectives/health": ("swarm/messages",),

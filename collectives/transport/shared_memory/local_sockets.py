@@ -95,7 +95,10 @@ class LocalSockets:
         self._loop = asyncio.get_running_loop()
 
     def listen(self, name: str, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
-        """Listen under a name; `accepted` makes the protocol of each meeting. Without a private folder, set `obstacle` instead."""
+        """Listen under a name; `accepted` makes the protocol of each meeting.
+
+        Without a private folder, set `obstacle` instead.
+        """
         if self._folder is None:
             return
         try:

@@ -21,7 +21,8 @@ class Limits:
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
-    - `direct`: how long to try a peer's addresses before peers in between are asked, if there are any. `circuits`, `shared`: see there.
+    - `direct`: how long to try a peer's addresses before peers in between are asked, if there are any.
+      `circuits`, `shared`: see there.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 
