@@ -146,20 +146,7 @@ def thinwire(
     `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command.
     """
     same: dict[str, Any] = dict(peers=peers, mb=mb, codec=codec, topology=topology, shared=shared)
-    commands = [
-        [*prefix(rank)]
-        + _command(
-            "thinwire_peer.py",
-            rank=rank,
-            peers=peers,
-            mb=mb,
-            codec=codec,
-            topology=topology,
-            shared=shared,
-            **own(rank),
-        )
-        for rank in range(peers)
-    ]
+    commands = [[*prefix(rank), *_command("thinwire_peer.py", rank=rank, **same, **own(rank))] for rank in range(peers)]
     way = "" if topology == "butterfly" else f"{topology} "
     end = " shared" if shared else ""
     made = Contestant(f"thinwire {way}{codec.partition('(')[0]}{end}", commands, peers=peers, checks=True)

@@ -165,7 +165,10 @@ class Transport(Protocol):
         ...
 
     def inside(self) -> tuple[int, int]:
-        """Return the bytes sent and received inside this machine, which `totals` does not count: no uplink moves them."""
+        """Return the bytes sent and received inside this machine.
+
+        `totals` does not count them: no uplink moves them.
+        """
         ...
 
     def shares(self, peer: PeerId) -> bool:
@@ -173,7 +176,7 @@ class Transport(Protocol):
         ...
 
     def by_peer(self) -> Mapping[PeerId, tuple[int, int]]:
-        """Return the bytes to and from each peer since the transport opened, on the wire and inside this machine."""
+        """Return the bytes to and from each peer, on the wire and inside this machine."""
         ...
 
     def came(self, peer: PeerId) -> int:

@@ -1,4 +1,4 @@
-"""Unix sockets by which peers of one user on one machine find each other, and exchange the memory that they share.
+"""Unix sockets by which peers of one user on one machine find each other and exchange memory.
 
 A peer listens in a private folder under a name that follows from its run, its id and its port for bulk streams. To open
 that socket is proof of the same user and machine: the folder has mode 0700, and the kernel names the other process's user.
@@ -14,7 +14,6 @@ import secrets
 import socket
 import stat
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,10 +81,13 @@ def socket_name(run_id: bytes, peer: PeerId, port: int) -> str:
 
 
 class LocalSockets:
-    """The sockets of one peer. `folder`: where they are, with mode 0700; None: this peer shares no memory."""
+    """The sockets of one peer.
 
-    def __init__(self, folder: Path | None, limits: SharedLimits) -> None:
-        self._folder, self._limits = folder, limits
+    `folder`: where they are, with mode 0700; None: this peer shares no memory. `wall`: unix time in seconds.
+    """
+
+    def __init__(self, folder: Path | None, limits: SharedLimits, wall: Callable[[], int]) -> None:
+        self._folder, self._limits, self._wall = folder, limits, wall
         self.obstacle = "switched off" if folder is None else ""
         """Why no memory is shared; "" if it is."""
         self._listener: socket.socket | None = None
@@ -103,7 +105,7 @@ class LocalSockets:
             return
         try:
             _make_private(self._folder)
-            _sweep(self._folder, time.time())
+            _sweep(self._folder, self._wall())
             self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             # Renamed when it listens: from then on, a socket that refuses is stale.
             hidden = self._folder / secrets.token_hex(8)
@@ -222,7 +224,7 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(errno.EPERM, f"must belong to user {os.geteuid()} alone, with mode 0700")
 
 
-def _sweep(folder: Path, now: float) -> None:
+def _sweep(folder: Path, now: int) -> None:
     """Remove the sockets of processes that died."""
     for place in folder.iterdir():
         with suppress(OSError):

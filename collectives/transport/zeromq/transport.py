@@ -95,7 +95,7 @@ class ZmqTransport:
             self._gatekeeper,
             receive_queue,
             self._circuits,
-            LocalSockets(shared, self._limits.shared),
+            LocalSockets(shared, self._limits.shared, wall),
             rate_limit=rate_limit,
         )
         self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)

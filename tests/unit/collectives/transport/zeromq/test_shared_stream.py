@@ -5,7 +5,6 @@ import os
 
 import pytest
 from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
-from thinwire.collectives.transport.zeromq.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
@@ -21,7 +20,7 @@ async def joined(first, second):
     """Return when bulk data may go both ways."""
     async with asyncio.timeout(20):
         ends = (first, second), (second, first)
-        while not all(other.id in one.links and one.link(other).stream_pool._streams for one, other in ends):
+        while not all(other.id in one.links and one.streams(other) for one, other in ends):
             await asyncio.sleep(0.001)
 
 
@@ -65,8 +64,7 @@ def test_place_outside_of_the_region_ends_the_link(wire, tmp_path, place):
     async def work():
         first, second = await wire.pair(shared=tmp_path / "shared")
         await joined(first, second)
-        stream = first.link(second).stream_pool._streams[SHARED]
-        stream._post_record(encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
+        first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
         async with asyncio.timeout(10):
             while (arrival := await second.recv()).frame is not None:
                 pass
@@ -79,7 +77,7 @@ def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, tmp_path):
     async def work():
         first, second = await wire.pair(shared=tmp_path / "shared")
         await joined(first, second)
-        first.link(second).stream_pool._streams[SHARED]._post_record(COPIED.pack(7), b"")
+        first.post_shared(second, COPIED.pack(7), b"")
         async with asyncio.timeout(10):
             while (arrival := await second.recv()).frame is not None:
                 pass
