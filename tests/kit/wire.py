@@ -92,7 +92,7 @@ class Peer:
         return self.link(other).stream_pool._streams
 
     def post_shared(self, other, head, place):
-        """Send a record on the stream of the shared memory, whatever it says."""
+        """Send a record on the stream of the shared memory, also an invalid one."""
         self.streams(other)[SHARED]._post_record(head, place)
 
     @property

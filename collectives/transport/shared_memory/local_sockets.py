@@ -38,7 +38,10 @@ STALE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """`region`: bytes that a link may share each way. `links`: links with regions of ours. `patience`: seconds to greet."""
+    """Limits of shared memory.
+
+    `region`: bytes that a link may share each way. `links`: links with regions of ours. `patience`: seconds to greet.
+    """
 
     region: int = 8 << 20
     links: int = 16
@@ -212,7 +215,10 @@ def _same_user(sock: socket.socket) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder for this user alone. Raises PermissionError if it belongs to others, or others may enter it."""
+    """Make a folder for this user alone.
+
+    Raises PermissionError if it belongs to others, or others may enter it.
+    """
     with suppress(FileExistsError):
         folder.mkdir(0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

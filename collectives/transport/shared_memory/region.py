@@ -1,4 +1,4 @@
-"""Memory that one peer writes and another peer of the same machine reads: a ring of payloads in a memfd (Linux).
+"""Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
 The writer keeps the only mapping. Seals prevent that the size changes, and that the other process writes. The reader
 copies payloads out with `preadv`, so no writer can end it with SIGBUS, or change bytes after their hash was checked.
@@ -29,9 +29,9 @@ ADD_SEALS, GET_SEALS = 1033, 1034
 
 
 class SharedRegion:
-    """Ring of `size` bytes that this process writes. Payloads are released in the order in which they were put.
+    """Ring of `size` bytes that this process writes.
 
-    Raises OSError if the system has no such memory. `descriptor`: to hand to the reader, before `seal_off`.
+    Payloads are released in the order in which they were put. Raises OSError if the system has no such memory. `descriptor`: to hand to the reader, before `seal_off`.
     """
 
     def __init__(self, size: int) -> None:
@@ -100,7 +100,10 @@ class SharedRegion:
 
 
 class RegionReader:
-    """Region of another process. Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most`."""
+    """Region of another process.
+
+    Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most` bytes.
+    """
 
     def __init__(self, descriptor: int, most: int) -> None:
         self._descriptor = descriptor

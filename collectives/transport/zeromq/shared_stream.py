@@ -1,6 +1,6 @@
-"""Stream of a link inside one machine: payloads in shared memory, everything else as sealed records on a Unix socket.
+"""Stream of a link inside one machine: payloads in shared memory, records on a Unix socket.
 
-A record has the head of a frame and the place of its payload, or says how many payloads of ours the other side has copied.
+A sealed record has the head of a frame and the place of its payload, or says how many payloads of ours the other side has copied.
 """
 
 from __future__ import annotations
