@@ -120,7 +120,10 @@ class RegionReader:
             raise ValueError(f"not shared memory: {self.size} bytes, seals {seals:#x}")
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `offset` on. Raises ValueError if they are not all inside the region."""
+        """Fill `into` with the bytes from `offset` on.
+
+        Raises ValueError if they are not all inside the region.
+        """
         if offset < 0 or into.nbytes > self.size - offset:
             raise ValueError(f"{into.nbytes} bytes at {offset} of {self.size} bytes of shared memory")
         while into.nbytes:

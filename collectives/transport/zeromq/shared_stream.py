@@ -1,6 +1,7 @@
 """Stream of a link inside one machine: payloads in shared memory, records on a Unix socket.
 
-A sealed record has the head of a frame and the place of its payload, or says how many payloads of ours the other side has copied.
+A sealed record has the head of a frame and the place of its payload,
+or the number of payloads that its sender has copied.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ READ = 1 << 15
 
 
 class SharedStream(Stream):
-    """One stream with two regions of shared memory. Copies a payload in, and hashes the copy that it took out."""
+    """One stream with two regions of shared memory.
+
+    A payload is copied in, and its hash is that of the copy that was taken out.
+    """
 
     shared = True
 
