@@ -31,7 +31,8 @@ ADD_SEALS, GET_SEALS = 1033, 1034
 class SharedRegion:
     """Ring of `size` bytes that this process writes.
 
-    Payloads are released in the order in which they were put. Raises OSError if the system has no such memory. `descriptor`: to hand to the reader, before `seal_off`.
+    Payloads are released in the order in which they were put. Raises OSError if the system has no such memory.
+    `descriptor`: to hand to the reader, before `seal_off`.
     """
 
     def __init__(self, size: int) -> None:
