@@ -5,8 +5,9 @@
     python benchmarks/allreduce.py --topology butterfly ring          ours with owners, and as a ring
 
 Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
-chunks, screens and averages them, votes on the result and decodes it into arrays of the caller. gloo's only sums, in place and
-in the clear. Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
+chunks, screens and averages them, votes on the result and decodes it into arrays of the caller.
+"shared": through shared memory, otherwise over TCP on loopback. gloo's only sums, in place and in the clear.
+Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
 s/GB are CPU seconds of a peer for each GB of its arrays.
 hivemind gets a virtual environment of its own at the path given, made when it is not there.
 """
@@ -31,6 +32,7 @@ WARM_UP = 2
 """Turns that do not count: after them all memory that a round needs is there, in gloo as in ours."""
 
 GLOO, OURS, OURS8 = "gloo fp32", "thinwire fp32", "thinwire int8"
+SHARED, SHARED8 = f"{OURS} shared", f"{OURS8} shared"
 
 
 def main() -> None:
@@ -40,7 +42,9 @@ def main() -> None:
     parser.add_argument("--mb", type=float, nargs="+", default=[40.0, 100.0])
     parser.add_argument("--full", action="store_true", help="2 and 4 peers with 4, 40, 100 and 256 MB")
     parser.add_argument("--turns", type=int, default=7, help="of each program in each combination")
-    parser.add_argument("--only", nargs="+", default=[GLOO, OURS, OURS8], help="programs besides hivemind")
+    parser.add_argument(
+        "--only", nargs="+", default=[GLOO, OURS, SHARED, OURS8, SHARED8], help="programs besides hivemind"
+    )
     parser.add_argument(
         "--topology", nargs="+", choices=("butterfly", "ring"), default=["butterfly"], help="how data goes in ours"
     )
@@ -74,8 +78,11 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
             if name == GLOO:
                 contestants.append(contest.gloo(peers, mb, free_port()))
                 continue
-            codec = name.removeprefix("thinwire ")
-            contestants += [contest.thinwire(peers, mb, codec, topology=topology) for topology in options.topology]
+            codec, _, way = name.removeprefix("thinwire ").partition(" ")
+            contestants += [
+                contest.thinwire(peers, mb, codec, topology=topology, shared=way == "shared")
+                for topology in options.topology
+            ]
         if python and mb in HIVEMIND_SIZES:
             contestants += [contest.hivemind(python, peers, mb, codec) for codec in ("fp32", "int8")]
         for each in contestants:
@@ -131,7 +138,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         than = row["times_as_fast_as"]
-        codec = row["program"].rpartition(" ")[2]
+        codec = row["program"].removesuffix(" shared").rpartition(" ")[2]
         cells = (
             row["peers"],
             f"{row['mb']:g}",

@@ -138,16 +138,18 @@ def thinwire(
     own: Callable[[int], dict[str, Any]] = lambda rank: {},
     *,
     topology: str = "butterfly",
+    shared: bool = False,
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
 ) -> Contestant:
-    """Ours; `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command."""
-    commands = [
-        [*prefix(rank)]
-        + _command("thinwire_peer.py", rank=rank, peers=peers, mb=mb, codec=codec, topology=topology, **own(rank))
-        for rank in range(peers)
-    ]
+    """Ours, over TCP or through shared memory (`shared`).
+
+    `own` gives each rank further options of thinwire_peer.py, `prefix` the words before its command.
+    """
+    same: dict[str, Any] = dict(peers=peers, mb=mb, codec=codec, topology=topology, shared=shared)
+    commands = [[*prefix(rank), *_command("thinwire_peer.py", rank=rank, **same, **own(rank))] for rank in range(peers)]
     way = "" if topology == "butterfly" else f"{topology} "
-    made = Contestant(f"thinwire {way}{codec.partition('(')[0]}", commands, peers=peers, checks=True)
+    end = " shared" if shared else ""
+    made = Contestant(f"thinwire {way}{codec.partition('(')[0]}{end}", commands, peers=peers, checks=True)
     made.say(addresses=[answer["address"] for answer in made.receive()])
     return made
 

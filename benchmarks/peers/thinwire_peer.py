@@ -12,6 +12,7 @@ import uvloop
 from fixed_group import Averager
 from numpy.typing import NDArray
 from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.registry import dense
@@ -55,6 +56,7 @@ async def main(options: dict[str, Any]) -> None:
         ports=ports,
         advertise=tuple(options["advertise"]) if "advertise" in options else None,
         streams=options.get("streams", 2),
+        shared=usual_folder() if options.get("shared") else None,
     )
     await transport.open()
     record = PeerRecord.create(identity, run_id=RUN, addresses=transport.addresses(), sequence=1, issued=now())
@@ -77,6 +79,8 @@ async def main(options: dict[str, Any]) -> None:
     )
     running = asyncio.create_task(averager.run())
     while len(transport.stats()) < count - 1:
+        await asyncio.sleep(0.01)
+    while options.get("shared") and not all(one.shared for one in transport.stats().values()):
         await asyncio.sleep(0.01)
     say(ready=True)
     while True:

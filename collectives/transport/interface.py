@@ -164,8 +164,19 @@ class Transport(Protocol):
         """Return the bytes sent and received on all links since the transport opened, as counted on the wire."""
         ...
 
+    def inside(self) -> tuple[int, int]:
+        """Return the bytes sent and received inside this machine.
+
+        `totals` does not count them: no uplink moves them.
+        """
+        ...
+
+    def shares(self, peer: PeerId) -> bool:
+        """Return whether bulk data to a peer goes through the memory of this machine."""
+        ...
+
     def by_peer(self) -> Mapping[PeerId, tuple[int, int]]:
-        """Return the bytes on the wire to and from each peer since the transport opened."""
+        """Return the bytes to and from each peer, on the wire and inside this machine."""
         ...
 
     def came(self, peer: PeerId) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinwire.collectives.transport.interface import Admit, Loan, Transport
+from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.node.membership.join import SEARCH_SECONDS
@@ -159,6 +160,7 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
                 wall=lambda: int(time.time()),
                 up=config.up or 0,
                 loan=Loan(config.relay, config.relay_circuits, config.relay_limit),
+                shared=usual_folder() if config.shared_memory else None,
             )
             try:
                 await transport.open()

@@ -298,8 +298,9 @@ class Peer:
         return seating(records, self.manifest.pipeline.stages)
 
     def traffic(self) -> tuple[int, int]:
-        """Return the bytes sent and received so far, including all overhead."""
-        return self.transport.totals()
+        """Return the bytes sent and received so far, including all overhead and those inside this machine."""
+        (up, down), (up_here, down_here) = self.transport.totals(), self.transport.inside()
+        return up + up_here, down + down_here
 
     async def leave(self) -> None:
         """Announce the departure and close everything."""

@@ -234,6 +234,7 @@ class Reporter:
                     else peer.rounds.score_of(other) or self._away.get(other, ""),
                     seat=seats.told(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
+                    shared=peer.presence.transport.shares(other),
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                     up=sent,
                     down=received,

@@ -18,7 +18,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `age`: seconds since its last message, 0: none has come. `loss`: None until it has announced one. `seat`: its stage of the
     model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`:
-    id of the peer that relays between the two; empty: none. `up`, `down`: bytes sent to it and received from it by this
+    id of the peer that relays between the two; empty: none.
+    `shared`: bulk data goes through shared memory. `up`, `down`: bytes sent to it and received from it by this
     process. `rtt`: seconds to it and back over an idle link; 0: unknown. `obstacle`: why there is no link to
     it, if the last attempt to open one failed.
     """
@@ -34,6 +35,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     seat: str = ""
     sick: str = ""
     relay: str = ""
+    shared: bool = False
     up: int = 0
     down: int = 0
     rtt: float = 0.0

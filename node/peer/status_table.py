@@ -96,4 +96,6 @@ def _relays(status: Status) -> str:
 
 def _relayed(peer: PeerStatus, peers: tuple[PeerStatus, ...]) -> str:
     names = {one.peer: one.name for one in peers}
+    if peer.shared:
+        return "shared memory"
     return f"relayed by {names.get(peer.relay) or peer.relay[:8]}" if peer.relay else ""

@@ -48,6 +48,7 @@ class Config:
     evaluate_every: int
     threads: int
     up: Rate | None
+    shared_memory: bool
     relay: bool
     relay_limit: int
     relay_circuits: int

@@ -278,6 +278,9 @@ SETTINGS = (
     ),
     Setting("threads", 0, lambda v: _integer(v, 0, 1024), "threads for computing; 0: torch's default"),
     Setting("up", None, _rate, 'limit for outgoing rounds and state, such as "20Mbit/s"; "": no limit'),
+    Setting(
+        "shared_memory", True, _switch, "whether peers of this user and machine exchange data through shared memory"
+    ),
     Setting("relay", True, _switch, "whether to pass data on between peers that cannot reach each other"),
     Setting(
         "relay_limit",

@@ -171,6 +171,12 @@ class SimTransport:
         traffic = self.traffic
         return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
 
+    def inside(self) -> tuple[int, int]:
+        return 0, 0
+
+    def shares(self, peer: PeerId) -> bool:
+        return False  # all traffic of a simulation goes through its network
+
     def by_peer(self) -> dict[PeerId, tuple[int, int]]:
         return {}  # a simulation counts the bytes of a peer, not those of its links
 

@@ -6,6 +6,7 @@ import time
 import uvloop
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
@@ -85,6 +86,14 @@ class Peer:
     def control_connection(self, other):
         """Return the ZeroMQ connection of a link."""
         return self.link(other)._control
+
+    def streams(self, other):
+        """Return the bulk streams of a link by number."""
+        return self.link(other).stream_pool._streams
+
+    def post_shared(self, other, head, place):
+        """Send a record on the stream of the shared memory, also an invalid one."""
+        self.streams(other)[SHARED]._post_record(head, place)
 
     @property
     def station(self):

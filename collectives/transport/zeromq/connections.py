@@ -102,7 +102,7 @@ class Connections:
         """Return the bytes to and from every peer since the start."""
         total = dict(self._traffic)
         for peer, link in self.links.items():
-            total[peer] = total.get(peer, Traffic()) + Traffic(*link.traffic())
+            total[peer] = total.get(peer, Traffic()) + link.traffic()
         return total
 
     def obstacle(self, peer: PeerId) -> str:
@@ -176,7 +176,7 @@ class Connections:
         if not link.over:
             self._leaving.add(link)
         if link.took:
-            self._traffic[peer] = self._traffic.get(peer, Traffic()) + Traffic(*link.traffic())
+            self._traffic[peer] = self._traffic.get(peer, Traffic()) + link.traffic()
         if self.links.get(peer) is link:
             del self.links[peer]
             self._station.circuits.relay.forget(peer, waiting=True)

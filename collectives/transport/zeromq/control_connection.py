@@ -15,6 +15,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
@@ -53,6 +54,7 @@ class SharedSockets:
     gatekeeper: ZapHandler
     receive_queue: ReceiveQueue
     circuits: Circuits
+    local_sockets: LocalSockets
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
     _last: tuple[Message, bytes] | None = None

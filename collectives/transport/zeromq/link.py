@@ -17,7 +17,7 @@ from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS, session_of
-from thinwire.collectives.transport.zeromq.stream_pool import StreamPool
+from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -161,7 +161,7 @@ class Link:
             async with asyncio.timeout(station.limits.handshake):
                 await route.open(lambda: control.tcp_relay.outer, port)
                 if await asyncio.shield(link.ready):
-                    link._task = link._loop.create_task(link.stream_pool.dial(route, bulk, streams))
+                    link._task = link._loop.create_task(link.stream_pool.dial(link.peer, route, bulk, streams))
         except (OSError, ValueError) as error:
             link.close(f"cannot connect: {error}")
         except asyncio.CancelledError:
@@ -385,13 +385,16 @@ class Link:
             self._control.pause(paused)
         self.stream_pool.listen(self.listens and not paused)
 
-    def traffic(self) -> tuple[int, int, int, int]:
-        """Return bytes on the wire so far: control up, control down, bulk up, bulk down."""
+    def traffic(self) -> Traffic:
+        """Return the bytes so far."""
         tcp_relay, express = self._control.tcp_relay if self._control else None, self.stream_pool.express
         up, down = (tcp_relay.up, tcp_relay.down) if tcp_relay else (0, 0)
         if express is not None:
             up, down = up + express.up, down + express.down
-        return (up, down, *self.stream_pool.traffic())
+        bulk, shared = self.stream_pool.traffic(), (0, 0)
+        if self.stream_pool.shared:
+            bulk, shared = shared, bulk
+        return Traffic(up, down, *bulk, *shared)
 
     @property
     def rtt(self) -> float | None:

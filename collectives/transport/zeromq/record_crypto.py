@@ -32,6 +32,8 @@ MAX_BULK = HEADER_BYTES + max(kind.limit for kind in _BULK), max(kind.payload fo
 MAX_STREAMS = 16
 EXPRESS = MAX_STREAMS
 """Number of the express stream, which carries `WORDS` only."""
+SHARED = MAX_STREAMS + 1
+"""Number of the stream that replaces the bulk streams inside one machine."""
 
 _MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull, Hour)
 WORDS = frozenset(kind for kind in TYPES.values() if kind.signed and not kind.payload and kind not in _MEMBERSHIP)

@@ -73,6 +73,9 @@ Proves nothing yet and changes nothing.
 class Stream(asyncio.BufferedProtocol):
     """One sealed stream. Reads straight into a pooled buffer, decrypts in place and passes it on uncopied."""
 
+    shared = False
+    """True if payloads are in shared memory."""
+
     def __init__(
         self, pool: BufferPool, limits: Limits, claim: Claim | None = None, crowd: HalfOpen | None = None
     ) -> None:
@@ -124,14 +127,19 @@ class Stream(asyncio.BufferedProtocol):
         # uvloop's transports are no subclass of asyncio.Transport, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0, 0)
-        tune(transport.get_extra_info("socket"))
+        source = self._set_options(self._transport)
         if self._claim is None:
             return
         self._timer = self._loop.call_later(self._limits.handshake, self.fail, "no proof in time")
         if self._crowd is not None:
-            self._source = str(transport.get_extra_info("peername")[0])
+            self._source = source
             if not self._crowd.add(self._source, self._crowded_out):
                 self.fail("too many connections from there")
+
+    def _set_options(self, transport: asyncio.Transport) -> str:
+        """Set the socket's options; return the address of the other side."""
+        tune(transport.get_extra_info("socket"))
+        return str(transport.get_extra_info("peername")[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.by_peer = not self.reason
@@ -263,9 +271,14 @@ class Stream(asyncio.BufferedProtocol):
         if self._owner is not None:
             self._owner.flushed(self)
 
-    def _check_stall(self, before: int) -> None:
+    @property
+    def _left(self) -> int:
+        """Bytes that the other side has not taken."""
         assert self._transport is not None
-        left = self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
+
+    def _check_stall(self, before: int) -> None:
+        left = self._left
         if left >= before:
             self.fail("peer takes no data")
         else:
@@ -314,7 +327,7 @@ class Stream(asyncio.BufferedProtocol):
             raise ValueError("a stream of no session")
         owner, secret = claimed
         self._opener, self._sealer = stream_keys(secret, number)
-        self._opener.check(opening, bytes(self._small[OPENING.size :]))
+        self._opener.check(opening, bytes(self._small[OPENING.size : self._need]))
         self._have, self._need, self._room = 0, LENGTHS.size, LENGTHS.size
         self._settle()
         self._start(owner, number)

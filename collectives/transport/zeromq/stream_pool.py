@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from thinwire.collectives.transport.circuits.circuits import Route
+from thinwire.collectives.transport.shared_memory.local_sockets import socket_name
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
-from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS
+from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS, SHARED
+from thinwire.collectives.transport.zeromq.shared_stream import SharedStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
+from thinwire.swarm.messages.registry import PeerId
 
 GRACE = 0.25
 """Seconds by which a broken stream may be noticed before the goodbye that explains it."""
@@ -23,12 +26,14 @@ GRACE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes on the wire to and from a peer, for control and bulk."""
+    """Bytes on the wire to and from a peer, for control and bulk, and bytes inside this machine."""
 
     control_up: int = 0
     control_down: int = 0
     bulk_up: int = 0
     bulk_down: int = 0
+    shared_up: int = 0
+    shared_down: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -36,6 +41,8 @@ class Traffic:
             self.control_down + other.control_down,
             self.bulk_up + other.bulk_up,
             self.bulk_down + other.bulk_down,
+            self.shared_up + other.shared_up,
+            self.shared_down + other.shared_down,
         )
 
 
@@ -69,10 +76,24 @@ class StreamPool:
         self._closed = self._given_up = False
         self._loop = asyncio.get_running_loop()
 
-    async def dial(self, route: Route, port: int, count: int) -> None:
-        """Open the express stream and `count` bulk streams; tolerate failures."""
-        numbers = (EXPRESS, *range(min(count, MAX_STREAMS)))
+    async def dial(self, peer: PeerId, route: Route, port: int, count: int) -> None:
+        """Open the express stream and, if we share no memory, `count` bulk streams; tolerate failures."""
+        shares = not route.relay and await self._share(peer, port)
+        numbers = (EXPRESS, *range(0 if shares else min(count, MAX_STREAMS)))
         await asyncio.gather(*(self._dial(route, port, number) for number in numbers))
+
+    async def _share(self, peer: PeerId, port: int) -> bool:
+        """Open the stream of peers that share memory; return whether there is one."""
+        station = self._station
+        meeting = await station.local_sockets.dial(socket_name(station.run_id, peer, port))
+        if meeting is None:
+            return False
+        stream = await meeting.connect(lambda: SharedStream(station.pool, station.limits, meeting))
+        if self._closed:
+            stream.fail("the link is gone")
+        elif not stream.reason:
+            stream.open(self, self._secret, SHARED)
+        return self.shared
 
     async def _dial(self, route: Route, port: int, number: int) -> None:
         station = self._station
@@ -88,7 +109,7 @@ class StreamPool:
 
     def idle(self) -> Stream | None:
         """Return a stream for the caller's frame, if one is free and nothing else waits for one."""
-        if self._closed or self._waiters or self._station.rate_limit.rate:
+        if self._closed or self._waiters or (self._station.rate_limit.rate and not self.shared):
             return None
         return self._first_idle()
 
@@ -120,7 +141,8 @@ class StreamPool:
 
     async def idle_in_turn(self, nbytes: int) -> Stream | None:
         """Return a stream for the caller's frame as soon as one is free; None if no stream is left."""
-        await self._station.rate_limit.wait(nbytes)
+        if not self.shared:
+            await self._station.rate_limit.wait(nbytes)
         while not self._closed and not self._given_up:
             if (stream := self._first_idle()) is not None:
                 return stream
@@ -162,8 +184,13 @@ class StreamPool:
         self._closed = True
         self._release()
 
+    @property
+    def shared(self) -> bool:
+        """True if bulk data goes through shared memory."""
+        return SHARED in self._streams
+
     def traffic(self) -> tuple[int, int]:
-        """Return bulk bytes up and down."""
+        """Return bulk bytes up and down, on the wire or through shared memory."""
         streams = self._streams.values()
         return sum(stream.up for stream in streams), sum(stream.down for stream in streams)
 
@@ -193,7 +220,8 @@ class StreamPool:
             stream.pause(True)
             self._tell_express()
             return
-        if self._closed or number in self._streams or number >= MAX_STREAMS:
+        known = number == SHARED if stream.shared else number < MAX_STREAMS
+        if self._closed or number in self._streams or not known:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
         if self._station.rate_limit.rate:

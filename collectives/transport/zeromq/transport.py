@@ -9,18 +9,21 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
 from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets, Meeting, socket_name
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_address
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
+from thinwire.collectives.transport.zeromq.shared_stream import SharedStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.collectives.transport.zeromq.stream_pool import Traffic
 from thinwire.collectives.transport.zeromq.zmq_socket import ZapHandler
@@ -33,15 +36,16 @@ from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """Statistics of one peer: bytes on the wire since the start.
+    """Statistics of one peer: bytes since the start.
 
-    If linked, also the peer that relays (b"": none), round-trip time and silence in seconds.
+    If linked, also the peer that relays (b"": none), whether we share memory, round-trip time and silence in seconds.
     """
 
     traffic: Traffic
     linked: bool
     dialled: bool = False
     relay: PeerId = b""
+    shared: bool = False
     rtt: float | None = None
     silent: float | None = None
 
@@ -52,7 +56,8 @@ class ZmqTransport:
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
     `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
-    data (0: none). `loan`: terms of relaying between peers that cannot reach each other.
+    data (0: none). `loan`: terms of relaying between peers that cannot reach each other. `shared`: folder in which peers of
+    this user and machine find each other, to share memory (None: they use TCP, too).
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class ZmqTransport:
         limits: Limits | None = None,
         up: int = 0,
         loan: Loan | None = None,
+        shared: Path | None = None,
     ) -> None:
         self._identity, self._wall = identity, wall
         self._host, self._port, self._advertise = host, port, advertise or ()
@@ -89,6 +95,7 @@ class ZmqTransport:
             self._gatekeeper,
             receive_queue,
             self._circuits,
+            LocalSockets(shared, self._limits.shared, wall),
             rate_limit=rate_limit,
         )
         self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)
@@ -108,6 +115,8 @@ class ZmqTransport:
         except PortTaken:
             await self.close()
             raise
+        name = socket_name(self._station.run_id, self.peer_id, self._connections.bulk_port)
+        self._station.local_sockets.listen(name, self._shared_stream)
         self._advertise = self._advertise or (join_address(own_address(self._host), self._port),)
         self._connections.addresses = self._advertise
 
@@ -182,6 +191,7 @@ class ZmqTransport:
         self._station.receive_queue.close()
         if self._bulk is not None:
             self._bulk.close()
+        self._station.local_sockets.close()
         await self._gate.close()
         await self._circuits.close()
         await self._connections.close()
@@ -200,7 +210,9 @@ class ZmqTransport:
             found[peer] = (
                 LinkStats(traffic, False)
                 if link is None
-                else LinkStats(traffic, True, link.dialled, link.relay, link.rtt, now - link.heard)
+                else LinkStats(
+                    traffic, True, link.dialled, link.relay, link.stream_pool.shared, link.rtt, now - link.heard
+                )
             )
         return found
 
@@ -213,6 +225,16 @@ class ZmqTransport:
             sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way + relayed,
             sum(traffic.control_down + traffic.bulk_down for traffic in found) + relayed,
         )
+
+    def inside(self) -> tuple[int, int]:
+        """Return the bytes sent and received through shared memory, which `totals` does not count."""
+        found = self._connections.traffic().values()
+        return sum(traffic.shared_up for traffic in found), sum(traffic.shared_down for traffic in found)
+
+    def shares(self, peer: PeerId) -> bool:
+        """Return whether bulk data to a peer goes through shared memory."""
+        link = self._connections.links.get(peer)
+        return link is not None and link.stream_pool.shared
 
     def lent(self) -> Lent:
         """Return the use that other peers make of us as their relay."""
@@ -231,7 +253,10 @@ class ZmqTransport:
     def by_peer(self) -> dict[PeerId, tuple[int, int]]:
         """Return the bytes sent to and received from each peer that ever had a link."""
         found = self._connections.traffic().items()
-        return {peer: (one.control_up + one.bulk_up, one.control_down + one.bulk_down) for peer, one in found}
+        return {
+            peer: (one.control_up + one.bulk_up + one.shared_up, one.control_down + one.bulk_down + one.shared_down)
+            for peer, one in found
+        }
 
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
@@ -244,6 +269,9 @@ class ZmqTransport:
 
     def _stream(self) -> Stream:
         return Stream(self._station.pool, self._limits, self._connections.claim, self._crowd)
+
+    def _shared_stream(self, meeting: Meeting) -> SharedStream:
+        return SharedStream(self._station.pool, self._limits, meeting, self._connections.claim)
 
     def _pause_control(self, paused: bool) -> None:
         for link in list(self._connections.links.values()):

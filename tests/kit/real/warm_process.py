@@ -50,7 +50,8 @@ class WarmProcess:
     ) -> None:
         wanted = {
             "arguments": list(arguments),
-            "env": {**os.environ, **(environment or {})},
+            # Processes of other namespaces stand for other machines.
+            "env": {**os.environ, **({"THINWIRE_SHARED_MEMORY": "false"} if network else {}), **(environment or {})},
             "cwd": os.getcwd(),
             "network": network,
             "out": str(out),

@@ -1,0 +1,1 @@
+"""Shared memory between peers of one user on one machine."""

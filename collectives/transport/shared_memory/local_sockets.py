@@ -1,0 +1,242 @@
+"""Unix sockets by which peers of one user on one machine find each other and exchange memory.
+
+A peer listens in a private folder under a name that follows from its run, its id and its port for bulk streams. To open
+that socket is proof of the same user and machine: the folder has mode 0700, and the kernel names the other process's user.
+Who the other peer is, a stream proves afterwards with the secret of its link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import blake3
+from thinwire.collectives.transport.shared_memory.region import RegionReader, SharedRegion
+from thinwire.swarm.messages.registry import PeerId
+
+AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
+
+GREETING = b"\1"
+"""First byte each way, with the descriptor of the sender's region. Another byte means another layout."""
+
+CREDENTIALS = struct.Struct("3i")
+"""struct ucred of unix(7): process, user and group."""
+
+STALE = 60.0
+"""Seconds after which a socket that refuses connections is that of a dead process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimits:
+    """Limits of shared memory.
+
+    `region`: bytes that a link may share each way. `links`: links with regions of ours. `patience`: seconds to greet.
+    """
+
+    region: int = 8 << 20
+    links: int = 16
+    patience: float = 5.0
+
+
+class Meeting:
+    """Both regions of a link: ours to write, theirs to read. `socket` carries everything else."""
+
+    def __init__(
+        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[], None]
+    ) -> None:
+        self.socket, self.region, self.reader, self._over = sock, region, reader, over
+        self._closed = False
+
+    async def connect(self, factory: Callable[[], AnyProtocol]) -> AnyProtocol:
+        """Return the protocol that reads and writes the socket from now on."""
+        _, protocol = await asyncio.get_running_loop().create_unix_connection(factory, sock=self.socket)
+        return protocol
+
+    def close(self) -> None:
+        """Free both regions; the socket has another owner."""
+        if not self._closed:
+            self._closed = True
+            self.region.close()
+            self.reader.close()
+            self._over()
+
+
+def usual_folder() -> Path | None:
+    """Return the folder of this user in the machine's shared memory, None if the system has none."""
+    shared = Path("/dev/shm")
+    known = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED") and shared.is_dir()
+    return shared / f"thinwire-{os.geteuid()}" if known else None
+
+
+def socket_name(run_id: bytes, peer: PeerId, port: int) -> str:
+    """Return the name of the socket of a peer that takes bulk streams at `port`."""
+    return blake3.blake3(b"".join((run_id, peer, port.to_bytes(4, "big")))).hexdigest()[:32]
+
+
+class LocalSockets:
+    """The sockets of one peer.
+
+    `folder`: where they are, with mode 0700; None: this peer shares no memory. `wall`: unix time in seconds.
+    """
+
+    def __init__(self, folder: Path | None, limits: SharedLimits, wall: Callable[[], int]) -> None:
+        self._folder, self._limits, self._wall = folder, limits, wall
+        self.obstacle = "switched off" if folder is None else ""
+        """Why no memory is shared; "" if it is."""
+        self._listener: socket.socket | None = None
+        self._place: Path | None = None
+        self._regions = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def listen(self, name: str, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
+        """Listen under a name; `accepted` makes the protocol of each meeting.
+
+        Without a private folder, set `obstacle` instead.
+        """
+        if self._folder is None:
+            return
+        try:
+            _make_private(self._folder)
+            _sweep(self._folder, self._wall())
+            self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            # Renamed when it listens: from then on, a socket that refuses is stale.
+            hidden = self._folder / secrets.token_hex(8)
+            listener.bind(str(hidden))
+            self._place = hidden
+            listener.listen(16)
+            hidden.rename(self._folder / name)
+            self._place = self._folder / name
+        except (OSError, PermissionError) as error:
+            self.close()
+            self.obstacle = f"{self._folder}: {error.strerror or error}"
+            return
+        self._loop.add_reader(listener.fileno(), self._accept, listener, accepted)
+
+    def _accept(self, listener: socket.socket, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+
+        async def met() -> None:
+            meeting = await self._exchange(sock)
+            if meeting is not None:
+                await self._loop.connect_accepted_socket(lambda: accepted(meeting), sock)
+
+        task = self._loop.create_task(met())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def dial(self, name: str) -> Meeting | None:
+        """Return the meeting with the peer that listens under a name; None if there is none on this machine."""
+        if self._folder is None or self.obstacle:
+            return None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(str(self._folder / name))
+        except OSError:
+            sock.close()
+            return None
+        return await self._exchange(sock)
+
+    async def _exchange(self, sock: socket.socket) -> Meeting | None:
+        """Send our region and receive theirs. On any failure close the socket and return None."""
+        region: SharedRegion | None = None
+        sock.setblocking(False)
+        try:
+            if self._regions >= self._limits.links or not _same_user(sock):
+                raise OSError(errno.EPERM, "not shared")
+            region = SharedRegion(self._limits.region)
+            self._regions += 1
+            socket.send_fds(sock, [GREETING], [region.descriptor])
+            region.hand_over()
+            async with asyncio.timeout(self._limits.patience):
+                await self._readable(sock)
+            data, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if data != GREETING or len(descriptors) != 1:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                raise ValueError("no region")
+            reader = RegionReader(descriptors[0], self._limits.region)
+        except BaseException as error:
+            sock.close()
+            if region is not None:
+                region.close()
+                self._freed()
+            if isinstance(error, (OSError, ValueError)):
+                return None
+            raise
+        return Meeting(sock, region, reader, self._freed)
+
+    def _freed(self) -> None:
+        self._regions -= 1
+
+    async def _readable(self, sock: socket.socket) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+
+        def set_ready() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        self._loop.add_reader(sock.fileno(), set_ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_reader(sock.fileno())
+
+    def close(self) -> None:
+        """Stop listening and remove the socket's file."""
+        for task in self._tasks:
+            task.cancel()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        if self._place is not None:
+            with suppress(OSError):
+                self._place.unlink()
+            self._place = None
+
+
+def _same_user(sock: socket.socket) -> bool:
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder for this user alone.
+
+    Raises PermissionError if it belongs to others, or others may enter it.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(errno.EPERM, f"must belong to user {os.geteuid()} alone, with mode 0700")
+
+
+def _sweep(folder: Path, now: int) -> None:
+    """Remove the sockets of processes that died."""
+    for place in folder.iterdir():
+        with suppress(OSError):
+            found = place.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or now - found.st_mtime < STALE:
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+                if probe.connect_ex(str(place)) == errno.ECONNREFUSED:
+                    place.unlink()

@@ -1,0 +1,158 @@
+"""Stream of a link inside one machine: payloads in shared memory, records on a Unix socket.
+
+A sealed record has the head of a frame and the place of its payload,
+or the number of payloads that its sender has copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING
+
+from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.collectives.transport.shared_memory.local_sockets import Meeting
+from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
+from thinwire.collectives.transport.zeromq.stream import Claim, Stream
+from thinwire.swarm.frame import HEADER_BYTES, nbytes
+
+if TYPE_CHECKING:
+    from thinwire.swarm.frame import Buffer
+
+PLACE = struct.Struct("!QI")
+"""Offset and bytes of a payload in the sender's region."""
+
+COPIED = struct.Struct("!I")
+"""Payloads of the other side that were copied since this was last sent."""
+
+READ = 1 << 15
+"""Bytes of records that one read takes; a record has at most some hundred."""
+
+
+class SharedStream(Stream):
+    """One stream with two regions of shared memory.
+
+    A payload is copied in, and its hash is that of the copy that was taken out.
+    """
+
+    shared = True
+
+    def __init__(self, pool: BufferPool, limits: Limits, meeting: Meeting, claim: Claim | None = None) -> None:
+        super().__init__(pool, limits, claim)
+        self._meeting: Meeting = meeting
+        self._small = self._view = memoryview(bytearray(READ))
+        self._copied = self._unsaid = 0
+        if claim is None:
+            self._room = READ
+
+    def _set_options(self, transport: asyncio.Transport) -> str:
+        return "this machine"
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._meeting.close()
+
+    @property
+    def rtt(self) -> float | None:
+        """None: no network is between."""
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """0: what was sent is in the memory of this machine."""
+        return 0
+
+    def pace(self, rate: int) -> None:
+        """Do nothing: these bytes do not use the uplink."""
+
+    # --- writing
+
+    def write(self, head: bytes, payload: Buffer) -> None:
+        """Copy the payload into our region and send its place; only when `idle`."""
+        assert self.idle
+        size = nbytes(payload)
+        place = PLACE.pack(self._meeting.region.put(payload), size)
+        self.up += size
+        self._post_record(head, place)
+        if self.reason:
+            return
+        self.idle = False
+        if self._ready:
+            self._flushed()
+        else:
+            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, self._left)
+
+    def _post_record(self, head: bytes, place: bytes) -> None:
+        assert self._sealer is not None and self._transport is not None
+        record = bytearray(record_size(len(head), len(place)))
+        try:
+            self._sealer.seal(head, place, memoryview(record))
+        except ValueError as error:
+            self.fail(str(error))
+            return
+        self.up += len(record)
+        self._transport.write(record)
+
+    @property
+    def _ready(self) -> bool:
+        """True if the largest payload fits into our region, and no record waits."""
+        assert self._transport is not None
+        return self._meeting.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() == 0
+
+    @property
+    def _left(self) -> int:
+        assert self._transport is not None
+        return self._meeting.region.used + self._transport.get_write_buffer_size()
+
+    def resume_writing(self) -> None:
+        if not self.idle and not self.reason and self._ready:
+            self._flushed()
+
+    # --- reading
+
+    def _advance(self) -> None:
+        if self._claim is not None:
+            self._admit(self._claim)
+            self._room = READ
+            return
+        start = 0
+        while self._have - start >= LENGTHS.size and not self.reason:
+            head, place = _parse_lengths(self._small[start : start + LENGTHS.size])
+            size = record_size(head, place)
+            if self._have - start < size:
+                break
+            self._take(head, place, self._small[start : start + size])
+            start += size
+        self._have -= start
+        if start:
+            self._small[: self._have] = bytes(self._small[start : start + self._have])
+        self._need = self._have + 1
+        if self._copied and not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
+            self._post_record(COPIED.pack(self._copied), b"")
+            self._copied = self._unsaid = 0
+
+    def _take(self, length: int, place: int, record: memoryview) -> None:
+        assert self._opener is not None and self._owner is not None
+        head = self._opener.open(length, record)
+        if not place:
+            self._meeting.region.release(COPIED.unpack(head)[0])
+            self.resume_writing()
+            return
+        offset, size = PLACE.unpack(record[-TAG - place : -TAG])
+        if size > MAX_BULK[1]:
+            raise ValueError(f"payload of {size} bytes is over the limits")
+        payload = self._pool.lend(size) if size else memoryview(b"")
+        self._meeting.reader.read(offset, payload)
+        self.down += size
+        self._copied, self._unsaid = self._copied + 1, self._unsaid + max(size, self._meeting.reader.size >> 8)
+        self._owner.arrived(self, head, payload)
+
+
+def _parse_lengths(data: memoryview) -> tuple[int, int]:
+    """Return the lengths of head and place. Raises ValueError if no record has them."""
+    head, place = LENGTHS.unpack(data)
+    frame = HEADER_BYTES < head <= MAX_BULK[0] and place == PLACE.size
+    if not frame and (head, place) != (COPIED.size, 0):
+        raise ValueError(f"record of {head} + {place} bytes is over the limits")
+    return head, place

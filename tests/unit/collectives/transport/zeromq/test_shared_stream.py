@@ -1,0 +1,131 @@
+"""Links of peers of one machine: bulk data through shared memory."""
+
+import asyncio
+import os
+
+import pytest
+from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
+from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
+from thinwire.swarm.frame import Frame, encode
+from thinwire.swarm.messages.registry import Chunk
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Return a folder for sockets whose path is short enough for one."""
+    return tmp_path / "shared"
+
+
+async def joined(first, second):
+    """Return when bulk data may go both ways."""
+    async with asyncio.timeout(20):
+        ends = (first, second), (second, first)
+        while not all(other.id in one.links and one.streams(other) for one, other in ends):
+            await asyncio.sleep(0.001)
+
+
+async def frames(peer, count):
+    """Return the next bulk frames of a peer, without other arrivals."""
+    found = []
+    while len(found) < count:
+        arrival = await peer.recv()
+        assert arrival.frame is not None, arrival.reason
+        if arrival.frame.digest:
+            found.append(arrival.frame)
+    return found
+
+
+def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, place):
+    async def work():
+        first, second = await wire.pair(shared=place)
+        await joined(first, second)
+        assert first.transport.shares(second.id) and second.transport.shares(first.id)
+        before = first.transport.totals()[0]
+        sent = [os.urandom(size) for size in (1 << 20, 1, 0, 1 << 20, 70_000) * 8]
+        for one, other in ((first, second), (second, first)):
+            task = asyncio.create_task(frames(other, len(sent)))
+            for index, payload in enumerate(sent):
+                assert await one.chunk(other, payload, index)
+            found = await task
+            assert [bytes(frame.payload) for frame in found] == sent
+            assert [frame.message.index for frame in found] == list(range(len(sent)))
+        total = sum(map(len, sent))
+        assert first.transport.totals()[0] - before < 100_000
+        assert total < first.transport.inside()[0] < total + 100_000
+        assert total < second.transport.inside()[1] < total + 100_000
+        assert first.transport.by_peer()[second.id][0] > total
+
+    wire.run(work)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [(-1 % 2**64, 1), (8 << 20, 1), (0, 2**32 - 1), (8 << 20, 1 << 20), (2**63, 5)])
+def test_place_outside_of_the_region_ends_the_link(wire, tmp_path, place):
+    async def work():
+        first, second = await wire.pair(shared=tmp_path / "shared")
+        await joined(first, second)
+        first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
+        async with asyncio.timeout(10):
+            while (arrival := await second.recv()).frame is not None:
+                pass
+        assert "shared memory" in arrival.reason or "over the limits" in arrival.reason
+
+    wire.run(work)
+
+
+def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, tmp_path):
+    async def work():
+        first, second = await wire.pair(shared=tmp_path / "shared")
+        await joined(first, second)
+        first.post_shared(second, COPIED.pack(7), b"")
+        async with asyncio.timeout(10):
+            while (arrival := await second.recv()).frame is not None:
+                pass
+        assert "7 payloads released of 0" in arrival.reason
+
+    wire.run(work)
+
+
+def test_folder_that_others_may_enter_or_that_is_a_link_falls_back_to_tcp(wire, tmp_path):
+    open_to_all, link = tmp_path / "open", tmp_path / "link"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    (tmp_path / "own").mkdir(0o700)
+    link.symlink_to(tmp_path / "own")
+
+    async def work():
+        for seed, folder in ((1, open_to_all), (3, link)):
+            first, second = await wire.peer(seed, shared=folder), await wire.peer(seed + 1, shared=folder)
+            assert isinstance(await first.meet(second), wire.Welcome)
+            await joined(first, second)
+            assert first.station.local_sockets.obstacle
+            assert not first.transport.shares(second.id)
+            assert await first.chunk(second, b"payload")
+            assert [bytes(frame.payload) for frame in await frames(second, 1)] == [b"payload"]
+
+    wire.run(work)
+
+
+def test_region_refuses_what_is_not_sealed_memory(tmp_path):
+    with pytest.raises(ValueError, match="not shared memory"):
+        RegionReader(os.open("/dev/zero", os.O_RDONLY), 1 << 20)
+    unsealed = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    with pytest.raises(ValueError, match="not shared memory"):
+        RegionReader(unsealed, 1 << 20)
+
+
+def test_region_reuses_released_memory_in_order():
+    region = SharedRegion(4 * PAGE)
+    assert [region.put(bytes(PAGE)) for _ in range(4)] == [0, PAGE, 2 * PAGE, 3 * PAGE]
+    assert not region.fits(1)
+    region.release(1)
+    assert region.fits(PAGE) and not region.fits(PAGE + 1)
+    assert region.put(b"again") == 0
+    with pytest.raises(ValueError, match="no room"):
+        region.put(b"more")
+    with pytest.raises(ValueError, match="5 payloads released of 4"):
+        region.release(5)
+    region.release(4)
+    assert region.used == 0 and region.fits(4 * PAGE)
+    region.close()
