@@ -46,7 +46,8 @@ class Actor:
             stdout=subprocess.PIPE,
             stderr=self._blame_book,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            # All peers are on this machine, and the links between them are what is measured.
+            env=os.environ | {"OMP_NUM_THREADS": "1", "THINWIRE_SHARED_MEMORY": "false"},
         )
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()

@@ -63,9 +63,6 @@ class SharedStream(Stream):
         """0: what was sent is in the memory of this machine."""
         return 0
 
-    def pace(self, rate: int) -> None:
-        """Do nothing: these bytes do not use the uplink."""
-
     # --- writing
 
     def write(self, head: bytes, payload: Buffer) -> None:

@@ -109,7 +109,7 @@ class StreamPool:
 
     def idle(self) -> Stream | None:
         """Return a stream for the caller's frame, if one is free and nothing else waits for one."""
-        if self._closed or self._waiters or (self._station.rate_limit.rate and not self.shared):
+        if self._closed or self._waiters or self._station.rate_limit.rate:
             return None
         return self._first_idle()
 
@@ -141,8 +141,7 @@ class StreamPool:
 
     async def idle_in_turn(self, nbytes: int) -> Stream | None:
         """Return a stream for the caller's frame as soon as one is free; None if no stream is left."""
-        if not self.shared:
-            await self._station.rate_limit.wait(nbytes)
+        await self._station.rate_limit.wait(nbytes)
         while not self._closed and not self._given_up:
             if (stream := self._first_idle()) is not None:
                 return stream

@@ -57,7 +57,7 @@ class ZmqTransport:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
     `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
     data (0: none). `loan`: terms of relaying between peers that cannot reach each other. `shared`: folder in which peers of
-    this user and machine find each other, to share memory (None: they use TCP, too).
+    this user and machine find each other, to share memory (None, or with `up`: they use TCP, too).
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ZmqTransport:
             self._gatekeeper,
             receive_queue,
             self._circuits,
-            LocalSockets(shared, self._limits.shared, wall),
+            LocalSockets(None if up else shared, self._limits.shared, wall),
             rate_limit=rate_limit,
         )
         self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
@@ -11,9 +13,10 @@ from thinwire.swarm.messages.registry import Chunk
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Return a folder for sockets whose path is short enough for one."""
-    return tmp_path / "shared"
+def folder():
+    """Return a folder that is short enough for the path of a socket; that of `tmp_path` may not be."""
+    with tempfile.TemporaryDirectory(prefix="tw") as made:
+        yield Path(made) / "shared"
 
 
 async def joined(first, second):
@@ -35,9 +38,9 @@ async def frames(peer, count):
     return found
 
 
-def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, place):
+def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, folder):
     async def work():
-        first, second = await wire.pair(shared=place)
+        first, second = await wire.pair(shared=folder)
         await joined(first, second)
         assert first.transport.shares(second.id) and second.transport.shares(first.id)
         before = first.transport.totals()[0]
@@ -56,13 +59,13 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, pla
         assert first.transport.by_peer()[second.id][0] > total
 
     wire.run(work)
-    assert list(place.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("place", [(-1 % 2**64, 1), (8 << 20, 1), (0, 2**32 - 1), (8 << 20, 1 << 20), (2**63, 5)])
-def test_place_outside_of_the_region_ends_the_link(wire, tmp_path, place):
+def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
     async def work():
-        first, second = await wire.pair(shared=tmp_path / "shared")
+        first, second = await wire.pair(shared=folder)
         await joined(first, second)
         first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
         async with asyncio.timeout(10):
@@ -73,9 +76,9 @@ def test_place_outside_of_the_region_ends_the_link(wire, tmp_path, place):
     wire.run(work)
 
 
-def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, tmp_path):
+def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, folder):
     async def work():
-        first, second = await wire.pair(shared=tmp_path / "shared")
+        first, second = await wire.pair(shared=folder)
         await joined(first, second)
         first.post_shared(second, COPIED.pack(7), b"")
         async with asyncio.timeout(10):
@@ -86,22 +89,33 @@ def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, tmp_path):
     wire.run(work)
 
 
-def test_folder_that_others_may_enter_or_that_is_a_link_falls_back_to_tcp(wire, tmp_path):
-    open_to_all, link = tmp_path / "open", tmp_path / "link"
+def test_folder_that_others_may_enter_or_that_is_a_link_falls_back_to_tcp(wire, folder):
+    folder.mkdir()
+    open_to_all, link = folder / "open", folder / "link"
     open_to_all.mkdir()
     open_to_all.chmod(0o755)
-    (tmp_path / "own").mkdir(0o700)
-    link.symlink_to(tmp_path / "own")
+    (folder / "own").mkdir(0o700)
+    link.symlink_to(folder / "own")
 
     async def work():
-        for seed, folder in ((1, open_to_all), (3, link)):
-            first, second = await wire.peer(seed, shared=folder), await wire.peer(seed + 1, shared=folder)
+        for seed, shared in ((1, open_to_all), (3, link)):
+            first, second = await wire.peer(seed, shared=shared), await wire.peer(seed + 1, shared=shared)
             assert isinstance(await first.meet(second), wire.Welcome)
             await joined(first, second)
             assert first.station.local_sockets.obstacle
             assert not first.transport.shares(second.id)
             assert await first.chunk(second, b"payload")
             assert [bytes(frame.payload) for frame in await frames(second, 1)] == [b"payload"]
+
+    wire.run(work)
+
+
+def test_peer_with_a_limited_uplink_shares_no_memory(wire, folder):
+    async def work():
+        first, second = await wire.peer(1, shared=folder, up=10**9), await wire.peer(2, shared=folder)
+        assert isinstance(await first.meet(second), wire.Welcome)
+        await joined(first, second)
+        assert not first.transport.shares(second.id) and not second.transport.shares(first.id)
 
     wire.run(work)
 
