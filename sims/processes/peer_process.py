@@ -23,7 +23,7 @@ from thinwire.node.daemon.daemon import Daemon
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.peer import Peer
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.config import Config, load
 from thinwire.node.runtime.console import set_up_logging, tell
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
@@ -59,6 +59,17 @@ class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     wait_for: int
     site: str = ""
+
+    def config(self) -> Config:
+        """Return the machine's settings for this part. Memory is not shared, because links are emulated."""
+        return load(
+            {
+                "name": self.name, "home": self.home, "host": self.host, "port": self.port, "advertise": self.advertise,
+                "ports": f"{self.ports[0]}-{self.ports[1]}", "device": "cpu", "threads": 1,
+                "data": Path(self.data), "site": self.site, "shared_memory": False,
+            },
+            {},
+        )  # fmt: skip
 
 
 class PacedLearner(DelegatingLearner):
@@ -122,14 +133,7 @@ class Actor(Daemon):
 def main(file: Path) -> int:
     """Load, wait for the start line, and play the part. Returns the exit code."""
     part = msgspec.json.decode(file.read_bytes(), type=ActorPart)
-    config = load(
-        {
-            "name": part.name, "home": part.home, "host": part.host, "port": part.port, "advertise": part.advertise,
-            "ports": f"{part.ports[0]}-{part.ports[1]}", "device": "cpu", "threads": 1,
-            "data": Path(part.data), "site": part.site,
-        },
-        {},
-    )  # fmt: skip
+    config = part.config()
     warm_up(parse(Path(part.manifest).read_bytes()).exchange.codec)
     print("loaded", flush=True)
     word = sys.stdin.readline().strip()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,7 @@ import blake3
 from thinwire.collectives.transport.shared_memory.region import RegionReader, SharedRegion
 from thinwire.swarm.messages.registry import PeerId
 
+LOGGER = logging.getLogger(__name__)
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
 GREETING = b"\1"
@@ -31,6 +33,9 @@ GREETING = b"\1"
 
 CREDENTIALS = struct.Struct("3i")
 """struct ucred of unix(7): process, user and group."""
+
+AGAIN = 1.0
+"""Seconds without accepting connections after the process ran out of descriptors."""
 
 STALE = 60.0
 """Seconds after which a socket that refuses connections is that of a dead process."""
@@ -45,21 +50,33 @@ class SharedLimits:
 
     region: int = 8 << 20
     links: int = 16
-    patience: float = 5.0
+    patience: float = 1.0
 
 
 class Meeting:
     """Both regions of a link: ours to write, theirs to read. `socket` carries everything else."""
 
     def __init__(
-        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[], None]
+        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[Meeting], None]
     ) -> None:
         self.socket, self.region, self.reader, self._over = sock, region, reader, over
         self._closed = False
 
-    async def connect(self, factory: Callable[[], AnyProtocol]) -> AnyProtocol:
-        """Return the protocol that reads and writes the socket from now on."""
-        _, protocol = await asyncio.get_running_loop().create_unix_connection(factory, sock=self.socket)
+    async def connect(self, factory: Callable[[], AnyProtocol], *, accepted: bool = False) -> AnyProtocol:
+        """Return the protocol that reads and writes the socket from now on.
+
+        `accepted`: whether the other side dialled.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if accepted:
+                _, protocol = await loop.connect_accepted_socket(factory, self.socket)
+            else:
+                _, protocol = await loop.create_unix_connection(factory, sock=self.socket)
+        except BaseException:
+            # uvloop does not tell the protocol of a connection that was cancelled.
+            self.end()
+            raise
         return protocol
 
     def close(self) -> None:
@@ -68,7 +85,14 @@ class Meeting:
             self._closed = True
             self.region.close()
             self.reader.close()
-            self._over()
+            self._over(self)
+
+    def end(self) -> None:
+        """End the connection, and free both regions."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.close()
 
 
 def usual_folder() -> Path | None:
@@ -95,7 +119,10 @@ class LocalSockets:
         """Why no memory is shared; "" if it is."""
         self._listener: socket.socket | None = None
         self._place: Path | None = None
-        self._regions = 0
+        self.regions = 0
+        """Regions of ours: those of meetings, and of those that may become one."""
+        self._meetings: set[Meeting] = set()
+        self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -117,22 +144,31 @@ class LocalSockets:
             listener.listen(16)
             hidden.rename(self._folder / name)
             self._place = self._folder / name
-        except (OSError, PermissionError) as error:
-            self.close()
+        except OSError as error:
+            self.stop()
             self.obstacle = f"{self._folder}: {error.strerror or error}"
+            LOGGER.debug("no memory is shared: %s", self.obstacle)
             return
         self._loop.add_reader(listener.fileno(), self._accept, listener, accepted)
 
     def _accept(self, listener: socket.socket, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
         try:
             sock, _ = listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            # No descriptors are left, so the connection would be here again at once, and for ever.
+            self._loop.remove_reader(listener.fileno())
+            self._again = self._loop.call_later(
+                AGAIN, self._loop.add_reader, listener.fileno(), self._accept, listener, accepted
+            )
             return
 
         async def met() -> None:
-            meeting = await self._exchange(sock)
+            meeting = await self._exchange(sock, accepted=True)
             if meeting is not None:
-                await self._loop.connect_accepted_socket(lambda: accepted(meeting), sock)
+                with suppress(OSError):
+                    await meeting.connect(lambda: accepted(meeting), accepted=True)
 
         task = self._loop.create_task(met())
         self._tasks.add(task)
@@ -148,39 +184,56 @@ class LocalSockets:
         except OSError:
             sock.close()
             return None
-        return await self._exchange(sock)
+        return await self._exchange(sock, accepted=False)
 
-    async def _exchange(self, sock: socket.socket) -> Meeting | None:
-        """Send our region and receive theirs. On any failure close the socket and return None."""
+    async def _exchange(self, sock: socket.socket, *, accepted: bool) -> Meeting | None:
+        """Exchange regions. On any failure close the socket and return None.
+
+        The side that accepted sends its region only after it has checked the other one, so the dialler learns of a refusal
+        here, and uses TCP.
+        """
         region: SharedRegion | None = None
+        reader: RegionReader | None = None
         sock.setblocking(False)
         try:
-            if self._regions >= self._limits.links or not _same_user(sock):
+            if self.regions >= self._limits.links or not same_user(sock):
                 raise OSError(errno.EPERM, "not shared")
             region = SharedRegion(self._limits.region)
-            self._regions += 1
-            socket.send_fds(sock, [GREETING], [region.descriptor])
+            self.regions += 1
+            if not accepted:
+                socket.send_fds(sock, [GREETING], [region.descriptor])
+            reader = await self._receive(sock)
+            if accepted:
+                socket.send_fds(sock, [GREETING], [region.descriptor])
             region.hand_over()
-            async with asyncio.timeout(self._limits.patience):
-                await self._readable(sock)
-            data, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            if data != GREETING or len(descriptors) != 1:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                raise ValueError("no region")
-            reader = RegionReader(descriptors[0], self._limits.region)
         except BaseException as error:
             sock.close()
+            if reader is not None:
+                reader.close()
             if region is not None:
                 region.close()
-                self._freed()
+                self.regions -= 1
             if isinstance(error, (OSError, ValueError)):
                 return None
             raise
-        return Meeting(sock, region, reader, self._freed)
+        meeting = Meeting(sock, region, reader, self._freed)
+        self._meetings.add(meeting)
+        return meeting
 
-    def _freed(self) -> None:
-        self._regions -= 1
+    async def _receive(self, sock: socket.socket) -> RegionReader:
+        """Return the other side's region. Raises ValueError for anything else, TimeoutError if nothing comes."""
+        async with asyncio.timeout(self._limits.patience):
+            await self._readable(sock)
+        data, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if data != GREETING or len(descriptors) != 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ValueError("no region")
+        return RegionReader(descriptors[0], self._limits.region)
+
+    def _freed(self, meeting: Meeting) -> None:
+        self._meetings.discard(meeting)
+        self.regions -= 1
 
     async def _readable(self, sock: socket.socket) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
@@ -196,9 +249,19 @@ class LocalSockets:
             self._loop.remove_reader(sock.fileno())
 
     def close(self) -> None:
+        """End the connections that no link has closed."""
+        self.stop()
+        for meeting in list(self._meetings):
+            with suppress(OSError):
+                meeting.socket.shutdown(socket.SHUT_RDWR)  # the event loop closes it
+            meeting.close()
+
+    def stop(self) -> None:
         """Stop listening and remove the socket's file."""
         for task in self._tasks:
             task.cancel()
+        if self._again is not None:
+            self._again.cancel()
         if self._listener is not None:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
@@ -209,7 +272,8 @@ class LocalSockets:
             self._place = None
 
 
-def _same_user(sock: socket.socket) -> bool:
+def same_user(sock: socket.socket) -> bool:
+    """Return whether the process at the other end has our user."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())
 

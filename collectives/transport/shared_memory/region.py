@@ -56,16 +56,16 @@ class SharedRegion:
 
     def fits(self, count: int) -> bool:
         """Return whether a payload of `count` bytes may be put now."""
-        return self._place(_whole_pages(count)) is not None
+        return self._place(whole_pages(count)) is not None
 
     def put(self, payload: Buffer) -> int:
         """Copy a payload into the region; return its offset. Raises ValueError if it does not fit."""
         size = nbytes(payload)
-        start = self._place(_whole_pages(size))
+        start = self._place(whole_pages(size))
         if start is None:
             raise ValueError("no room in the shared memory")
         self._map[start : start + size] = payload
-        self._head = start + _whole_pages(size)
+        self._head = start + whole_pages(size)
         self._spans.append((start, size))
         self.used += size
         return start
@@ -140,5 +140,6 @@ class RegionReader:
             os.close(descriptor)
 
 
-def _whole_pages(count: int) -> int:
+def whole_pages(count: int) -> int:
+    """Return the bytes of a region that a payload of `count` bytes occupies."""
     return -(-max(count, 1) // PAGE) * PAGE

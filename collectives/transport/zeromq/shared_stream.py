@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import Meeting
+from thinwire.collectives.transport.shared_memory.region import whole_pages
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
 from thinwire.collectives.transport.zeromq.stream import Claim, Stream
@@ -42,7 +44,9 @@ class SharedStream(Stream):
         super().__init__(pool, limits, claim)
         self._meeting: Meeting = meeting
         self._small = self._view = memoryview(bytearray(READ))
-        self._copied = self._unsaid = 0
+        self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to copy
+        self._copied = self._unsaid = 0  # payloads copied and not reported, and the memory that they occupy
+        self._held = 0  # memory of all payloads that were not reported
         if claim is None:
             self._room = READ
 
@@ -51,6 +55,7 @@ class SharedStream(Stream):
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
+        self._places.clear()
         self._meeting.close()
 
     @property
@@ -125,9 +130,7 @@ class SharedStream(Stream):
         if start:
             self._small[: self._have] = bytes(self._small[start : start + self._have])
         self._need = self._have + 1
-        if self._copied and not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
-            self._post_record(COPIED.pack(self._copied), b"")
-            self._copied = self._unsaid = 0
+        self._copy()
 
     def _take(self, length: int, place: int, record: memoryview) -> None:
         assert self._opener is not None and self._owner is not None
@@ -139,11 +142,34 @@ class SharedStream(Stream):
         offset, size = PLACE.unpack(record[-TAG - place : -TAG])
         if size > MAX_BULK[1]:
             raise ValueError(f"payload of {size} bytes is over the limits")
-        payload = self._pool.lend(size) if size else memoryview(b"")
-        self._meeting.reader.read(offset, payload)
-        self.down += size
-        self._copied, self._unsaid = self._copied + 1, self._unsaid + max(size, self._meeting.reader.size >> 8)
-        self._owner.arrived(self, head, payload)
+        self._held += whole_pages(size)
+        if self._held > self._meeting.reader.size:
+            raise ValueError(f"{self._held} bytes of payloads in {self._meeting.reader.size} bytes of shared memory")
+        self._places.append((head, offset, size))
+
+    def _copy(self) -> None:
+        """Copy payloads out and pass them on, unless paused; report to the sender what it may use again."""
+        while self._places and self._owner is not None and not self._paused:
+            head, offset, size = self._places.popleft()
+            payload = self._pool.lend(size) if size else memoryview(b"")
+            self._meeting.reader.read(offset, payload)
+            self.down += size
+            self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
+            self._owner.arrived(self, head, payload)
+        if self._copied and not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
+            self._post_record(COPIED.pack(self._copied), b"")
+            self._held -= self._unsaid
+            self._copied = self._unsaid = 0
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume copying. Records are read on, because our own payloads wait for the reports in them."""
+        if self.reason or paused == self._paused:
+            return
+        self._paused = paused
+        try:
+            self._copy()
+        except ValueError as error:
+            self.fail(str(error))
 
 
 def _parse_lengths(data: memoryview) -> tuple[int, int]:

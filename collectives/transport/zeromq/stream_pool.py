@@ -78,9 +78,12 @@ class StreamPool:
 
     async def dial(self, peer: PeerId, route: Route, port: int, count: int) -> None:
         """Open the express stream and, if we share no memory, `count` bulk streams; tolerate failures."""
-        shares = not route.relay and await self._share(peer, port)
-        numbers = (EXPRESS, *range(0 if shares else min(count, MAX_STREAMS)))
-        await asyncio.gather(*(self._dial(route, port, number) for number in numbers))
+
+        async def bulk() -> None:
+            if route.relay or not await self._share(peer, port):
+                await asyncio.gather(*(self._dial(route, port, number) for number in range(min(count, MAX_STREAMS))))
+
+        await asyncio.gather(self._dial(route, port, EXPRESS), bulk())
 
     async def _share(self, peer: PeerId, port: int) -> bool:
         """Open the stream of peers that share memory; return whether there is one."""
@@ -88,7 +91,10 @@ class StreamPool:
         meeting = await station.local_sockets.dial(socket_name(station.run_id, peer, port))
         if meeting is None:
             return False
-        stream = await meeting.connect(lambda: SharedStream(station.pool, station.limits, meeting))
+        try:
+            stream = await meeting.connect(lambda: SharedStream(station.pool, station.limits, meeting))
+        except OSError:
+            return False
         if self._closed:
             stream.fail("the link is gone")
         elif not stream.reason:

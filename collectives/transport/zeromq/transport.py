@@ -191,10 +191,11 @@ class ZmqTransport:
         self._station.receive_queue.close()
         if self._bulk is not None:
             self._bulk.close()
-        self._station.local_sockets.close()
+        self._station.local_sockets.stop()
         await self._gate.close()
         await self._circuits.close()
         await self._connections.close()
+        self._station.local_sockets.close()
         self._crowd.clear()
         self._gatekeeper.close()
         # asyncio closes aborted connections in the next turn of the loop.

@@ -6,7 +6,7 @@ import math
 import pytest
 from thinwire.node.training.learner import StepReport
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.processes.peer_process import PacedLearner
+from thinwire.sims.processes.peer_process import ActorPart, PacedLearner
 
 
 class Quick:
@@ -42,3 +42,10 @@ def test_actor_stop_ends_the_wait():
         assert nothing.steps == 0 and math.isnan(nothing.loss) and quick.made == 3
 
     virtual_loop.run(main(), seed=1)
+
+
+def test_actor_shares_no_memory_because_its_links_are_emulated(tmp_path):
+    part = ActorPart(
+        "a", str(tmp_path), "run.toml", "text", "127.0.0.1", 1, (2, 3), "127.0.0.1:9", 0.1, "stub", 10, 1, 2
+    )
+    assert part.config().shared_memory is False

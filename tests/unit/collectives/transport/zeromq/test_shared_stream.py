@@ -6,7 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from thinwire.collectives.transport.shared_memory import local_sockets
+from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
+from thinwire.collectives.transport.zeromq.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
@@ -116,6 +119,95 @@ def test_peer_with_a_limited_uplink_shares_no_memory(wire, folder):
         assert isinstance(await first.meet(second), wire.Welcome)
         await joined(first, second)
         assert not first.transport.shares(second.id) and not second.transport.shares(first.id)
+
+    wire.run(work)
+
+
+def test_many_empty_payloads_do_not_fill_the_region(wire, folder):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        task = asyncio.create_task(frames(second, 2500))
+        async with asyncio.timeout(20):
+            for index in range(2500):
+                assert await first.chunk(second, b"", index)
+            assert [frame.message.index for frame in await task] == list(range(2500))
+
+    wire.run(work)
+
+
+def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        stream = first.streams(second)[SHARED]
+        stream.pause(True)
+        for index in range(3):
+            assert await second.chunk(first, bytes(1000), index)
+        task = asyncio.create_task(frames(second, 24))
+        async with asyncio.timeout(20):
+            for index in range(24):
+                assert await first.chunk(second, bytes(1 << 20), index)
+            await task
+            stream.pause(False)
+            assert [frame.message.index for frame in await frames(first, 3)] == [0, 1, 2]
+
+    wire.run(work)
+
+
+def test_payloads_of_more_bytes_than_the_region_end_the_link(wire, folder):
+    """Records that name the same place again and again must not fill the receiver's memory."""
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        second.streams(first)[SHARED].pause(True)
+        for index in range(9):
+            head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
+            first.post_shared(second, head, PLACE.pack(0, 1 << 20))
+        async with asyncio.timeout(10):
+            while (arrival := await second.recv()).frame is not None:
+                pass
+        assert "bytes of shared memory" in arrival.reason
+
+    wire.run(work)
+
+
+def test_peers_that_offer_regions_of_other_sizes_use_tcp(wire, folder):
+    async def work():
+        small = wire.short(handshake=5.0, shared=SharedLimits(region=4 << 20))
+        first, second = await wire.peer(1, shared=folder), await wire.peer(2, shared=folder, limits=small)
+        assert isinstance(await first.meet(second), wire.Welcome)
+        await joined(first, second)
+        assert not first.transport.shares(second.id)
+        assert await first.chunk(second, b"payload") and await second.chunk(first, b"payload")
+
+    wire.run(work)
+
+
+def test_process_of_another_user_shares_no_memory(wire, folder, monkeypatch):
+    monkeypatch.setattr(local_sockets, "same_user", lambda sock: False)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        assert not first.transport.shares(second.id) and await first.chunk(second, b"payload")
+
+    wire.run(work)
+
+
+def test_links_that_end_while_they_open_leave_no_region(wire, folder):
+    async def work():
+        first, second = await wire.peer(1, shared=folder), await wire.peer(2, shared=folder)
+        places = [peer.station.local_sockets for peer in (first, second)]
+        for turns in range(24):
+            await first.meet(second)
+            for _ in range(turns % 12):
+                await asyncio.sleep(0)
+            first.transport.drop(second.id, "the test")
+        async with asyncio.timeout(10):
+            while any(place.regions for place in places):
+                await asyncio.sleep(0.01)
 
     wire.run(work)
 
