@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
-# Number of processes that share the tests. Four on two cores: tests of daemons mostly wait.
-WORKERS ?= 4
+# Number of processes that share the tests. Three on two cores: tests of daemons mostly wait, and four are not faster.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FOLDERS := swarm compression collectives node sims
 

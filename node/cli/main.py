@@ -158,9 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return termination.code
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; prevent an error about buffered output when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # the reader (head, less) has closed the pipe
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:
             return _internal(error, session)
@@ -177,6 +175,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tell(describe(), f"see `{place} --help`")
             return 2
         return _internal(error, session)
+    finally:
+        _discard_unwritable()
+
+
+def _discard_unwritable() -> None:
+    """Discard output that a closed pipe or terminal does not take: else the interpreter ends with exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:  # the parent process may have closed it
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _internal(error: Exception, session: CliSession) -> int:

@@ -485,3 +485,26 @@ def test_start_of_local_peers_says_that_they_train_on_the_default_data(capsys, h
     assert code == 0 and len(err) == 1 and "Python's standard library" in err[0] and "--data" in err[0]
     (tmp_path / "text.txt").write_text("text")
     assert outcome(capsys, "start", run_toml, "--local", 2, "--home", home, "--data", tmp_path / "text.txt")[2] == []
+
+
+LATE = """
+import contextlib, sys
+from thinwire.node.cli.main import main
+print("ready", flush=True)
+sys.stdin.readline()
+with contextlib.suppress(OSError):
+    print("a message after the terminal was closed", file=sys.stderr)
+sys.exit(main(["--version"]))
+"""
+
+
+def test_output_to_a_closed_terminal_does_not_change_the_exit_code():
+    controller, terminal = os.openpty()
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": terminal}
+    process = subprocess.Popen([sys.executable, "-c", LATE], text=True, env=buffered, **pipes)
+    os.close(terminal)
+    assert process.stdout.readline() == "ready\n"
+    os.close(controller)
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
