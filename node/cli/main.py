@@ -180,7 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_unwritable() -> None:
-    """Discard output that a closed pipe or terminal does not take: else the interpreter ends with exit code 120."""
+    """Discard output that a closed pipe or terminal does not take.
+
+    Else the interpreter tries again when it ends, and its exit code is 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream is None or stream.closed:  # the parent process may have closed it
             continue
