@@ -203,7 +203,6 @@ MAY_OPEN = {
         "node/training/stored_model.py": "reads the manifest of a stored model",
         "swarm/identity/identity.py": "the key's file: read before there is a peer",
         "node/api/join.py": "reads the manifest it is given",
-        "node/cli/main.py": "a pipe that nobody reads any more",
         "node/cli/run_commands.py": "reads the manifest it is given",
         "node/cli/new_run.py": "writes the manifest that it is asked for",
         "node/runtime/config.py": "reads node.toml",

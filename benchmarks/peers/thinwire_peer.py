@@ -80,8 +80,9 @@ async def main(options: dict[str, Any]) -> None:
     running = asyncio.create_task(averager.run())
     while len(transport.stats()) < count - 1:
         await asyncio.sleep(0.01)
-    while options.get("shared") and not all(one.shared for one in transport.stats().values()):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):  # an error, if this system does not share memory
+        while options.get("shared") and not all(one.shared for one in transport.stats().values()):
+            await asyncio.sleep(0.01)
     say(ready=True)
     while True:
         try:

@@ -9,7 +9,6 @@ annotations. `sim` and `plan` come from the simulator this way.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -18,7 +17,7 @@ import typer
 from thinwire.node.cli import daemon_commands, model_commands, new_run, run_commands
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.cli.completion import first_word
-from thinwire.node.runtime.console import record_traceback, tell, warn
+from thinwire.node.runtime.console import discard_unwritable, record_traceback, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
 from thinwire.swarm.identity.errors import HintedError
 from typer.core import TyperGroup
@@ -176,21 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         return _internal(error, session)
     finally:
-        _discard_unwritable()
-
-
-def _discard_unwritable() -> None:
-    """Discard output that a closed pipe or terminal does not take.
-
-    Else the interpreter tries again when it ends, and its exit code is 120.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if stream is None or stream.closed:  # the parent process may have closed it
-            continue
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        discard_unwritable()
 
 
 def _internal(error: Exception, session: CliSession) -> int:

@@ -35,7 +35,7 @@ from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
-from thinwire.node.runtime.console import LOGGER, LiveLine, log_style, set_up_logging
+from thinwire.node.runtime.console import LOGGER, LiveLine, discard_unwritable, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
@@ -89,8 +89,7 @@ def _hand_out(invite: str) -> None:
         print(f"thinwire join {invite}", flush=True)
     except OSError as error:
         LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
-        # Prevent an error about buffered output when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_unwritable()
     if note := Invite.parse(invite).note:
         LOGGER.info(note)
 

@@ -35,6 +35,20 @@ def warn(message: str) -> None:
     print(f"warning: {_one_line(message)}", file=sys.stderr)
 
 
+def discard_unwritable() -> None:
+    """Discard output that a closed pipe or terminal does not take.
+
+    Else the interpreter tries again when it ends, and its exit code is 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:  # the parent process may have closed it
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _one_line(text: str) -> str:
     # The text may come from a peer or a file: prevent extra lines and control of the terminal.
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))

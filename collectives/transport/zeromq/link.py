@@ -391,10 +391,7 @@ class Link:
         up, down = (tcp_relay.up, tcp_relay.down) if tcp_relay else (0, 0)
         if express is not None:
             up, down = up + express.up, down + express.down
-        bulk, shared = self.stream_pool.traffic(), (0, 0)
-        if self.stream_pool.shared:
-            bulk, shared = shared, bulk
-        return Traffic(up, down, *bulk, *shared)
+        return Traffic(up, down, *self.stream_pool.traffic())
 
     @property
     def rtt(self) -> float | None:

@@ -194,10 +194,11 @@ class StreamPool:
         """True if bulk data goes through shared memory."""
         return SHARED in self._streams
 
-    def traffic(self) -> tuple[int, int]:
-        """Return bulk bytes up and down, on the wire or through shared memory."""
+    def traffic(self) -> tuple[int, int, int, int]:
+        """Return bulk bytes: up and down on the wire, up and down through shared memory."""
         streams = self._streams.values()
-        return sum(stream.up for stream in streams), sum(stream.down for stream in streams)
+        found = sum(stream.up for stream in streams), sum(stream.down for stream in streams)
+        return (0, 0, *found) if self.shared else (*found, 0, 0)
 
     def waiting(self) -> int:
         """Return sent bytes that are not acknowledged yet."""

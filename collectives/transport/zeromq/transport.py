@@ -262,7 +262,7 @@ class ZmqTransport:
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         link = self._connections.links.get(peer)
-        return link.stream_pool.traffic()[1] if link is not None else 0
+        return sum(link.stream_pool.traffic()[1::2]) if link is not None else 0
 
     def refusals(self) -> dict[str, int]:
         """Return the number of failed visits to the gate, by reason."""

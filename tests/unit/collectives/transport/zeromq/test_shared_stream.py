@@ -41,6 +41,14 @@ async def frames(peer, count):
     return found
 
 
+async def reason_of_loss(peer):
+    """Return why a peer's only link ended."""
+    async with asyncio.timeout(10):
+        while (arrival := await peer.recv()).frame is not None:
+            pass
+    return arrival.reason
+
+
 def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, folder):
     async def work():
         first, second = await wire.pair(shared=folder)
@@ -71,10 +79,8 @@ def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
         first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
-        async with asyncio.timeout(10):
-            while (arrival := await second.recv()).frame is not None:
-                pass
-        assert "shared memory" in arrival.reason or "over the limits" in arrival.reason
+        reason = await reason_of_loss(second)
+        assert "shared memory" in reason or "over the limits" in reason
 
     wire.run(work)
 
@@ -84,10 +90,7 @@ def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, folder):
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
         first.post_shared(second, COPIED.pack(7), b"")
-        async with asyncio.timeout(10):
-            while (arrival := await second.recv()).frame is not None:
-                pass
-        assert "7 payloads released of 0" in arrival.reason
+        assert "7 payloads released of 0" in await reason_of_loss(second)
 
     wire.run(work)
 
@@ -165,10 +168,7 @@ def test_payloads_of_more_bytes_than_the_region_end_the_link(wire, folder):
         for index in range(9):
             head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
             first.post_shared(second, head, PLACE.pack(0, 1 << 20))
-        async with asyncio.timeout(10):
-            while (arrival := await second.recv()).frame is not None:
-                pass
-        assert "bytes of shared memory" in arrival.reason
+        assert "bytes of shared memory" in await reason_of_loss(second)
 
     wire.run(work)
 
