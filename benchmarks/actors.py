@@ -20,12 +20,12 @@ from typing import Any
 PEERS = Path(__file__).parent / "peers"
 TORCHFT = ["torch==2.13.0", "numpy", "torchft-nightly"]
 PATIENCE = 180.0
-"""Seconds after which a process that says nothing counts as stuck."""
+"""Seconds of silence after which a process counts as stuck."""
 
 
 class Actor:
     """A script of peers/ with its options. `prefix`: words before the command, such as those that enter a namespace.
-    `patience`: seconds that it may say nothing when something is to be heard.
+    `patience`: seconds of silence that `receive` accepts.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Actor:
             try:
                 self._said.put(json.loads(line))
             except ValueError:
-                sys.stderr.write(line)  # a library's own words
+                sys.stderr.write(line)  # output of a library
         self._said.put(None)
 
     def say(self, **fields: Any) -> None:
-        """Send a line; nothing, when nobody is there any more."""
+        """Send a line; without effect if the process has ended."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(fields) + "\n")
@@ -71,7 +71,7 @@ class Actor:
             pass
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next line. Raises RuntimeError when the process has ended, or says nothing for so long (None: its patience)."""
+        """Return the next line. Raises RuntimeError at its end, or after `seconds` of silence (None: its patience)."""
         try:
             said = self._said.get(timeout=self._patience if seconds is None else seconds)
         except queue.Empty:
@@ -89,7 +89,7 @@ class Actor:
         self.process.wait()
 
     def close(self) -> None:
-        """End its input, and it, if that does not end it."""
+        """End the input of the process; kill it if it does not end then."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -103,7 +103,7 @@ class Actor:
 
 
 def close(actors: Iterable[Actor]) -> None:
-    """All of them, one as soon as the other."""
+    """Close all actors at the same time."""
     everyone = list(actors)
     for actor in everyone:
         threading.Thread(target=actor.close).start()
@@ -139,7 +139,7 @@ class Lighthouse:
 
 
 def torchft_python(folder: Path) -> str:
-    """The interpreter of torchft's own environment; makes the environment when there is none."""
+    """Return the interpreter of torchft's own environment, which is made if there is none."""
     python = folder / "bin" / "python"
     if not (folder / "bin" / "torchft_lighthouse").exists():
         venv.create(folder, with_pip=True)
@@ -148,7 +148,7 @@ def torchft_python(folder: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

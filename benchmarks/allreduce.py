@@ -4,7 +4,7 @@
     python benchmarks/allreduce.py --full --hivemind out/hivemind     every size, 2 and 4 peers, and hivemind
     python benchmarks/allreduce.py --topology butterfly ring          ours with owners, and as a ring
 
-Every peer is a process. A turn of ours encodes the arrays, announces their hashes, agrees on who takes part, exchanges sealed
+Every peer is a process. A turn of thinwire encodes the arrays, announces their hashes, agrees on the members, exchanges sealed
 chunks, screens and averages them, votes on the result and decodes it into arrays of the caller.
 "shared": through shared memory, otherwise over TCP on loopback. gloo's only sums, in place and in the clear.
 Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
@@ -158,7 +158,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

@@ -6,7 +6,7 @@
 
 The rows of a table take turns, so that a busy moment affects all of them; a figure is the median. Dense codecs work chunk by
 chunk as in a round (2 MiB), with two threads on two chunks at a time. "Average" decodes and adds up the payloads of four
-peers, which counts as four arrays read; "accumulate" one. What a GPU does is measured where there is one.
+peers, which counts as four arrays read; "accumulate" one. A GPU is measured if there is one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import machine
 
 PEERS = Path(__file__).parent / "peers"
 HEADSTART = 0.05
-"""Seconds between the word to begin and the beginning, so that all processes begin together."""
+"""Seconds between the request to begin and the beginning, so that all processes begin together."""
 
 
 @dataclass

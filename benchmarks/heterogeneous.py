@@ -6,8 +6,8 @@
 A byte model on the source of Python's standard library, trained by four replicas, each with its own shards, in outer rounds
 of one fragment at a time (a layer each; plain averages, the best outer step on this toy). Some of the replicas are groups that
 hold the model in stages of a layer each: what crosses between these is encoded and decoded as between peers. All make equally
-many steps of equally many tokens. "wrong start": the pseudo-gradient of a group is taken from what all have agreed on, as
-though the projection were its work. What is measured is the held-out loss (nats per byte) of the whole model at the end.
+many steps of equally many tokens. "wrong start": the pseudo-gradient of a group is taken from the agreed parameters, as
+though the projection were its work. The figure is the held-out loss (nats per byte) of the whole model at the end.
 """
 
 from __future__ import annotations

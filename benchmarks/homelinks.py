@@ -59,7 +59,7 @@ class HomeLinks:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def measured(self) -> str:
-        """What a link really does, in words: one stream of 2 MB upwards, and the round trip."""
+        """Measured rates of a link, as text: one stream of 2 MB upwards, and the round trip."""
         host = self.sites[0].host
         ends = []
         try:
@@ -91,7 +91,7 @@ class HomeLinks:
                 return  # the namespaces are gone
 
     def load(self) -> machine.Load:
-        """What the emulation takes from now on."""
+        """CPU time that the emulation uses from now on."""
         return machine.Load([os.getpid()])
 
 

@@ -1,13 +1,13 @@
-"""SIGKILL of one of six peers in the middle of an outer step: seconds to the survivors' commit; ours and torchft's, by turns.
+"""SIGKILL of one of six peers in an outer step: seconds to the survivors' commit; thinwire and torchft by turns.
 
-    python benchmarks/kill.py --torchft out/torchft          6 peers, 40 MB, 20 kills of ours, 5 of torchft's
+    python benchmarks/kill.py --torchft out/torchft          6 peers, 40 MB, 20 kills of thinwire, 5 of torchft
 
 Every peer is a process that makes outer steps without pause. A random one kills itself at a random moment of a step; time
 counts from then to the last survivor's next commit. Then a new process joins while the others step on; time counts from its
 first request to the end of the first step that its contribution is in; it steps by itself until then. torchft's replicas have
-a heartbeat time-out of 5 s, as in their usual settings, and get a virtual environment at the path given. Each of their kills
-has processes and a lighthouse of its own: a newcomer of theirs found no quorum with the five that were left within two
-minutes. One in which a process says nothing for a minute and a half is over, and counts as failed.
+a heartbeat time-out of 5 s, as in their usual settings, and get a virtual environment at the path given. Each kill of torchft
+has processes and a lighthouse of its own: a newcomer found no quorum with the five that were left within two minutes. A kill
+after which a process is silent for a minute and a half counts as failed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NORMAL = 3
 """Steps of all peers before each kill."""
 
 DEADLINE = 90.0
-"""Seconds after which a process of torchft's that says nothing is stuck."""
+"""Seconds of silence after which a process of torchft is stuck."""
 
 MOMENTS = (0.2, 0.7)
-"""When somebody is killed, in parts of a usual step."""
+"""Earliest and latest moment of a kill, in parts of a usual step."""
 
 
 def main() -> None:
@@ -45,8 +45,8 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=6)
     parser.add_argument("--mb", type=float, default=40.0)
     parser.add_argument("--codec", default="int8(block=256)")
-    parser.add_argument("--kills", type=int, default=20, help="of ours")
-    parser.add_argument("--their-kills", type=int, default=5, help="of torchft's, which take longer")
+    parser.add_argument("--kills", type=int, default=20, help="kills of thinwire")
+    parser.add_argument("--their-kills", type=int, default=5, help="kills of torchft, which take longer")
     parser.add_argument("--torchft", type=Path, help="virtual environment of torchft; without it only ours runs")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds of silence that torchft takes for death")
     parser.add_argument("--seed", type=int, default=1)
@@ -64,7 +64,7 @@ def main() -> None:
             stack.callback(stage.close)
         for number in range(max(kills for _, kills in stages)):
             for stage, kills in stages:
-                # Both in the same stretch of time: theirs are spread over all of ours.
+                # Both in the same stretch of time: the kills of torchft are spread over those of thinwire.
                 if number * kills // stages[0][1] < (number + 1) * kills // stages[0][1]:
                     told = stage.kill()
                     print(f"{number + 1}: {stage.name:16} {told}", file=sys.stderr)
@@ -95,7 +95,7 @@ def ours(place: Path, mb: float, codec: str) -> Iterator[outersteps.Steps]:
 
 @contextlib.contextmanager
 def theirs(python: str, heartbeat: float, mb: float) -> Iterator[outersteps.Steps]:
-    """torchft, with a lighthouse that has heard of nobody yet."""
+    """torchft, with a new lighthouse."""
     with Lighthouse(python, heartbeat=heartbeat) as lighthouse:
         program = outersteps.torchft(python, lighthouse, mb, DEADLINE)
         try:
@@ -142,7 +142,7 @@ class Stage:
         self._life.close()
 
     def _step(self, *, usual: bool = True) -> int:
-        """A step of those who are members; how many were in it. With all of them it is a `usual` one."""
+        """Make a step of the members; return the number of contributors. A step with all of them counts as `usual`."""
         moment, answers = self.program.step()
         count: int = min(answer["contributors"] for answer in answers)
         if usual and count == len(self.program.actors):
@@ -168,7 +168,7 @@ class Stage:
         program, newcomer = self.program, None
         if self._newcomers:
             newcomer = program.load()  # it takes seconds of a core, so it is over before we measure
-            program.actors.append(newcomer)  # where it is closed, whatever happens
+            program.actors.append(newcomer)  # so that `close` ends it after any error
             newcomer.receive()
             program.actors.remove(newcomer)
         for _ in range(NORMAL):

@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Program:
-    """One way to train. `outer`: of ours, keys of [outer], None for others; `part`: rounds of ours in one window of H steps."""
+    """One way to train. `outer`: keys of [outer], None for other programs; `part`: our rounds in one window of H steps."""
 
     name: str
     script: str

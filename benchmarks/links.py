@@ -24,7 +24,7 @@ from thinwire.compression.registry import dense
 from wan import PORTS, free_ports
 
 BUFFER = 32 << 10
-"""Bytes that the imitation takes at once: to those who send they look delivered."""
+"""Bytes that the imitation takes at once: to their senders they look delivered."""
 
 WARM = 3
 """Turns in which links are measured."""

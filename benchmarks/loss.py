@@ -3,7 +3,7 @@
     python benchmarks/loss.py --torchft out/torchft       as root; 50 Mbit/s down, 10 up, 60 ms
 
 The demo's text and model, in all programs with the same first weights, batches of every peer, inner optimizer and clipping; the
-DiLoCo family with the same H. Time counts from a common start, at which everybody is connected, to the moment at which the
+DiLoCo family with the same H. Time counts from a common start, at which all peers are connected, to the moment at which the
 common parameters are at the loss, on a line between the two snapshots around it; of methods whose replicas differ, to
 that of the last peer. Snapshots are judged afterwards. Bytes are what a peer's link carried upwards, with all headers.
 Synchronous training averages all gradients in every step, with gloo, in one piece. torchft averages in one piece, too.

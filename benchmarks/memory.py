@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py                  4 daemons, 25 million parameters, int8, 6 rounds
 
-What a model and AdamW take (weights, gradients, two moments) is measured in the same process before it becomes a peer.
+The memory of a model and AdamW (weights, gradients, two moments) is measured in the same process before it becomes a peer.
 """
 
 from __future__ import annotations

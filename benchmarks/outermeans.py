@@ -35,7 +35,7 @@ def mean_of(vectors: Sequence[Floats]) -> Floats:
 
 
 def dense(spec: str, lr: float = 1.0, momentum: float = 0.0) -> Make:
-    """DiLoCo: chunks are encoded, averaged in fp32, encoded once more, and everybody applies what that says.
+    """DiLoCo: chunks are encoded, averaged in fp32, encoded once more, and every peer applies the decoded result.
 
     A plain average was the best outer step on this toy, of (lr, momentum) (1, 0), (0.7, 0.5), (0.4, 0.8) and (0.7, 0.9).
     """

@@ -10,7 +10,7 @@ from typing import Any
 from actors import PATIENCE, Actor, Lighthouse, close
 
 HEADSTART = 0.05
-"""Seconds between the word to begin and the beginning, so that all processes begin together."""
+"""Seconds between the request to begin and the beginning, so that all processes begin together."""
 
 RUN = """[run]
 name = "steps"
@@ -20,13 +20,17 @@ kind = "custom"
 sync_every = 1
 [exchange]
 codec = "{codec}"
+[admission]
+mode = "open"
+trial_rounds = 0
 """
+"""Run that any peer may join and invite others to, also when its founder was killed."""
 
 
 @dataclass
 class Steps:
-    """Peers of one program. `options`: what all have; for ours `codec` and `place`, where their homes are. `patience`: seconds
-    after which one that says nothing counts as stuck.
+    """Peers of one program. `options`: those of all peers. `place`: folder of the homes of thinwire's peers.
+    `patience`: seconds of silence after which a peer counts as stuck.
     """
 
     name: str
@@ -41,7 +45,7 @@ class Steps:
     round: int = 0
 
     def load(self) -> Actor:
-        """A process that waits for the word to join; loading takes seconds of a core."""
+        """Start a process that waits for the request to join; loading takes seconds of a core."""
         own: dict[str, Any] = {"rank": self.born}
         if self.place is not None:
             own |= {
@@ -52,7 +56,7 @@ class Steps:
         return Actor(self.script, python=self.python, patience=self.patience, **self.options, **own)
 
     def open(self, count: int) -> None:
-        """Found it with so many peers, which know nothing of those before."""
+        """Found a swarm of `count` new peers."""
         self.invite, self.round = "", 0
         loading = [self.load() for _ in range(count)]
         self.actors = loading
@@ -68,13 +72,11 @@ class Steps:
             actor.receive()
 
     def step(self, victim: Actor | None = None, die: float = 0.0) -> tuple[float, list[dict[str, Any]]]:
-        """One outer step of all; when it began, and what everybody says at its end. `victim` dies `die` seconds later."""
+        """Make one outer step; return its begin and the reports of all peers. `victim` dies `die` seconds after the begin."""
         for actor in self.actors:
             actor.say(prepare=True)
-        for actor in self.actors:
-            prepared = actor.receive()
-            if actor is not victim:
-                self.invite = prepared["invite"]
+        prepared = [(actor, actor.receive()) for actor in self.actors]
+        self.invite = next(answer["invite"] for actor, answer in prepared if actor is not victim)
         moment = time.monotonic() + HEADSTART
         for actor in self.actors:
             actor.say(at=moment, round=self.round + 1, die=die if actor is victim else None)

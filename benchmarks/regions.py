@@ -7,7 +7,7 @@ Every peer is the product's own code on a simulated network. In the ten regions 
 and the rates of one connection of `sims/network/regions.py`. "blind" rings have another order in every round; the others
 follow the measurements of the peers. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's link, and two round
 trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one on the result.
-What it takes to fill a ring and to empty it is in no bound.
+No bound includes the time to fill and to empty a ring.
 """
 
 from __future__ import annotations

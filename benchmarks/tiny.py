@@ -88,7 +88,7 @@ def compare(programs: dict[str, list[Actor]], size: int, options: argparse.Names
 
 
 def ours(place: Path, peers: int) -> list[Actor]:
-    """Processes of ours."""
+    """Processes of thinwire."""
     toml = place / "run.toml"
     toml.write_text(RUN)
     return [

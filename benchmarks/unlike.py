@@ -70,7 +70,7 @@ def paired(
 
 
 class Naive(EagerReplica):
-    """One-round overlap without eager updates: everybody applies what is late, and that alone."""
+    """One-round overlap without eager updates: every peer applies late results, and nothing else."""
 
     def share(self, peers: int) -> float:
         return 0.0
@@ -123,7 +123,7 @@ UNEQUAL = (1.0, 1.3, 2.0, 4.0)
 
 
 def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
-    """Methods that wait for nobody, by the clock of unequal machines, until as many steps are made as in other runs.
+    """Methods without waits, by the clock of unequal machines, until as many steps are made as in other runs.
 
     A round is of those that are ready `grace` after the first, in units of the quickest one's step.
     """

@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, sh
 
 
 async def check(peers: int, port: int) -> dict[str, float]:
-    """What the links do: one stream from host 1 to host 0, all others to host 0 at once, and the round trip."""
+    """Rates of the links: one stream from host 1 to host 0, all others to host 0 at once, and the round trip."""
     size = 6 << 20
 
     async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +142,7 @@ async def check(peers: int, port: int) -> dict[str, float]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on now."""
+    """The first of `count` ports in a row that are free now."""
     while True:
         first = random.randrange(20_000, 30_000)
         try:

@@ -62,7 +62,7 @@ def main() -> None:
             try:
                 for step in steps:
                     step.result(300)
-            except Exception as reason:  # whatever it was, the repetition does not count
+            except Exception as reason:  # after any error the repetition does not count
                 say(end=time.monotonic(), whole=False, reason=repr(reason))
                 continue
             end = time.monotonic()

@@ -1,4 +1,4 @@
-"""What every program of loss.py and overlap.py trains: the same model, first weights, batches and inner optimizer.
+"""Training that all programs of loss.py and overlap.py share: the same model, first weights, batches and inner optimizer.
 
 Reads nothing of thinwire but the file of its model, so that it also runs in environments of others.
 """
@@ -61,17 +61,17 @@ class Lesson:
         return loss
 
     def clip(self) -> None:
-        """As everybody does before the inner optimizer's step."""
+        """Clip the gradients, as all programs do before the inner optimizer's step."""
         nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
 
     def rest(self) -> None:
-        """What is left of the step's time."""
+        """Sleep for the rest of the step's time."""
         if self._pace:
             self._due = max(self._due + self._pace, time.monotonic() - self._pace)
             time.sleep(max(0.0, self._due - time.monotonic()))
 
     def snapshot(self, named: dict[str, Tensor] | None = None) -> None:
-        """Keep what all have in common now: the model's parameters, or those given."""
+        """Keep the parameters that all peers have in common now: the model's, or those given."""
         self._syncs += 1
         if self._every and self._syncs % self._every == 0:
             self._moments.append(time.monotonic())

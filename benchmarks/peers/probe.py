@@ -1,6 +1,6 @@
-"""What a link does: probe.py '{"host": "10.77.0.1", "port": 7500, "listens": true}' in one namespace, and dialled from another.
+"""Rate and round trip of a link between two namespaces: probe.py '{"host": "10.77.0.1", "port": 7500, "listens": true}'.
 
-The one that dials is told `size`, sends so many bytes, and says how long they took, and the round trip before.
+The dialling side reads `size`, sends that many bytes, and reports their seconds and the round trip before.
 """
 
 import json

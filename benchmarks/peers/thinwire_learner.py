@@ -1,4 +1,4 @@
-"""A peer of ours that trains through the Python interface; alone, with "toml" null. Options as in loss.py."""
+"""A peer of thinwire that trains through the Python interface; alone, with "toml" null. Options as in loss.py."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
-"""A peer of ours that makes an outer step whenever it is told: thinwire_outer.py '{"rank": 0, "mb": 40, "toml": "a.toml", …}'.
+"""A peer of thinwire that makes outer steps on request: thinwire_outer.py '{"rank": 0, "mb": 40, "toml": "a.toml", …}'.
 
-`toml`: the run that it founds; "" for one that joins with an invite. `home`: its own directory.
-Told `prepare`, it moves its parameters a little. Told `at` and `die`, it kills itself so many seconds after the step began.
-Who joins and is told `alone` steps at once and without a word, as any loop does, until it has been in a step of the others.
+`toml`: the run that it founds; "" to join with an invite. `home`: its own directory.
+After the request `prepare` it moves its parameters a little. With `at` and `die` it kills itself `die` seconds after the step
+began. With `alone` it steps at once, as any loop does, until its contribution is in a step of the others.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
     drift = [torch.randn(parameter.shape, generator=noise) for parameter in model.parameters()]
 
     def train() -> None:
-        """What a step moves costs next to nothing, whoever makes it."""
+        """Move the parameters at next to no cost."""
         with torch.no_grad():
             for parameter, moves in zip(model.parameters(), drift, strict=True):
                 parameter.add_(moves, alpha=1e-3)
@@ -62,7 +62,7 @@ def main() -> None:
             until(told["at"])
             if told.get("die") is not None:
                 threading.Timer(told["die"], die).start()
-            while swarm.round < told["round"]:  # who has just come makes the step that it has missed, too
+            while swarm.round < told["round"]:  # a newcomer also makes the step that it has missed
                 optimizer.step()
             told_of()
 

@@ -42,7 +42,7 @@ async def main(options: dict[str, Any]) -> None:
     result = [np.ones_like(array) for array in source]
 
     def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
-        assert record is not None  # nobody is told the address before it is there
+        assert record is not None  # the address is not sent before the record exists
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
     ports = range(*options["ports"]) if "ports" in options else None
