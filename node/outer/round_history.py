@@ -24,6 +24,9 @@ MOST_VERDICTS = 64
 HURRY = 0.5
 """Part of the limits of stored rounds beyond which a peer that reads or follows has no pauses."""
 
+GAIN = 2
+"""Number of rounds that a peer may follow with pauses for each round that it comes nearer."""
+
 FOLLOWED_SECONDS = 15.0
 """Seconds for which a peer counts as following after its last question about a past round."""
 
@@ -43,8 +46,8 @@ class RoundHistory:
         """Round up to which all peers have continued, so that nothing is pending."""
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
-        self._asked: dict[PeerId, tuple[int, int]] = {}
-        """Distance in rounds of each follower when it asked first, and the round that it asked about last."""
+        self._asked: dict[PeerId, tuple[int, int, int]] = {}
+        """For each follower its distance in rounds when it asked first, and the rounds it asked about first and last."""
         self._hurried: set[PeerId] = set()
         self._verdicts: dict[int, Commit] = {}
 
@@ -104,7 +107,7 @@ class RoundHistory:
         """Note that a peer asks about a past round, or (None) that answers for it wait to be sent."""
         self._followers[peer] = self._now()
         if round is not None:
-            self._asked[peer] = self._asked.get(peer, (self._behind(round),))[0], round
+            self._asked[peer] = *self._asked.get(peer, (self._behind(round), round))[:2], round
 
     def done(self, peer: PeerId) -> None:
         """Note that a peer has caught up or departed."""
@@ -120,10 +123,11 @@ class RoundHistory:
     def hurried(self, peer: PeerId) -> bool:
         """Return True if a peer that has asked for results gets them without pauses, until it has caught up.
 
-        It falls further behind than when it asked first, or would soon find some of the rounds dropped.
+        With pauses it does not follow GAIN / (GAIN - 1) times as fast as the swarm goes on, so that it would be behind for
+        long, or it would soon find some of the rounds dropped.
         """
-        first, round = self._asked.get(peer, (0, LAST_ROUND))
-        if self._behind(round) > first or self.spent(round) > HURRY:
+        first, since, round = self._asked.get(peer, (0, LAST_ROUND, LAST_ROUND))
+        if self._behind(round) > max(0, first - (round - since) // GAIN) or self.spent(round) > HURRY:
             self._hurried.add(peer)
         return peer in self._hurried
 

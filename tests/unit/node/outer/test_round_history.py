@@ -108,6 +108,27 @@ def test_follower_is_hurried_once_it_falls_behind_or_would_find_rounds_dropped(s
     assert not shelf.history.hurried(CAT)
 
 
+@pytest.mark.parametrize("gains", [True, False])
+def test_follower_is_hurried_unless_it_comes_nearer_by_a_round_for_every_two(shelf, gains):
+    """It keeps its distance otherwise, and would never be in time for a round of a swarm that always exchanges."""
+    shelf.fill(4)
+    shelf.history.follow(CAT, 1)
+    shelf.history.add(fly(5, alive=(ANN, BEN)))
+    shelf.history.follow(CAT, 2)
+    assert not shelf.history.hurried(CAT)
+    if not gains:
+        shelf.history.add(fly(6, alive=(ANN, BEN)))
+    shelf.history.follow(CAT, 3)
+    assert shelf.history.hurried(CAT) == (not gains)
+
+
+def test_follower_of_the_last_round_is_never_hurried(shelf):
+    for round in range(1, 9):
+        shelf.fill(round)
+        shelf.history.follow(CAT, round)
+        assert not shelf.history.hurried(CAT)
+
+
 def test_follower_far_behind_is_hurried_until_it_gives_up(shelf):
     half = MOST_ROUNDS // 2
     shelf.fill(MOST_ROUNDS)
