@@ -50,8 +50,11 @@ def found(tmp_path):
 
 @pytest.fixture
 def enter(tmp_path):
-    """Joins with an invite."""
-    return lambda invite, home: thinwire.join(invite, home=tmp_path / home, host="127.0.0.1")
+    """Join with an invite, at an address that no other test uses.
+
+    A founder that returns asks there for its run, and would wait for a process of another test at the same port.
+    """
+    return lambda invite, home: thinwire.join(invite, home=tmp_path / home, host="127.0.0.2")
 
 
 def net(seed=0, width=8):
