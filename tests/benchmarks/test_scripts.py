@@ -1,0 +1,28 @@
+"""The scripts of `make bench` run to their end at their smallest sizes. Their figures are not compared with anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SMALLEST = {
+    "allreduce.py": "--peers 2 --mb 2 --turns 1",
+    "tiny.py": "--peers 2 --sizes 100 --count 5 --turns 1",
+    "outerstep.py": "--peers 2 --mb 4 --turns 1",
+    "kill.py": "--peers 4 --mb 4 --kills 3",
+    "wan.py": "--peers 2 --mb 2 --turns 1",
+    "memory.py": "--peers 2 --layers 2 --width 256 --rounds 3",
+    "idle.py": "--seconds 2 --turns 1",
+    "codecspeed.py": "--mib 4 --repeats 5 --only int8",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("script", "options"), SMALLEST.items(), ids=SMALLEST.keys())
+def test_benchmark_script_runs_to_its_end(script, options):
+    command = [sys.executable, str(FOLDER / script), *options.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
