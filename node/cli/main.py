@@ -43,6 +43,7 @@ MACHINE_ERRORS = {
     errno.EROFS: "choose a directory that can be written with --home DIR",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
+    errno.EIO: "check the disk, for example with `dmesg`; or the terminal of the command was closed",
 }
 """Errors of the operating system that the user can mend -> hint. The exit code is 3."""
 
