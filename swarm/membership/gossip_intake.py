@@ -54,12 +54,8 @@ class Intake:
     def recall(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts that this peer has found or stored, without a budget."""
         for item in items:
-            policy = self._members.excluded.policy
-            if item[:1] == bytes([gossip_items.REVOCATION]) and policy and (target := policy.revocation(item[1:])):
-                self._members.revoke(target, item, now)
-            found = gossip_items.read_evidence(item)
-            if found is not None and evidence.convicts(found, self._run_id):
-                self._members.convict_voter(found, now)
+            self._evidence(None, item, now)
+            self._revocation(None, item, now)
             if (verdict := gossip_items.read_verdict(item)) is not None:
                 self._members.expel(verdict.owner, item, now)
 
@@ -67,7 +63,9 @@ class Intake:
         """Reset the budgets of all senders."""
         self._budgets.clear()
 
-    def _affordable(self, source: PeerId, now: float) -> bool:
+    def _affordable(self, source: PeerId | None, now: float) -> bool:
+        if source is None:
+            return True
         if source not in self._budgets:
             depth = VERIFY_RATE_SOURCE * VERIFY_BURST
             self._budgets[source] = Bucket(VERIFY_RATE_SOURCE, depth, depth, now)
@@ -88,20 +86,23 @@ class Intake:
         if pair is not None and pair[0].peer_id != self._members.me:
             self._members.convict(*pair, now)
 
-    def _evidence(self, source: PeerId, item: bytes, now: float) -> None:
-        found = gossip_items.read_evidence(item)
-        if (
-            found is None
-            or evidence.convicted(found) in self._members.excluded.convicted
-            or not self._affordable(source, now)
-        ):
+    def _evidence(self, source: PeerId | None, item: bytes, now: float) -> None:
+        found, excluded = gossip_items.read_evidence(item), self._members.excluded
+        if found is None:
+            return
+        peer = evidence.convicted(found)
+        # Evidence takes the place of a verdict, which ends with its lineage.
+        known = peer in excluded.convicted and not excluded.judged(peer)
+        if known or not self._affordable(source, now):
             return
         if evidence.convicts(found, self._run_id):
             self._members.convict_voter(found, now)
 
-    def _revocation(self, source: PeerId, item: bytes, now: float) -> None:
+    def _revocation(self, source: PeerId | None, item: bytes, now: float) -> None:
         policy = self._members.excluded.policy
-        if policy is None or item in self._members.excluded.revoked.values() or not self._affordable(source, now):
+        if policy is None or item[:1] != bytes([gossip_items.REVOCATION]):
+            return
+        if item in self._members.excluded.revoked.values() or not self._affordable(source, now):
             return
         if target := policy.revocation(item[1:]):
             self._members.revoke(target, item, now)

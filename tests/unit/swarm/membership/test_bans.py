@@ -205,6 +205,14 @@ def test_evidence_outlasts_a_verdict_whichever_comes_first(first):
     assert any(ITEM in getattr(message, "items", ()) for _, message in sent), "others learn of it"
 
 
+def test_evidence_of_other_peers_outlasts_a_verdict_of_ours():
+    roster = roster_of()
+    roster.convict((verdict_on(LIAR),), 1.0)
+    roster.handle(OTHER.peer_id, Gossip((ITEM,)), 2.0)
+    roster.pardon(LIAR.peer_id)
+    assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
+
+
 @pytest.mark.parametrize("first", ["proof", "verdict"])
 def test_proof_of_two_records_outlasts_a_verdict_whichever_comes_first(first):
     roster, proof = roster_of(), gossip_items.prove(record(1), record(1, port=4001))
