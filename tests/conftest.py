@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that divides a long run."""
+    parser.addoption("--part", default="1/1", metavar="K/N", help="run the K-th of N parts of the selected tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other parts. A test's part follows from its name, so that all parts are all tests."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--part {part}/{parts}: the first number must be between 1 and the second")
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        (kept if zlib.crc32(item.nodeid.encode()) % parts == part - 1 else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True)
