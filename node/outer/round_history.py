@@ -47,7 +47,7 @@ class RoundHistory:
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
         self._asked: dict[PeerId, tuple[int, int, int]] = {}
-        """For each follower its distance in rounds when it asked first, and the rounds it asked about first and last."""
+        """Per follower: its distance in rounds at its first question, and the rounds of its first and last."""
         self._hurried: set[PeerId] = set()
         self._verdicts: dict[int, Commit] = {}
 
@@ -123,8 +123,8 @@ class RoundHistory:
     def hurried(self, peer: PeerId) -> bool:
         """Return True if a peer that has asked for results gets them without pauses, until it has caught up.
 
-        With pauses it does not follow GAIN / (GAIN - 1) times as fast as the swarm goes on, so that it would be behind for
-        long, or it would soon find some of the rounds dropped.
+        With pauses it follows less than GAIN / (GAIN - 1) times as fast as the swarm decides rounds, so that it would be
+        behind for long, or it would soon find some of the rounds dropped.
         """
         first, since, round = self._asked.get(peer, (0, LAST_ROUND, LAST_ROUND))
         if self._behind(round) > max(0, first - (round - since) // GAIN) or self.spent(round) > HURRY:
