@@ -1,8 +1,8 @@
 """Trace digests of many simulated swarms: proof that a change of the code does not change the behaviour.
 
-    python tests/kit/traces.py > before.txt                # 20 seeds of every family and four shipped scenarios
-    python tests/kit/traces.py --check before.txt          # play them again; exit code 1 when a trace differs
-    python tests/kit/traces.py --check before.txt --quick  # two seeds of every family, no scenario
+    python tests/tools/traces.py > before.txt                # 20 seeds of every family and four shipped scenarios
+    python tests/tools/traces.py --check before.txt          # play them again; exit code 1 when a trace differs
+    python tests/tools/traces.py --check before.txt --quick  # two seeds of every family, no scenario
 
 Each line is `family seed trace violations`. A trace hashes every frame on the wire, every event and every digest of a run, so
 equal traces mean that two versions of the code did the same, bit for bit.
@@ -48,7 +48,7 @@ def jobs(quick: bool) -> list[Job]:
 
 def main(words: Sequence[str]) -> int:
     """Print the lines, or compare them with a file. Exit code 1 when one differs."""
-    parser = argparse.ArgumentParser(prog="python tests/kit/traces.py")
+    parser = argparse.ArgumentParser(prog="python tests/tools/traces.py")
     parser.add_argument("--check", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
