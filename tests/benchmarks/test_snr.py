@@ -38,6 +38,7 @@ def test_snr_grows_with_bits_and_smaller_blocks() -> None:
             assert value < found[row, name, BLOCKS[BLOCKS.index(block) - 1]]
 
 
+@pytest.mark.trial
 def test_snr_of_floats_follows_their_precision() -> None:
     x = sample("gaussian", 1 << 16, 0)
     assert snr(Fp32(), x) == float("inf")

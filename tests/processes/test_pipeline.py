@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 import uvloop
 from kit.programs import pipeline_process as shared
@@ -17,6 +18,7 @@ SCRIPT = shared.__file__
 ALL = frozenset(range(5))
 
 
+@pytest.mark.trial
 def test_three_processes_train_one_model_and_survive_a_kill():
     hosts = [
         subprocess.Popen([sys.executable, SCRIPT, str(stage)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -122,6 +122,7 @@ def test_start_with_a_changed_manifest_names_the_changes_and_begins_another_run_
     assert len(list(runs.glob("*/checkpoints/step-00000001"))) == 3
 
 
+@pytest.mark.trial
 def test_daemon_says_that_it_trains_on_the_default_data_and_keeps_the_tokenizer_for_exports(machine, tmp_path):
     here = machine()
     (here.path / "mine.json").write_bytes(byte_tokenizer_file())

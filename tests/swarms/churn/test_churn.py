@@ -167,14 +167,14 @@ def _random_projected(seed: int) -> Scenario:
 
 
 RANDOM: dict[str, tuple[Callable[[int], Scenario], int, int, int]] = {
-    "eager": (_random_one_round_late("eager"), 1, 3, 200),
-    "co2": (_random_one_round_late("co2"), 1, 3, 200),
-    "streaming": (_random_streaming, 1, 4, 200),
-    "concurrent-fragments": (_random_concurrent, 1, 4, 200),
-    "asynchronous": (_random_asynchronous, 1, 4, 400),
-    "hierarchy": (_random_hierarchy, 1, 4, 200),
+    "eager": (_random_one_round_late("eager"), 1, 2, 200),
+    "co2": (_random_one_round_late("co2"), 1, 2, 200),
+    "streaming": (_random_streaming, 1, 2, 200),
+    "concurrent-fragments": (_random_concurrent, 1, 2, 200),
+    "asynchronous": (_random_asynchronous, 1, 2, 400),
+    "hierarchy": (_random_hierarchy, 1, 2, 200),
     "groups": (_random_groups, 0, 2, 100),
-    "planned-groups": (_random_planned_groups, 0, 2, 60),
+    "planned-groups": (_random_planned_groups, 0, 1, 60),
     "projected": (_random_projected, 0, 2, 200),
 }
 """Name -> scenario of a seed, and numbers of seeds by default, with `make trial`, and with `make soak`."""

@@ -353,6 +353,7 @@ def test_damaged_chain_is_refused_or_proves_the_same_members(seed):
     assert decoded > 50
 
 
+@pytest.mark.trial
 def test_chain_of_a_long_run_is_small_and_has_few_signatures():
     """10,000 rounds of 16 peers, one of which another replaces every ten rounds: at most 2 MB, checked in 2 s.
 

@@ -100,6 +100,7 @@ def test_fewer_than_a_third_may_lie_with_quorums_above_two_thirds(fraction):
     assert tolerated(10, 0.66) == tolerated(10, 0.5) == 0
 
 
+@pytest.mark.trial
 def test_any_two_quorums_above_two_thirds_have_an_honest_member_in_common():
     for count in range(1, 257):
         liars, members = tolerated(count, TWO_THIRDS), range(count)

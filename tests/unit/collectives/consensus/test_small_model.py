@@ -3,13 +3,16 @@
 import pytest
 from kit.reference.small_model import DOWN, LEFT, LOST, MISTAKES, UP, Model, Proposal, Rule, bound_by, explore
 
+SLOW = ("vote raises no promise", "lost folder votes", "farewell with later promise", "restart forgets")
+"""Mistakes that only a long search finds."""
+
 
 @pytest.mark.parametrize(
     ("acceptors", "ballots", "rule"),
     [
         *((3, ballots, rule) for ballots in ((1, 2, 3), (2, 3, 4)) for rule in (Rule.HIGHEST, Rule.POSSIBLE)),
         pytest.param(4, (1, 2, 3), Rule.HIGHEST, marks=pytest.mark.soak),
-        (4, (1, 2, 3), Rule.POSSIBLE),
+        pytest.param(4, (1, 2, 3), Rule.POSSIBLE, marks=pytest.mark.trial),
     ],
 )
 def test_round_decides_at_most_one_value_in_all_states(acceptors, ballots, rule):
@@ -37,13 +40,15 @@ def test_round_with_crashes_and_lost_folders_decides_at_most_one_value_in_all_st
     assert all(any(done & more == done for more in most[proposals]) for proposals, done in full.endings)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(one, marks=pytest.mark.trial if one in SLOW else ()) for one in MISTAKES]
+)
 def test_planted_mistake_decides_two_values(mistake):
     ballots = (1, 1, 2) if mistake == "ballot proposed twice" else (1, 2, 3)
     assert explore(Model(3, ballots, mistake=mistake)).trace
 
 
-@pytest.mark.parametrize("acceptors", [3, 4])
+@pytest.mark.parametrize("acceptors", [3, pytest.param(4, marks=pytest.mark.trial)])
 def test_count_with_farewells_of_the_reported_ballot_decides_two_values(acceptors):
     assert explore(Model(acceptors, rule=Rule.POSSIBLE_BY_VOTE)).trace
 

@@ -568,6 +568,7 @@ with thinwire.join(sys.argv[1], home=sys.argv[2], host="127.0.0.1") as swarm:
 """
 
 
+@pytest.mark.trial
 def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
     model = net()
     with found(steps=1, exchange="straggler_timeout = 0.2") as swarm:

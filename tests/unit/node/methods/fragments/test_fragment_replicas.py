@@ -197,7 +197,7 @@ def test_run_ends_when_every_fragment_had_its_rounds(overlap):
     assert all(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "topk(k=64,chunk=4096)|2bit|rice"])
+@pytest.mark.parametrize("codec", ["fp32", pytest.param("topk(k=64,chunk=4096)|2bit|rice", marks=pytest.mark.trial)])
 def test_late_fragment_does_not_delay_others(codec):
     """It commits when the others have had five more rounds; then the model follows, and it is sent again."""
     free, at = [], []
