@@ -171,7 +171,7 @@ RANDOM: dict[str, tuple[Callable[[int], Scenario], int, int, int]] = {
     "co2": (_random_one_round_late("co2"), 1, 2, 200),
     "streaming": (_random_streaming, 1, 2, 200),
     "concurrent-fragments": (_random_concurrent, 1, 2, 200),
-    "asynchronous": (_random_asynchronous, 1, 2, 400),
+    "asynchronous": (_random_asynchronous, 1, 4, 400),
     "hierarchy": (_random_hierarchy, 1, 2, 200),
     "groups": (_random_groups, 0, 2, 100),
     "planned-groups": (_random_planned_groups, 0, 1, 60),
