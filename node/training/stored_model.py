@@ -125,6 +125,8 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
     """
     if wanted and present(Path(wanted)) and not home.runs_called(wanted):
         return _from_path(Path(wanted))
+    if Path(wanted).suffix and not home.runs_called(wanted):
+        raise NoModelError(f"there is no file {wanted}", "give a file of `thinwire export`, or the name or id of a run")
     directory = find_run(home, wanted, default)
     snapshot, path = _newest(home, directory)
     rounds, fragments = _rounds(snapshot), dict(snapshot.fragments)
@@ -169,8 +171,12 @@ def _toml(directory: RunDirectory) -> str:
 def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path]:
     loaded = CheckpointStore(run.checkpoints, RealDisk(), Identity.load(home.key)).load()
     if loaded.snapshot is None or loaded.path is None:
-        reasons = "; ".join(loaded.remarks) or "there are no checkpoints yet"
-        raise NoModelError(f"no good checkpoint in {run.checkpoints}", reasons)
+        if not loaded.remarks:
+            raise NoModelError(
+                f"there is no checkpoint in {run.checkpoints} yet",
+                "the first one comes after the first round: `thinwire status` shows the round",
+            )
+        raise NoModelError(f"no good checkpoint in {run.checkpoints}", "; ".join(loaded.remarks))
     return loaded.snapshot, loaded.path
 
 

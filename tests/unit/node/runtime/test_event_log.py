@@ -19,6 +19,23 @@ def kinds(path):
     return [event["kind"] for event in read_events(path).events]
 
 
+def test_text_of_an_event_names_its_numbers():
+    texts = (
+        event_log.event_text("reach", {"nat": "none", "address": "45.0.2.1:7400", "reached": True}),
+        event_log.event_text(
+            "synced", {"round": 3, "bytes": 0, "sources": ["2749d6a3", "11aa22bb"], "digest": "ab" * 32}
+        ),
+        event_log.event_text("joined", {"peer": "ab" * 32, "detail": "45.0.2.1:7400", "at": 1.0}),
+        event_log.event_text("phase", {"round": 3, "phase": "open"}),
+    )
+    assert texts == (
+        "reach nat none · address 45.0.2.1:7400 · reached yes",
+        "synced round 3 · bytes 0 · sources 2749d6a3, 11aa22bb",
+        "joined peer abababab · 45.0.2.1:7400",
+        "phase round 3 · open",
+    )
+
+
 def test_events_are_read_in_order(tmp_path):
     path = tmp_path / "run" / "events.jsonl"
     log = EventLog(path)
