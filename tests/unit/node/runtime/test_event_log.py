@@ -36,6 +36,25 @@ def test_text_of_an_event_names_its_numbers():
     )
 
 
+def test_status_on_a_full_disk_is_written_into_the_blocks_that_it_has(tmp_path, monkeypatch):
+    path, real = tmp_path / "status.json", os.replace
+    assert write_status(path, status(alarm="x" * 50))
+
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())  # some file systems count blocks late
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert write_status(path, status(alarm="no checkpoint"))
+    assert read_status(path).alarm == "no checkpoint" and list(tmp_path.iterdir()) == [path]
+    assert not write_status(path, status(alarm="x" * 100_000)), "it needs more blocks"
+    assert read_status(path).alarm == "no checkpoint"
+    monkeypatch.setattr(os, "replace", real)
+    assert write_status(path, status(alarm="y" * 100_000))
+
+
 def test_events_are_read_in_order(tmp_path):
     path = tmp_path / "run" / "events.jsonl"
     log = EventLog(path)
