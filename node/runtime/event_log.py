@@ -48,7 +48,10 @@ _LEVEL = 3  # of compression: twice as fast as the usual 6, and little larger
 
 
 def event_text(kind: str, fields: Mapping[str, object]) -> str:
-    """Return an event as a line for people: its kind, then names and values of its fields; texts without their names."""
+    """Return an event as a line for people: its kind, then its fields by name.
+
+    Texts for people have no name.
+    """
     return f"{kind} " + " · ".join(
         f"{'' if key in ('detail', 'reason', kind) else f'{key} '}{_value(key, value)}"
         for key, value in fields.items()

@@ -1,4 +1,7 @@
-"""Commands and Python of the documents, run as they are written. What is not run here is listed with the place of its test."""
+"""Commands and Python of the documents, run as they are written.
+
+Commands that are not run here are listed with the place of their test.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ ELSEWHERE = {
     r"python loop\.py (run\.toml out/a|tw1-… out/b)": "tests/processes/examples/test_document_code.py"
     "::test_loop_of_the_own_loop_page_trains_two_processes",
 }
-"""Test by pattern of a command that starts a daemon, waits for a person, or changes the machine; or why none runs it."""
+"""Test by pattern of a command that starts a daemon, waits for a person, or changes the machine.
+
+A text without `::` is the reason why no test runs the command.
+"""
 
 
 def test_every_command_of_the_documents_is_run_by_a_test_or_has_a_reason():
@@ -155,7 +161,7 @@ OWN_RUN = '[run]\nname = "page"\nrounds = {rounds}\n[model]\nkind = "custom"\n[o
 
 @pytest.fixture
 def swarm_file(tmp_path, monkeypatch):
-    """Name of a manifest for user models, with settings of a peer of its own."""
+    """Path of a manifest for user models, and settings of a separate peer."""
     monkeypatch.setenv("THINWIRE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
     path = tmp_path / "run.toml"

@@ -153,7 +153,7 @@ def test_dashboard_of_grafana_names_metrics_that_exist_and_all_of_them():
 
 
 def test_dashboard_of_grafana_has_the_structure_of_its_schema():
-    """Fields that Grafana's import needs: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model."""
+    """Fields that an import needs, by Grafana's page "View dashboard JSON model"."""
     board = dashboard()
     assert board["schemaVersion"] >= 36, "since then a data source is an object with type and uid"
     assert board["uid"] == "thinwire" and board.get("id") is None, "Grafana itself gives the number"
