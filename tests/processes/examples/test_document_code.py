@@ -140,7 +140,10 @@ def test_commands_of_the_documents_beside_a_daemon(beside, monkeypatch, capfd):
 
 RANKS = "under torchrun, as in examples/several_ranks.py"
 TITLES = {"", "loop.py", "mymodel.py", RANKS}
-"""Titles of blocks, each of which a test below runs; tests/test_documents.py has those without a title of the own-loop page."""
+"""Test by pattern of a command that starts a daemon, waits for a person, or changes the machine.
+
+A text without `::` is the reason why no test runs the command.
+"""
 
 
 def python_of(document: str, title: str = "") -> list[str]:
