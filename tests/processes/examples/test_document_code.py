@@ -140,10 +140,7 @@ def test_commands_of_the_documents_beside_a_daemon(beside, monkeypatch, capfd):
 
 RANKS = "under torchrun, as in examples/several_ranks.py"
 TITLES = {"", "loop.py", "mymodel.py", RANKS}
-"""Test by pattern of a command that starts a daemon, waits for a person, or changes the machine.
-
-A text without `::` is the reason why no test runs the command.
-"""
+"""Titles of blocks. A test below runs each; tests/test_documents.py runs those without a title of the own-loop page."""
 
 
 def python_of(document: str, title: str = "") -> list[str]:
@@ -153,10 +150,6 @@ def python_of(document: str, title: str = "") -> list[str]:
 def test_every_python_block_of_the_documents_is_run_by_a_test():
     pages = {"README.md", "docs/guides/own-loop.md", "docs/guides/models-and-data.md"}
     assert [block for block in blocks("python") if block.document not in pages or block.title not in TITLES] == []
-
-
-def settings(path, **more):
-    return {**os.environ, "THINWIRE_HOST": "127.0.0.1", **{key: str(value) for key, value in more.items()}}
 
 
 OWN_RUN = '[run]\nname = "page"\nrounds = {rounds}\n[model]\nkind = "custom"\n[outer]\nsync_every = 2\n'
@@ -178,6 +171,7 @@ def one_step(model, batch, optimizer):
     optimizer.step()
 
 
+@pytest.mark.trial
 def test_python_of_the_readme_runs(swarm_file):
     (code,) = python_of("README.md")
     names = {
@@ -201,7 +195,9 @@ def test_loop_of_the_own_loop_page_trains_two_processes(tmp_path):
 
     def process(source, home):
         words = [sys.executable, "loop.py", source, home]
-        return subprocess.Popen(words, cwd=tmp_path, env=settings(tmp_path), stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            words, cwd=tmp_path, env={**os.environ, "THINWIRE_HOST": "127.0.0.1"}, stdout=subprocess.PIPE, text=True
+        )
 
     with process("run.toml", "out/a") as first:
         invite = first.stdout.readline().strip()
@@ -211,6 +207,7 @@ def test_loop_of_the_own_loop_page_trains_two_processes(tmp_path):
     assert re.fullmatch(r"10 2 [0-9a-f]{64}", ends[0])
 
 
+@pytest.mark.trial
 def test_python_for_ranks_of_the_own_loop_page_runs_with_one_rank(swarm_file, monkeypatch):
     import torch.distributed as dist
 
