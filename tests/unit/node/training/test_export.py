@@ -181,6 +181,17 @@ def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ee" * 32)[0] == 0  # the whole id
 
 
+def test_export_passes_over_a_run_that_never_had_a_checkpoint(tmp_path, capsys):
+    home = tmp_path / "home"
+    trained(home, round=1)
+    failed = directories(home).run(b"\xee" * 32)
+    failed.path.mkdir()
+    failed.manifest.write_bytes(directories(home).run(RUN).manifest.read_bytes())
+    for words in ((), ("--run", "toy")):
+        code, said, err = outcome(capsys, tmp_path / "m", "--home", home, *words)
+        assert code == 0 and "round 1," in said, err
+
+
 def test_export_of_a_stage_holder_is_refused_without_the_other_stages(tmp_path, capsys):
     trained(tmp_path / "a", stages=[1])
     code, said, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a")
