@@ -51,8 +51,10 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
         try:
             server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
         except OSError as error:
-            resolved = not isinstance(error, socket.gaierror) and error.errno
-            reason = os.strerror(error.errno) if resolved else error.strerror or str(error)
+            if error.errno and not isinstance(error, socket.gaierror):
+                reason = os.strerror(error.errno)
+            else:
+                reason = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 break
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
