@@ -79,6 +79,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/wan.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/idle.py
+	$(BIN)/python benchmarks/monitoring.py
 	$(BIN)/python benchmarks/codecspeed.py
 
 clean:

@@ -7,20 +7,18 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 import tomllib
 import typing
 from pathlib import Path
 
 import msgspec
 import pytest
+from kit.real.documents import DOCUMENTS, ROOT, blocks, shell_lines
 from thinwire.node.cli.main import command_line
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.member import EventKind
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 FOLDERS = "benchmarks|collectives|compression|docs|examples|node|sims|swarm|tests"
 NAMED = [
     (document.name, file, test)
@@ -78,22 +76,17 @@ SKIPPED = "…"
 """Values that a reader fills in; a block of TOML with one is not read."""
 
 
-def blocks(language):
-    """Return (document, title, code) of each fenced block of this language."""
-    found = []
-    for document in DOCUMENTS:
-        for _, title, code in re.findall(
-            rf'^( *)```{language}(?: title="([^"\n]*)")?\n(.*?)^\1```$', document.read_text(), re.MULTILINE | re.DOTALL
-        ):
-            name = str(document.relative_to(ROOT))
-            found.append(pytest.param(title, textwrap.dedent(code), id=f"{name}-{len(found)}"))
-    return found
+def parameters(language):
+    """Return title and code of each fenced block of this language, as parameters of a test."""
+    return [
+        pytest.param(block.title, block.code, id=f"{block.document}-{number}")
+        for number, block in enumerate(blocks(language))
+    ]
 
 
 def command_lines():
     """Return the lines of the documents that call this command line or make, without comments."""
-    lines = {line.partition(" #")[0].strip() for block in blocks("sh") for line in block.values[1].splitlines()}
-    return sorted(line for line in lines if line.startswith(("thinwire ", "make ")))
+    return [line for line in shell_lines() if line.startswith(("thinwire ", "make "))]
 
 
 @pytest.mark.parametrize("line", command_lines())
@@ -119,7 +112,7 @@ def test_command_in_the_text_of_a_document_has_only_known_flags(document):
         assert {word for word in rest if word.startswith("--")} <= flags, line
 
 
-@pytest.mark.parametrize(("title", "code"), blocks("toml"))
+@pytest.mark.parametrize(("title", "code"), parameters("toml"))
 def test_toml_of_a_document_is_a_manifest_or_a_scenario(title, code):
     if SKIPPED in code:
         pytest.skip("the reader fills in a value")

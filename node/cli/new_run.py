@@ -206,7 +206,7 @@ def manifest_of(answers: Answers, folder: Path) -> tuple[str, str]:
     return (
         f"""\
 # Manifest of a run: all its peers have this file's content, and its hash is the run id. Each change makes another run.
-# Keys that are not here have defaults; docs/architecture.md names the place of all keys.
+# Keys that are not here have defaults; docs/reference/run-toml.md has all keys.
 
 [run]
 name = "{answers.name}"

@@ -192,6 +192,11 @@ def join(
     from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
+    if invite.endswith(".toml"):
+        raise InputError(
+            f"{invite} is the name of a manifest, not an invite",
+            f"`thinwire start {invite}` begins the run, and prints the line with which others join it",
+        )
     by_name = is_run(invite)
     if not by_name:
         Invite.parse(invite)  # report a typo at once

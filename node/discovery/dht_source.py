@@ -72,7 +72,8 @@ def child_command(python: str) -> tuple[str, ...]:
     if not python and importlib.util.find_spec("hivemind") is None:
         raise NotInstalled(
             "the public directory needs hivemind, which is not installed here",
-            "pip install 'thinwire[hivemind]', or name an interpreter that has it with the setting directory_python",
+            "--lan looks on the local network; else pip install 'thinwire[hivemind]', or name an interpreter that has it "
+            "with the setting directory_python",
         )
     assert found is not None and found.origin is not None
     return python or sys.executable, found.origin

@@ -106,7 +106,8 @@ def _refuse_changes(manifest: Manifest, run_id: bytes, identity: Identity, home:
         raise ManifestMismatch(
             f"{name} has changed since this machine trained run {manifest.run.name!r}, so it is another run: "
             + "; ".join(changes[:MOST_CHANGES] + more),
-            f"begin it at round 0 with --new (Python: new=True){weights}; or undo the change to continue the old run",
+            f"begin it at round 0 with --new (Python: new=True) or another run.name{weights}; "
+            "or undo the change to continue the old run",
         )
 
 

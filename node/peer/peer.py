@@ -42,7 +42,7 @@ from thinwire.swarm.identity.admission_token import TokenError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seating, seating
-from thinwire.swarm.manifest.manifest import Manifest, ManifestError
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.messages.registry import Fork
@@ -176,7 +176,12 @@ class Peer:
         for _, replica, _ in self.replica.each(layout):
             replica.encode_on(device)
         del theta  # The replica has a copy; this one would remain in memory for the whole join.
-        self.private = await self.checkpointer.restore(self.replica, layout, work)
+        try:
+            self.private = await self.checkpointer.restore(self.replica, layout, work)
+        except ManifestMismatch as error:
+            if not joins:  # Rounds of this model would replace the checkpoints of the other one.
+                raise
+            self.emit("checkpoint", {"detail": str(error)})
         if not joins and not given and not self.replica.round:
             raise missing_weights(named)
         self.known_peers.founds = not joins

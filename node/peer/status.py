@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -166,17 +167,32 @@ def this_process() -> tuple[int, float]:
 
 
 def write_status(path: Path, status: Status) -> bool:
-    """Replace the file in one step: readers see the old or the new content. False if the disk refuses."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace the file in one step: readers see the old or the new content. False if the disk refuses.
+
+    On a full disk the file is overwritten in the blocks that it has, so that it shows the alarm of the full disk.
+    """
+    draft, content = path.with_name(f".{path.name}.{os.getpid()}"), msgspec.json.encode(status)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(status))
+            file.write(content)
         os.replace(draft, path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+        return error.errno in (errno.ENOSPC, errno.EDQUOT) and _overwrite(path, content)
+    return True
+
+
+def _overwrite(path: Path, content: bytes) -> bool:
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+                return False
+            os.pwrite(file.fileno(), content, 0)
+            file.truncate(len(content))
+    except OSError:
         return False
     return True
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from platformdirs import PlatformDirs
 
+DEFAULT_NAME = "demo"
+"""Name of a run whose manifest has none, see `Run` in swarm/manifest/tables.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class Directories:
@@ -140,8 +143,8 @@ class RunDirectory:
 
 def _name_of(manifest: Path) -> str:
     try:
-        name = tomllib.loads(manifest.read_text())["run"]["name"]
-    except (OSError, ValueError, LookupError, TypeError):
+        name = tomllib.loads(manifest.read_text()).get("run", {}).get("name", DEFAULT_NAME)
+    except (OSError, ValueError, AttributeError):
         return ""
     return name if isinstance(name, str) and name.isprintable() else ""
 

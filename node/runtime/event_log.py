@@ -48,12 +48,23 @@ _LEVEL = 3  # of compression: twice as fast as the usual 6, and little larger
 
 
 def event_text(kind: str, fields: Mapping[str, object]) -> str:
-    """Return an event as a line for people."""
+    """Return an event as a line for people: its kind, then its fields by name.
+
+    Texts for people have no name.
+    """
     return f"{kind} " + " · ".join(
-        str(value)[:8] if key in ("peer", "run") else str(value)
+        f"{'' if key in ('detail', 'reason', kind) else f'{key} '}{_value(key, value)}"
         for key, value in fields.items()
         if value not in ("", None) and key not in ("digest", *_OWN)
     )
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)[:8] if key in ("peer", "run") else str(value)
 
 
 class EventLog:

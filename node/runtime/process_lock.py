@@ -1,6 +1,6 @@
-"""Lock that allows one daemon per set of directories.
+"""Lock that allows one peer per set of directories.
 
-Two daemons with one key would look like one liar to the swarm.
+Two peers with one key would look like one liar to the swarm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OWN_HOME = "choose your own directory with --home"
 
 
 class InUseError(HintedError):
-    """Another daemon uses these directories, or they cannot be written."""
+    """Another peer uses these directories, or they cannot be written."""
 
     exit_code: ClassVar[int] = 3
 
@@ -53,8 +53,8 @@ def hold(path: Path) -> Iterator[None]:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
             holder = holder if holder.isdecimal() else "unknown"  # its write may be incomplete
             raise InUseError(
-                f"a daemon already runs in this directory (process {holder})",
-                "stop it first, or choose another directory for the key and files with --home DIR",
+                f"another peer already runs in this directory (process {holder})",
+                "stop it first, or choose another directory for the key and files: --home DIR (Python: home=DIR)",
             ) from None
         try:
             ours = f"{os.getpid()}\n".encode()

@@ -15,6 +15,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
 from thinwire.node.state.state_copy import StateCopy
 from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.messages.registry import Digest
 
 _EXTRA = "(extra)"
@@ -37,7 +38,10 @@ class Checkpointer:
         self._copy = StateCopy()
 
     async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
-        """Restore the newest trusted checkpoint that fits, if any; return its private state, if any."""
+        """Restore the newest trusted checkpoint, if any; return its private state, if any.
+
+        Raises ManifestMismatch, with an unchanged replica, if the checkpoint is that of another model.
+        """
         loaded = await work(lambda: self._store.load(self._run_id))
         for remark in loaded.remarks:
             self._emit("checkpoint", {"detail": remark})
@@ -47,8 +51,11 @@ class Checkpointer:
         try:
             await work(lambda: _install(snapshot, replica, layout))
         except (KeyError, ValueError) as error:
-            self._emit("checkpoint", {"detail": f"does not fit the model: {error}"})
-            return None
+            reason = f"it lacks parameter {error}" if isinstance(error, KeyError) else error
+            raise ManifestMismatch(
+                f"checkpoint {loaded.path} does not fit this model: {reason}",
+                "another model is another run: give it another run.name; or use the model that this run had",
+            ) from None
         self.digest = replica.digest
         self._emit("restored", {"round": snapshot.round, "detail": str(loaded.path)})
         private = snapshot.private
@@ -169,5 +176,5 @@ def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:
     extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
     state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:
-        raise ValueError(f"{state.size // len(parts)} parameters, the model has {layout.total}")
+        raise ValueError(f"it has {state.size // len(parts)} parameters, the model {layout.total}")
     return state

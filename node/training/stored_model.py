@@ -13,7 +13,7 @@ from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk, present
-from thinwire.node.state.checkpoint_store import CheckpointStore
+from thinwire.node.state.checkpoint_store import LATEST, CheckpointStore
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
@@ -125,6 +125,8 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
     """
     if wanted and present(Path(wanted)) and not home.runs_called(wanted):
         return _from_path(Path(wanted))
+    if Path(wanted).suffix and not home.runs_called(wanted):
+        raise NoModelError(f"there is no file {wanted}", "give a file of `thinwire export`, or the name or id of a run")
     directory = find_run(home, wanted, default)
     snapshot, path = _newest(home, directory)
     rounds, fragments = _rounds(snapshot), dict(snapshot.fragments)
@@ -169,8 +171,12 @@ def _toml(directory: RunDirectory) -> str:
 def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path]:
     loaded = CheckpointStore(run.checkpoints, RealDisk(), Identity.load(home.key)).load()
     if loaded.snapshot is None or loaded.path is None:
-        reasons = "; ".join(loaded.remarks) or "there are no checkpoints yet"
-        raise NoModelError(f"no good checkpoint in {run.checkpoints}", reasons)
+        if not loaded.remarks:
+            raise NoModelError(
+                f"there is no checkpoint in {run.checkpoints} yet",
+                "the first one comes after the first round: `thinwire status` shows the round",
+            )
+        raise NoModelError(f"no good checkpoint in {run.checkpoints}", "; ".join(loaded.remarks))
     return loaded.snapshot, loaded.path
 
 
@@ -183,7 +189,8 @@ def _rounds(snapshot: Snapshot) -> dict[int, int]:
 def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
     """Return the only run, or the only one with this name or start of its id.
 
-    default: id of the run that an empty `wanted` stands for if there are several. Raises NoModelError.
+    Runs without a checkpoint do not count beside others. default: id of the run that an empty `wanted` stands for if there
+    are several. Raises NoModelError.
     """
     names = home.run_names()
     if not names:
@@ -193,6 +200,8 @@ def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
     found = home.runs_called(wanted)
     if not wanted and default[:16] in names:
         found = [default[:16]]
+    # A start that fails, for example without a hash that the manifest needs, leaves a run without checkpoints.
+    found = [run for run in found if (RunDirectory(home.runs / run).checkpoints / LATEST).exists()] or found
     if len(found) != 1:
         problem = f"{len(found)} runs begin with or are called {wanted!r}" if wanted else f"there are {len(found)} runs"
         known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())

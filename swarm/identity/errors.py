@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class HintedError(Exception):
-    """Error with a message and a `hint` for the user, both printed by the command line.
+    """Error with a message and a `hint` for the user, both printed by the command line and in tracebacks.
 
     The command line ends with `exit_code`. Message and hint are reduced to one line of printable characters, because
     parts of them may come from a peer and are written to a terminal. Subclasses set `exit_code`: 2 usage or
@@ -18,6 +18,8 @@ class HintedError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(_line(message))
         self.hint = _line(hint)
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")
 
 
 def _line(text: str) -> str:

@@ -5,6 +5,7 @@ The two keys are separate; a signed PeerRecord binds the second to the first. Ed
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -118,7 +119,10 @@ class Identity:
             pass
         except OSError as error:
             raise IdentityError(
-                f"cannot write the key file {path}: {error.strerror}", "name a directory that you may write to"
+                f"cannot write the key file {path}: {error.strerror}",
+                "make room on that disk, or name a directory where there is room: --home DIR"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else "name a directory that you may write to: --home DIR",
             ) from error
         return cls.load(path)
 

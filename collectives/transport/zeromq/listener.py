@@ -44,14 +44,17 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     loop = asyncio.get_running_loop()
     reason, hint = (
         "the range of ports is empty",
-        "choose another one with --port N (--port 0: any free one), or stop the process that uses it",
+        "choose another one with --port N (--port 0, Python: port=0: any free one), or stop the process that uses it",
     )
     # At most 64 tries: if a range is nearly full, the next dial tries other ports.
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:
             server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
         except OSError as error:
-            reason = error.strerror or str(error)
+            if error.errno and not isinstance(error, socket.gaierror):
+                reason = os.strerror(error.errno)
+            else:
+                reason = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 break
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 from kit.daemons import CAP
+from kit.real.dashboard import lacking
 from thinwire.collectives.costs.plan_comparison import Comparison
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
@@ -70,14 +71,16 @@ def page_of(machine, daemon):
 
 def test_page_shows_the_api_and_survives_a_restart_of_the_daemon(machine):
     swarm = machine(steps=4)
-    daemon = swarm.found("a")
-    daemon.wait("round", round=2)
+    daemon = swarm.found("a", "--evaluate-every", 1)
+    daemon.wait("held_out")
     url = page_of(swarm, daemon)
     until("good health", lambda: get(url + "healthz")[0] == 200)
     state = until("a status of the run", lambda: (said := api(url))["status"]["round"] and said)
     assert state["running"] and state["status"]["run_name"] == "e2e"
     assert [one["round"] for one in state["rounds"]][:2] == [1, 2]
-    assert "thinwire_up 1.0" in get(url + "metrics")[1] and "<title>thinwire" in get(url)[1]
+    metrics = until("all metrics", lambda: (text := get(url + "metrics")[1]) and "held_out" in text and text)
+    assert "thinwire_up 1.0" in metrics and lacking(metrics) == [], "examples/grafana.json asks for them"
+    assert "<title>thinwire" in get(url)[1]
     with urllib.request.urlopen(url + "api/v1/events", timeout=CAP) as stream:
         newest = state["status"]["round"]
         for line in stream:

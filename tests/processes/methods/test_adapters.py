@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from thinwire.node.runtime.directories import directories
 from thinwire.node.training.models.lora import base_digest
 
 CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
@@ -27,17 +28,14 @@ def saved(folder, seed):
     return base_digest(model)
 
 
-@pytest.mark.soak
-def test_two_peers_train_an_adapter_that_peft_loads_and_another_base_is_refused(machine, tmp_path):
-    here = machine(rounds=3, steps=10, method="sparseloco")
-    base, copy, other_base = here.path / "tiny", tmp_path / "copy", tmp_path / "other"
-    weights = saved(base, 1)
-    shutil.copytree(base, copy)
-    saved(other_base, 2)
-    before = (base / "model.safetensors").read_bytes()
+def adapt(here, weights, rounds):
+    """Write a manifest for an adapter on the model in the folder "tiny" beside it."""
     here.manifest.write_text(
-        here.manifest.read_text().partition("[model]")[0]
-        + f"""
+        f"""
+[run]
+name = "e2e"
+seed = 1
+rounds = {rounds}
 [model]
 kind = "hf"
 name = "tiny"
@@ -58,6 +56,44 @@ method = "sparseloco"
 sync_every = 10
 """
     )
+
+
+@pytest.mark.soak
+def test_killed_peer_continues_its_adapter_from_its_checkpoint(machine, tmp_path):
+    here = machine()
+    weights = saved(here.path / "tiny", 1)
+    shutil.copytree(here.path / "tiny", tmp_path / "copy")
+    adapt(here, weights, rounds=0)
+    founder = here.found("founder", "--wait-for", 2, "--evaluate-every", 1)
+    invite = founder.invite()
+    words = ("--model", f"hf:{tmp_path / 'copy'}", "--evaluate-every", 1)
+    other = here.join("other", invite, *words)
+    other.wait("round", least=4, contributors=2)
+    run = directories(other.home).run(bytes.fromhex(other.of("start")[0]["run"]))
+    other.kill()
+    other.process.wait()
+    digests = {event["round"]: event["digest"] for event in other.of("round")}
+    first_loss = other.of("held_out")[0]["loss"]
+    here.join("other", invite, *words)
+    restored = other.wait("restored")["round"]
+    stored = json.loads((run.checkpoints / f"step-{restored:08}" / "manifest.json").read_bytes())
+    assert digests[restored] in json.dumps(stored), "the state of the checkpoint is that of its round"
+    assert other.wait("ready")["parameters"] == founder.wait("ready")["parameters"] == 2 * (512 + 256 + 640)
+    together = other.wait("round", least=restored + 1, contributors=2)["round"]
+    assert other.wait("held_out", least=together)["loss"] < first_loss
+    founder.wait("round", least=together)
+    assert here.check() > 4
+
+
+@pytest.mark.soak
+def test_two_peers_train_an_adapter_that_peft_loads_and_another_base_is_refused(machine, tmp_path):
+    here = machine(rounds=3, steps=10, method="sparseloco")
+    base, copy, other_base = here.path / "tiny", tmp_path / "copy", tmp_path / "other"
+    weights = saved(base, 1)
+    shutil.copytree(base, copy)
+    saved(other_base, 2)
+    before = (base / "model.safetensors").read_bytes()
+    adapt(here, weights, rounds=3)
     founder = here.found("founder", "--wait-for", 2, "--evaluate-every", 1)
     invite = founder.invite()
     stranger = here.join("stranger", invite, "--model", f"hf:{other_base}")

@@ -1,6 +1,7 @@
 """Founding and joining from Python: changed manifests, names, waiting for peers, the log file."""
 
 import logging
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,6 +57,24 @@ def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_
         assert swarm.status.run == first and swarm.round == 3
 
 
+def test_another_model_in_the_same_run_is_an_error_and_its_checkpoint_stays(run, tmp_path):
+    settings = dict(home=tmp_path / "home", host="127.0.0.1")
+    with thinwire.join(run, **settings) as swarm:
+        train(swarm, 4)
+    for other, reason in (
+        (nn.Linear(6, 4), "it has 21 parameters, the model 28"),
+        (nn.Sequential(nn.Linear(6, 3)), "lacks parameter '0.bias'"),
+    ):
+        with thinwire.join(run, **settings) as swarm:
+            with pytest.raises(thinwire.ManifestMismatch, match=reason) as error:
+                swarm.wrap(other, torch.optim.SGD(other.parameters(), 1.0))
+            assert "another run.name" in error.value.hint
+            assert f"hint: {error.value.hint}" in traceback.format_exception(error.value)[-1]
+    with thinwire.join(run, **settings) as swarm:
+        train(swarm, 2)
+        assert swarm.round == 3
+
+
 def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):
     with (
         thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", name="the attic", wait_for=2) as one,
@@ -94,7 +113,7 @@ def test_messages_are_in_the_log_file_and_reach_the_handlers_of_the_program(run,
     with caplog.at_level(logging.INFO), thinwire.join(run, home=tmp_path / "one", host="127.0.0.1") as swarm:
         train(swarm, 4)
     text = (tmp_path / "one" / "state" / "thinwire.log").read_text()
-    assert "INFO round 2 · loss" in text and "INFO left 2" in text and "round 2 · loss" in caplog.text
+    assert "INFO round 2 · loss" in text and "INFO left round 2" in text and "round 2 · loss" in caplog.text
     assert logging.getLogger().handlers == root and logging.getLogger("thinwire").handlers == []
     with caplog.at_level(logging.WARNING), thinwire.join(run, home=tmp_path / "two", host="127.0.0.1") as swarm:
         caplog.clear()

@@ -78,6 +78,11 @@ def running(home, **changes):
     assert write_status(directories(home).status, Status(**facts))
 
 
+def test_join_with_a_manifest_names_the_command_that_takes_one(capsys, daemon):
+    assert main.main(["join", "run.toml"]) == 2
+    assert "hint: `thinwire start run.toml` begins the run" in capsys.readouterr().err and daemon.calls == []
+
+
 def test_id_command_creates_key_once(capsys, home):
     code, out, err = outcome(capsys, "id", "--home", home)
     identity = Identity.load(home / "identity.key")

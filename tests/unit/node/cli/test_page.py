@@ -2,12 +2,11 @@
 
 import json
 import os
-import re
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
+from kit.real.dashboard import asked, dashboard, exported, lacking
 from starlette.testclient import TestClient
 from thinwire.node.cli.page.metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
@@ -144,12 +143,38 @@ def test_metrics_have_every_figure_of_the_status(files):
 
 
 def test_dashboard_of_grafana_names_metrics_that_exist_and_all_of_them():
-    board = json.loads((Path(__file__).parents[4] / "examples" / "grafana.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
-    named = {name for text in asked for name in re.findall(r"thinwire_\w+", text)}
     text = exposition(status_of(held_out=2.0), running=True).decode()
-    present = set(re.findall(r"^(thinwire_\w+)[ {]", text, re.MULTILINE))
-    assert len(named) > 10 and named == {name for name in present if not name.endswith("_created")}
-    labels = {label for text in asked for label in re.findall(r"\{(\w+)=", text)}
-    assert labels == {"run"} and f'run="{RUN[:16]}"' in text
+    needed, present = asked(dashboard()), exported(text)
+    assert lacking(text) == [] and len(needed) > 10
+    assert needed.keys() == {name for name in present if not name.endswith("_created")}
+    assert needed["thinwire_peers"] == {"run", "peer", "state"} and needed["thinwire_loss"] == {"run", "peer"}
+    without = "\n".join(line for line in text.splitlines() if "alarm" not in line).replace('state="', 'condition="')
+    assert lacking(without) == ["thinwire_alarm", "thinwire_peers: state"]
+
+
+def test_dashboard_of_grafana_has_the_structure_of_its_schema():
+    """Fields that an import needs, by Grafana's page "View dashboard JSON model"."""
+    board = dashboard()
+    assert board["schemaVersion"] >= 36, "since then a data source is an object with type and uid"
+    assert board["uid"] == "thinwire" and board.get("id") is None, "Grafana itself gives the number"
+    assert board["time"].keys() == {"from", "to"} and board["title"]
+    (source,) = [one for one in board["templating"]["list"] if one["type"] == "datasource"]
+    assert source["query"] == "prometheus"
+    link = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    (run,) = [one for one in board["templating"]["list"] if one["type"] == "query"]
+    assert run["datasource"] == link and run["query"]["refId"]
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["type"] in {"stat", "timeseries"} and panel["title"] and panel["datasource"] == link
+        assert panel["fieldConfig"].keys() == {"defaults", "overrides"}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+        assert all(target["datasource"] == link and target["expr"] for target in panel["targets"])
+    taken = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(taken)) == len(taken) and max(x for x, _ in taken) < 24, "panels overlap or exceed the grid"

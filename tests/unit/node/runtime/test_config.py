@@ -11,6 +11,7 @@ from thinwire.node.runtime.device import DeviceError, choose_device, devices
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.process_lock import InUseError, hold
 from thinwire.node.runtime.settings import SETTINGS, model_setting
+from thinwire.swarm.manifest.manifest import Manifest
 
 
 @pytest.fixture
@@ -318,3 +319,16 @@ def test_data_and_model_are_absolute_paths_or_names_of_libraries(tmp_path, monke
     assert model_setting("hf", "tiny", tmp_path) == f"hf:{tmp_path}/tiny"
     assert model_setting("hf", "gpt2", tmp_path) == "hf:gpt2"
     assert model_setting("module", "a:b", tmp_path) == "a:b" and model_setting("custom", "", tmp_path) == ""
+
+
+def test_run_whose_manifest_has_no_name_is_found_by_the_default_one(tmp_path):
+    home = directories(tmp_path)
+    for run, toml in (
+        ("aa" * 8, "[model]\nlayers = 1\n"),
+        ("bb" * 8, '[run]\nname = "mine"\n'),
+        ("cc" * 8, "run = 3\n"),
+    ):
+        (home.runs / run).mkdir(parents=True)
+        (home.runs / run / "run.toml").write_text(toml)
+    assert home.run_names() == {"aa" * 8: "demo", "bb" * 8: "mine", "cc" * 8: ""}
+    assert Manifest().run.name == "demo" and home.runs_called("demo") == ["aa" * 8]

@@ -19,6 +19,42 @@ def kinds(path):
     return [event["kind"] for event in read_events(path).events]
 
 
+def test_text_of_an_event_names_its_numbers():
+    texts = (
+        event_log.event_text("reach", {"nat": "none", "address": "45.0.2.1:7400", "reached": True}),
+        event_log.event_text(
+            "synced", {"round": 3, "bytes": 0, "sources": ["2749d6a3", "11aa22bb"], "digest": "ab" * 32}
+        ),
+        event_log.event_text("joined", {"peer": "ab" * 32, "detail": "45.0.2.1:7400", "at": 1.0}),
+        event_log.event_text("phase", {"round": 3, "phase": "open"}),
+    )
+    assert texts == (
+        "reach nat none · address 45.0.2.1:7400 · reached yes",
+        "synced round 3 · bytes 0 · sources 2749d6a3, 11aa22bb",
+        "joined peer abababab · 45.0.2.1:7400",
+        "phase round 3 · open",
+    )
+
+
+def test_status_on_a_full_disk_is_written_into_the_blocks_that_it_has(tmp_path, monkeypatch):
+    path, real = tmp_path / "status.json", os.replace
+    assert write_status(path, status(alarm="x" * 50))
+
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())  # some file systems count blocks late
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert write_status(path, status(alarm="no checkpoint"))
+    assert read_status(path).alarm == "no checkpoint" and list(tmp_path.iterdir()) == [path]
+    assert not write_status(path, status(alarm="x" * 100_000)), "it needs more blocks"
+    assert read_status(path).alarm == "no checkpoint"
+    monkeypatch.setattr(os, "replace", real)
+    assert write_status(path, status(alarm="y" * 100_000))
+
+
 def test_events_are_read_in_order(tmp_path):
     path = tmp_path / "run" / "events.jsonl"
     log = EventLog(path)

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -152,6 +153,20 @@ def test_export_falls_back_from_damaged_checkpoint(tmp_path, capsys):
     assert code == 2 and said == "" and "no good checkpoint" in err and "differs from its hash" in err
 
 
+def test_export_before_the_first_round_names_what_to_wait_for(tmp_path, capsys):
+    home = tmp_path / "home"
+    trained(home, round=1)
+    shutil.rmtree(directories(home).run(RUN).checkpoints)
+    code, _, err = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
+    assert code == 2 and "there is no checkpoint in" in err and "after the first round" in err
+
+
+def test_generate_with_a_file_that_is_not_there_names_the_file(tmp_path, capsys):
+    trained(tmp_path / "home", round=1)
+    assert main.main(["generate", "other.safetensors", "--home", str(tmp_path / "home")]) == 2
+    assert "error: there is no file other.safetensors\n" in capsys.readouterr().err
+
+
 def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     home = tmp_path / "home"
     code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
@@ -164,6 +179,17 @@ def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     code, said, _ = outcome(capsys, tmp_path / "m", "--home", home, "--run", "eeee")
     assert code == 0 and "round 2," in said
     assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ee" * 32)[0] == 0  # the whole id
+
+
+def test_export_passes_over_a_run_that_never_had_a_checkpoint(tmp_path, capsys):
+    home = tmp_path / "home"
+    trained(home, round=1)
+    failed = directories(home).run(b"\xee" * 32)
+    failed.path.mkdir()
+    failed.manifest.write_bytes(directories(home).run(RUN).manifest.read_bytes())
+    for words in ((), ("--run", "toy")):
+        code, said, err = outcome(capsys, tmp_path / "m", "--home", home, *words)
+        assert code == 0 and "round 1," in said, err
 
 
 def test_export_of_a_stage_holder_is_refused_without_the_other_stages(tmp_path, capsys):

@@ -317,6 +317,7 @@ def test_taken_port_is_an_error(wire):
         with pytest.raises(PortTaken) as error:
             await wire.peer(2, port=first.port)
         assert error.value.exit_code == 3 and "port" in error.value.hint
+        assert str(error.value).endswith(f"port {first.port}: Address already in use"), "the same with each event loop"
 
     wire.run(work)
 

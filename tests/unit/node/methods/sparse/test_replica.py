@@ -24,7 +24,7 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.manifest.manifest import ManifestError
+from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, StateOffer
 
@@ -187,8 +187,8 @@ def test_sparse_residual_survives_in_checkpoint(tmp_path, private):
     else:
         assert found.values == {"step": 7} and list(found.tensors) == ["moment"]
     dense = Replica(LAYOUT.digest, np.zeros(LAYOUT.total, np.float32), ())
-    asyncio.run(keep(tmp_path, said).restore(dense, LAYOUT, at_once))
-    assert said[-1][0] == "checkpoint" and "does not fit" in said[-1][1]["detail"]
+    with pytest.raises(ManifestMismatch, match="does not fit"):
+        asyncio.run(keep(tmp_path, said).restore(dense, LAYOUT, at_once))
 
 
 OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "sparse-butterfly"\n'
