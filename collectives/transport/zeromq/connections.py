@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
-from thinwire.collectives.transport.circuits.circuits import Factory, Route
+from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import Wall, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
@@ -29,7 +28,6 @@ from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Wel
 HERE = ""
 """Endpoint of a Welcome to a peer that already has a link."""
 
-_TRANSIENT = ("unreachable", "refused", "busy")
 _Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
 
 
@@ -271,24 +269,18 @@ class Connections:
         return dial
 
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
-        peer, limits, circuits = record.peer_id, self._station.limits, self._station.circuits
-        hello = self._hello()
-        answer: Welcome | Refuse = Refuse("unreachable", f"no direct connection within {limits.direct:g} s")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.direct if circuits.relays(peer) else None):
-                answer = await self._dial_directly(record, hello)
-        refused = isinstance(answer, Refuse) and answer.code == "refused"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.knock):  # The loss of a dead peer is not told before.
-                for relay in circuits.relays(peer):
-                    if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
-                        break
-                    contact = Contact(f"relay {relay.hex()[:8]}", record.transport_key)
-                    answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
+        peer, limits, hello = record.peer_id, self._station.limits, self._hello()
+
+        async def over(relay: str, route: Route) -> Welcome | Refuse:
+            return await self._visit(Contact(relay, record.transport_key), hello, peer, route)
+
+        answer, refused = await self._station.circuits.dial(
+            peer, lambda: self._dial_directly(record, hello), over, limits.knock
+        )
         if isinstance(answer, Welcome):
             return answer
         retry = self._retries.setdefault(peer, Retry())
-        final = answer.code not in _TRANSIENT
+        final = answer.code not in TRANSIENT
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         retry.reason = answer.detail
         if refused and peer not in self.links and peer not in self._offers:
@@ -300,7 +292,7 @@ class Connections:
         last, refused = Refuse("unreachable", "no address"), bool(record.addresses)
         for address in sorted(record.addresses, key=self._far):
             answer = await self._visit(Contact(address, record.transport_key), hello, record.peer_id)
-            if isinstance(answer, Welcome) or answer.code not in _TRANSIENT:
+            if isinstance(answer, Welcome) or answer.code not in TRANSIENT:
                 return answer
             # one of the addresses may belong to another process of this machine
             last, refused = answer, refused and answer.code == "refused"
