@@ -19,6 +19,7 @@ from thinwire.sims.invariants.on_commit import Violation
 from thinwire.sims.invariants.swarm import SwarmInvariants
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
+from thinwire.sims.network.translator import Translator
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.learner_factory import LearnerFactory
 from thinwire.sims.peers.machine import Machine, Played
@@ -136,10 +137,12 @@ class SimWorld:
             loss=scenario.loss,
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
+            circuits=scenario.translated,
         )
         self.gateways: Mapping[str, Gateway] = {
             name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
         }
+        self.translators: Mapping[str, Translator] = {site: Translator(kind) for site, kind in scenario.nats.items()}
         self.signed = sign(scenario.manifest.encode(), _identity(0))
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)
@@ -234,8 +237,9 @@ class SimWorld:
     # Interface of machines
 
     def contacts(self, me: int) -> Invite:
-        """Return an invite that names the peers that were up first."""
+        """Return an invite that names the peers that were up first, those without an address translator before others."""
         up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
+        up.sort(key=lambda m: m.translator is not None)
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
         invite = Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
         author = self.machines[0].identity
