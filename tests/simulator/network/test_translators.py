@@ -124,6 +124,7 @@ def test_two_peers_behind_translators_use_a_circuit() -> None:
         assert [frame.message.index for _, frame in swarm.frames[b.peer_id][1:]] == list(range(10))  # type: ignore[union-attr]
         assert {peer for peer, _ in swarm.frames[b.peer_id]} == {a.peer_id}
         assert await b.send(a.peer_id, GOSSIP)
+        swarm.readers[1].cancel()
         await a.close()
         await asyncio.sleep(0.1)
         assert (b.peer_id, a.peer_id, "closed by the peer") in swarm.lost
