@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
 from thinwire.collectives.transport.observed_addresses import Sighting
@@ -61,7 +62,7 @@ class SimTransport:
         self.circuits = circuits_of(net, self, connect, net.draw) if net.circuits else None
         self._net, self._identity, self._address = net, identity, address
         self._context = copy_context()
-        self._tries: set[asyncio.Task[Welcome | Refuse]] = set()
+        self._tries: set[asyncio.Task[object]] = set()
         self._obstacles: dict[PeerId, str] = {}
         self._record: PeerRecord | None = None
         self._hello: Hello | None = None
@@ -282,27 +283,29 @@ class SimTransport:
         record = self.known.get(to)
         if record is None or not record.addresses:
             return
-        if to in self._opening:
-            await asyncio.shield(self._opening[to])
-            return
-        self._opening[to] = done = self._net.loop.create_future()
-        try:
-            answer, refused = await self._dial(record)
-            if refused:
-                self._control.append((Arrival(to, None, REFUSED), None))
-                self._wake()
-            self._obstacles[to] = "" if isinstance(answer, Welcome) else answer.detail
-        finally:
-            del self._opening[to]
-            done.set_result(None)
+        if to not in self._opening:
+            self._opening[to] = self._net.loop.create_future()
+            if self.circuits is None:
+                await self._dial(record)
+                return
+            self._start(self._dial(record))  # The peer may dial us meanwhile, see `connect`.
+        await asyncio.shield(self._opening[to])
 
-    async def _dial(self, record: PeerRecord) -> tuple[Welcome | Refuse, bool]:
-        """Dial a peer directly or over relays; return the answer, and whether its machine refuses connections."""
-        if self.circuits is not None:
-            over = partial(self.handshakes.knock_over, record)
-            return await self.circuits.dial(record.peer_id, lambda: self.handshakes.dial(record), over, KNOCK)
-        answer = await self.handshakes.dial(record)
-        return answer, isinstance(answer, Refuse) and answer.code == "refused"
+    async def _dial(self, record: PeerRecord) -> None:
+        peer, dial = record.peer_id, self.handshakes.dial
+        try:
+            if self.circuits is None:
+                answer = await dial(record)
+                refused = isinstance(answer, Refuse) and answer.code == "refused"
+            else:
+                over = partial(self.handshakes.knock_over, record)
+                answer, refused = await self.circuits.dial(peer, lambda: dial(record), over, KNOCK)
+            if refused and (self.circuits is None or peer not in self.links):
+                self._control.append((Arrival(peer, None, REFUSED), None))
+                self._wake()
+            self._obstacles[peer] = "" if isinstance(answer, Welcome) else answer.detail
+        finally:
+            _finish(self._opening.pop(peer))
 
     def _try_directly(self, link: Link) -> None:
         """Dial the peer of a link over a circuit, now and then; a direct link replaces it."""
@@ -310,14 +313,17 @@ class SimTransport:
         if self.links.get(peer) is not link:
             return
         if record is not None and peer not in self._opening:
-            task = self._net.loop.create_task(self.handshakes.dial(record))
-            self._tries.add(task)
-            task.add_done_callback(self._tries.discard)
+            self._start(self.handshakes.dial(record))
         self._try_later(link)
 
     def _try_later(self, link: Link) -> None:
         pause = RETRY * (0.5 + self._net.draw(1)[0] / 512)
         self._net.loop.call_later(pause, self._try_directly, link, context=self._context)
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self._net.loop.create_task(work, context=self._context)
+        self._tries.add(task)
+        task.add_done_callback(self._tries.discard)
 
     def _own_hello(self) -> Hello:
         record = self._record.wire if self._record else self._hello.record if self._hello else None
@@ -341,6 +347,13 @@ class SimTransport:
                 self._net.at(when, old.other(end).replace, old, end.known.get(other.peer_id))
         link = RelayedLink(self._net, *circuit) if circuit else Link(self._net, self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
-        if circuit:
-            self._try_later(link)
-            host._try_later(link)
+        for end, other in ((self, host), (host, self)) if self.circuits is not None else ():
+            if other.peer_id in end._opening:
+                _finish(end._opening[other.peer_id])
+            if circuit:
+                end._try_later(link)
+
+
+def _finish(opening: asyncio.Future[None]) -> None:
+    if not opening.done():
+        opening.set_result(None)

@@ -52,6 +52,7 @@ class Connections:
         self._leaving: set[Link] = set()
         self._dials: dict[bytes, _Dial] = {}
         self._retries: dict[PeerId, Retry] = {}
+        self._awaited: dict[PeerId, asyncio.Future[None]] = {}
         self._sessions: dict[bytes, Link] = {}
         self._traffic: dict[PeerId, Traffic] = {}
         self._loop = asyncio.get_running_loop()
@@ -150,6 +151,8 @@ class Connections:
             self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link
         self._retries.pop(peer, None)
+        if (awaited := self._awaited.pop(peer, None)) is not None:
+            awaited.set_result(None)
         if link.relay:
             self._later(link)
 
@@ -257,7 +260,11 @@ class Connections:
                 if retry is not None and self._loop.time() < retry.at:
                     return None
                 dial = self._start(record.transport_key, self._dial(record))
-            await asyncio.wait({dial})
+            # The peer may dial us meanwhile: one behind an address translator cannot be dialled.
+            awaited = self._awaited.setdefault(to, self._loop.create_future())
+            await asyncio.wait({dial, awaited}, return_when=asyncio.FIRST_COMPLETED)
+            if dial.done():
+                self._awaited.pop(to, None)
             if to not in self.links and to not in self._offers:
                 return None
         return None
@@ -277,13 +284,13 @@ class Connections:
         answer, refused = await self._station.circuits.dial(
             peer, lambda: self._dial_directly(record, hello), over, limits.knock
         )
-        if isinstance(answer, Welcome):
+        if isinstance(answer, Welcome) or peer in self.links:
             return answer
         retry = self._retries.setdefault(peer, Retry())
         final = answer.code not in TRANSIENT
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         retry.reason = answer.detail
-        if refused and peer not in self.links and peer not in self._offers:
+        if refused and peer not in self._offers:
             self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer
 
