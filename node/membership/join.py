@@ -46,10 +46,11 @@ async def knock(
     *,
     seconds: float,
     lasting: Collection[str] = (),
+    met: Callable[[], bool] = lambda: False,
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None then, else the error.
+    Return None then, or once `met` returns True after a contact that does not admit us, else the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
@@ -74,6 +75,8 @@ async def knock(
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
                     refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
+            if met():
+                return None
             if again:
                 hopeful = True
                 refusals.pop(contact, None)  # it was asked again, and gives another answer

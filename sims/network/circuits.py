@@ -252,7 +252,9 @@ Connect = Callable[[str], Awaitable[Relay | Refuse]]
 """Connect to an address, and return the transport that listens there."""
 
 
-def circuits_of(net: CircuitFabric, end: Visitor, connect: Connect, draw: Callable[[int], bytes]) -> Circuits:
+def circuits_of(
+    net: CircuitFabric, end: Visitor, limits: CircuitLimits, connect: Connect, draw: Callable[[int], bytes]
+) -> Circuits:
     """Return the circuits of a peer, which makes connections with `connect`."""
 
     async def enter(gates: Iterable[str], token: bytes, factory: Factory) -> tuple[Connection, asyncio.BaseProtocol]:
@@ -278,7 +280,7 @@ def circuits_of(net: CircuitFabric, end: Visitor, connect: Connect, draw: Callab
             return connection, factory()
         raise error
 
-    found = Circuits(end.peer_id, LIMITS, LOAN, RateLimit(), enter=enter, draw=draw)
+    found = Circuits(end.peer_id, limits, LOAN, RateLimit(), enter=enter, draw=draw)
     found.links = _Neighbours(end)
     found.lanes[GATE] = lambda relay: asyncio.Protocol()
     return found

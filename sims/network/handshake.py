@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import GATE, Route
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.interface import Admit, Contact
 from thinwire.sims.network.circuits import CircuitFabric, Connection, Relay
 from thinwire.sims.network.partitions import Partitions
@@ -22,8 +23,8 @@ from thinwire.swarm.messages.registry import VERSION, Hello, Message, PeerId, Re
 class Network(CircuitFabric, Protocol):
     """The network as a transport uses it."""
 
-    circuits: bool
-    """True if peers that cannot reach each other may use circuits."""
+    circuits: CircuitLimits | None
+    """Limits of circuits; None: there are none."""
     encode: bool
     deadline: float
     """Seconds after which a knock at a gate is given up."""

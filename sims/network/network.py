@@ -13,6 +13,7 @@ from contextvars import Context
 from math import log
 from typing import TypeVarTuple, Unpack
 
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.interface import Admit, Arrival
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.sims.network.circuits import Connection
@@ -49,7 +50,7 @@ class SimNet:
     messages by reference and signs only votes (sizes still count), for large swarms. stream: maximum bytes/s of one
     connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
     evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds).
-    circuits: True if peers that cannot reach each other may use circuits.
+    circuits: limits of circuits between peers that cannot reach each other; None: there are no circuits.
     corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
     """
 
@@ -66,7 +67,7 @@ class SimNet:
         deadline: float = 5.0,
         encode: bool = True,
         stream: Rate | None = None,
-        circuits: bool = False,
+        circuits: CircuitLimits | None = None,
     ) -> None:
         self.loop = current()
         self.context = Context()

@@ -58,8 +58,8 @@ class SimTransport:
         self.known: dict[PeerId, PeerRecord] = {}
         self.links: dict[PeerId, Link] = {}
         self.handshakes = Handshakes(net, self, identity, admit, address, self._own_hello)
-        connect = self.handshakes.connect
-        self.circuits = circuits_of(net, self, connect, net.draw) if net.circuits else None
+        connect, limits = self.handshakes.connect, net.circuits
+        self.circuits = None if limits is None else circuits_of(net, self, limits, connect, net.draw)
         self._net, self._identity, self._address = net, identity, address
         self._context = copy_context()
         self._tries: set[asyncio.Task[object]] = set()

@@ -102,6 +102,9 @@ class _Scenario(Reader):
                 ("peers", 0, "join"), "the first peer founds the run: it is there from 0 on", "remove its join"
             )
         lines, nats = self._shared(top.sites, peers)
+        if peers[0].nat != "none" or peers[0].site in nats:
+            place: Place = ("peers", 0, "nat") if peers[0].nat != "none" else ("sites", peers[0].site, "nat")
+            raise self.error(place, "the first peer founds the run: the others must reach it", "remove its nat")
         return Scenario(
             name=top.name or re.sub(r"[^a-z0-9]+", "-", self.file.stem.lower()).strip("-")[:64] or "scenario",
             about=" ".join(top.about.split()),

@@ -6,17 +6,19 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.always import LOOK_SECONDS
 from thinwire.sims.invariants.on_commit import Violation
 from thinwire.sims.invariants.swarm import SwarmInvariants
+from thinwire.sims.network.circuits import LIMITS
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.translator import Translator
@@ -108,6 +110,14 @@ def simulate(
     return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
 
 
+def _circuits(preset: Preset) -> CircuitLimits:
+    """Return the limits of circuits for a timing of the membership.
+
+    A direct dial is given up before a peer is called dead, as on the internet.
+    """
+    return replace(LIMITS, direct=LIMITS.direct * min(1.0, preset.probe_period / WAN.probe_period))
+
+
 class SimWorld:
     """World of one simulation; made inside `virtual_loop.run`."""
 
@@ -137,7 +147,7 @@ class SimWorld:
             loss=scenario.loss,
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
-            circuits=scenario.translated,
+            circuits=_circuits(preset) if scenario.translated else None,
         )
         self.gateways: Mapping[str, Gateway] = {
             name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()

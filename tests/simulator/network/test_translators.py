@@ -23,7 +23,7 @@ class Swarm:
     """Peers that know each other and read what arrives: frames and ends of links by receiver."""
 
     def __init__(self, *nats: Nat, **options: float) -> None:
-        self.net = SimNet(1, latency=0.01, circuits=True, **options)  # type: ignore[arg-type]
+        self.net = SimNet(1, latency=0.01, circuits=LIMITS, **options)  # type: ignore[arg-type]
         self.frames: dict[PeerId, list[tuple[PeerId, Frame]]] = {}
         self.lost: list[tuple[PeerId, PeerId, str]] = []
         self.peers = []
