@@ -280,7 +280,7 @@ def circuits_of(
             return connection, factory()
         raise error
 
-    found = Circuits(end.peer_id, limits, LOAN, RateLimit(), enter=enter, draw=draw)
+    found = Circuits(end.peer_id, limits, LOAN, RateLimit(), draw, enter=enter)
     found.links = _Neighbours(end)
     found.lanes[GATE] = lambda relay: asyncio.Protocol()
     return found

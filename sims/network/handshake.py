@@ -1,4 +1,4 @@
-"""Handshakes of simulated peers: connections, knocks at the gates of others, and the answers of the own gate."""
+"""Handshakes of simulated peers: connections, knocks at gates, and the answers of the own gate."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Handshakes:
         path: tuple[Host, ...],
         circuit: tuple[Connection, Connection] | None,
     ) -> Welcome | Refuse:
-        """Exchange Hello and Welcome with the last peer of a path, over the connections of a circuit or directly."""
+        """Exchange Hello and Welcome with the last peer of a path, over a circuit or directly (None)."""
         own, host = path[0], path[-1]
         await self._cross(path, hello)
         await host.awake.wait()

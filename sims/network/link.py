@@ -221,7 +221,7 @@ def spoil(pipe: Pipe, how: str) -> None:
 
 
 class Link:
-    """Connection between two peers, made by the first. Each end holds it as long as it believes it to be up."""
+    """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
 
     relay: PeerId = b""
     """The peer that passes the packets on; b"": none."""
@@ -245,7 +245,7 @@ class Link:
         return pipe
 
     def release(self, end: Endpoint, when: float, reason: str) -> None:
-        """Note that an end gives the link up for a reason, and that its last byte leaves at `when` or before."""
+        """Note that an end gives the link up for a reason; its last byte has left at `when`."""
         for pipe in self.pipes:
             if pipe.source is end:
                 pipe.queue.clear()

@@ -92,7 +92,7 @@ class SimNet:
         self.loop.call_at(when, callback, *args, context=self.context)
 
     def draw(self, count: int) -> bytes:
-        """Return random bytes for circuits, from numbers of their own: networks without circuits stay the same."""
+        """Return random bytes for circuits, from a separate generator."""
         return self._circuit_rng.randbytes(count)
 
     def wall(self) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
 from thinwire.collectives.transport.observed_addresses import Sighting
-from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Gateway, Link, LinkTraffic, Pipe, Uplink
@@ -25,9 +24,6 @@ from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, Pe
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
 """Types of messages that travel on the bulk stream."""
-
-KNOCK, RETRY = Limits().knock, Limits().retry_last
-"""Seconds in which relays are tried one after the other, and at most between direct dials of a peer with a circuit."""
 
 
 class SimTransport:
@@ -299,7 +295,7 @@ class SimTransport:
                 refused = isinstance(answer, Refuse) and answer.code == "refused"
             else:
                 over = partial(self.handshakes.knock_over, record)
-                answer, refused = await self.circuits.dial(peer, lambda: dial(record), over, KNOCK)
+                answer, refused = await self.circuits.dial(peer, lambda: dial(record), over)
             if refused and (self.circuits is None or peer not in self.links):
                 self._control.append((Arrival(peer, None, REFUSED), None))
                 self._wake()
@@ -317,7 +313,8 @@ class SimTransport:
         self._try_later(link)
 
     def _try_later(self, link: Link) -> None:
-        pause = RETRY * (0.5 + self._net.draw(1)[0] / 512)
+        assert self._net.circuits is not None
+        pause = self._net.circuits.again * (0.5 + self._net.draw(1)[0] / 512)
         self._net.loop.call_later(pause, self._try_directly, link, context=self._context)
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
@@ -335,7 +332,10 @@ class SimTransport:
         return Hello(VERSION, self.run_id, record)
 
     def connect(self, host: SimTransport, circuit: tuple[Connection, Connection] | None) -> None:
-        """Open the link for both ends; it replaces one over a circuit, and one to an earlier process of either peer."""
+        """Open the link for both ends.
+
+        It replaces a link over a circuit, and one to an earlier process of either peer.
+        """
         for end, other in ((self, host), (host, self)):
             old = end.links.get(other.peer_id)
             if old is not None:

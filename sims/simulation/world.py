@@ -247,7 +247,7 @@ class SimWorld:
     # Interface of machines
 
     def contacts(self, me: int) -> Invite:
-        """Return an invite that names the peers that were up first, those without an address translator before others."""
+        """Return an invite that names the peers that were up first, those that can be dialled before others."""
         up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
         up.sort(key=lambda m: m.translator is not None)
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]

@@ -9,7 +9,6 @@ authenticated channel, so a stranger at the gate can do nothing.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +33,9 @@ TRANSIENT = ("unreachable", "refused", "busy")
 Factory: TypeAlias = "Callable[[], asyncio.BaseProtocol]"
 
 Enter: TypeAlias = "Callable[[Iterable[str], bytes, Factory], Awaitable[tuple[asyncio.BaseTransport, Any]]]"
-"""Open an end of a circuit at one of a relay's gates, with a token; raises OSError. See `ticket.enter`."""
+"""Open an end of a circuit at one of a relay's gates, with a token.
+
+Raises OSError. See `ticket.enter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ class Circuits:
         limits: CircuitLimits,
         loan: Loan,
         rate_limit: RateLimit,
+        draw: Callable[[int], bytes],
         *,
         enter: Enter = enter,
-        draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
@@ -111,9 +112,8 @@ class Circuits:
         peer: PeerId,
         directly: Callable[[], Awaitable[Welcome | Refuse]],
         over: Callable[[str, Route], Awaitable[Welcome | Refuse]],
-        seconds: float,
     ) -> tuple[Welcome | Refuse, bool]:
-        """Open a link to a peer: directly, or else over relays, one after the other, for at most `seconds`.
+        """Open a link to a peer: directly, or else over relays, one after the other.
 
         `over` gets a name of the relay for messages and the route. Return the last answer, and whether the peer's machine
         refused the direct connection.
@@ -124,7 +124,7 @@ class Circuits:
                 answer = await directly()
         refused = isinstance(answer, Refuse) and answer.code == "refused"
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # The loss of a dead peer is not told before.
+            async with asyncio.timeout(self._limits.search):  # The loss of a dead peer is not told before.
                 for relay in self.relays(peer):
                     if isinstance(answer, Welcome) or answer.code not in TRANSIENT or peer in self.links:
                         break
@@ -198,7 +198,7 @@ class Circuits:
         task.add_done_callback(tasks.discard)
 
     def abort(self) -> list[asyncio.Task[None]]:
-        """Close all circuits through this peer at once; return the tasks of its visits, which were told to end."""
+        """Close all circuits through this peer at once; return its tasks, which were told to end."""
         self.relay.close()
         tasks = [*self._told, *self._invited]
         for task in tasks:

@@ -157,7 +157,7 @@ class Connections:
             self._later(link)
 
     def _later(self, link: Link) -> None:
-        pause = self._station.limits.retry_last * self._random.uniform(0.5, 1.0)
+        pause = self._station.limits.circuits.again * self._random.uniform(0.5, 1.0)
         self._loop.call_later(pause, self._try_direct, link)
 
     def _try_direct(self, link: Link) -> None:
@@ -281,9 +281,7 @@ class Connections:
         async def over(relay: str, route: Route) -> Welcome | Refuse:
             return await self._visit(Contact(relay, record.transport_key), hello, peer, route)
 
-        answer, refused = await self._station.circuits.dial(
-            peer, lambda: self._dial_directly(record, hello), over, limits.knock
-        )
+        answer, refused = await self._station.circuits.dial(peer, lambda: self._dial_directly(record, hello), over)
         if isinstance(answer, Welcome) or peer in self.links:
             return answer
         retry = self._retries.setdefault(peer, Retry())

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from kit.scenarios import EARLY, manifest_of, peer
+from kit.scenarios import EARLY, identity_of, manifest_of, peer
 from thinwire.sims.network.translator import Nat
-from thinwire.sims.peers.machine import Machine
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, SimWorld, simulate
+from thinwire.sims.simulation.world import Run, simulate
 from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.rendezvous_hash import rank
 
-OPEN, HIDDEN = "none", "symmetric"
+OPEN: Nat = "none"
+HIDDEN: Nat = "symmetric"
 
 REGIONS = ("Oregon", "London", "Japan")
 """Regions so far apart that a round takes half a second."""
@@ -53,27 +54,18 @@ def test_newcomers_behind_translators_get_in_and_contribute() -> None:
     assert counts[1] < 3 and counts[max(counts)] == 5
 
 
-def test_relay_that_dies_in_the_middle_of_a_round_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay of two peers is killed when all have just trained for round 3."""
-    killed: list[Fault] = []
-    heard = SimWorld.event
-
-    def event(self: SimWorld, machine: Machine, kind: str, fields: dict[str, object]) -> None:
-        heard(self, machine, kind, fields)
-        process, other = machine.process, self.machines[3]
-        if killed or kind != "round" or fields["round"] != 2 or machine.index != 4:
-            return
-        assert process is not None and process.transport is not None
-        relay = process.transport.relay_of(other.identity.peer_id)
-        victim = next(one for one in self.machines if one.identity.peer_id == relay)
-        killed.append(Fault(self.loop.time() + 2.25, "kill", (victim.index,)))
-        self.net.at(killed[0].at, self._begin, killed[0])
-
-    monkeypatch.setattr(SimWorld, "event", event)
-    run = played([OPEN, OPEN, OPEN, HIDDEN, HIDDEN])
+def test_relay_that_dies_in_the_middle_of_a_round_is_replaced() -> None:
+    """The relay of two peers is killed after the training for round 3, before its commit."""
+    nats: list[Nat] = [OPEN, OPEN, OPEN, HIDDEN, HIDDEN]
+    ends = [identity_of(index).peer_id for index in (3, 4)]
+    relay = rank(b"".join(sorted(ends)), "circuit", [identity_of(index).peer_id for index in range(3)])[0]
+    victim = next(index for index in range(3) if identity_of(index).peer_id == relay)
+    at = min(event.at for event in played(nats, seconds=8.0).journal.of("round") if event.fields["round"] == 2)
+    run = played(nats, faults=(Fault(at + 2.25, "kill", (victim,)),))
     assert run.violations == ()
-    commits = [event.at for event in run.journal.of("round") if event.fields["round"] == 3]
-    assert killed[0].at < min(commits)
+    lost = [event for event in run.journal.of("lost") if event.fields["peer"] == ends[0].hex() and event.peer == 4]
+    assert [event.fields["reason"] for event in lost] == ["reset"] and 0.0 < lost[0].at - (at + 2.25) < 0.2
+    assert lost[0].at < min(event.at for event in run.journal.of("round") if event.fields["round"] == 3)
     counts = contributors(run)
     assert max(counts) >= 4 and counts[max(counts)] == 4
 
