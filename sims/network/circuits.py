@@ -267,7 +267,7 @@ def circuits_of(
             await asyncio.sleep(net.latency(end.peer_id, relay.peer_id))  # the ticket
             await relay.awake.wait()
             theirs = relay.circuits.relay.enter(name_of(token)) if relay.circuits is not None else None
-            if theirs is None:
+            if not isinstance(theirs, End):
                 raise ConnectionError("the relay has closed the circuit")
             connection = Connection(net, end, relay, theirs)
             theirs.connection_made(connection)

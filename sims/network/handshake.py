@@ -92,7 +92,7 @@ class Handshakes:
                 host = await self.connect(contact.address)
                 if isinstance(host, Refuse):
                     return host
-                return await self._greeted(contact, hello, (self._own, host), None)
+                return await self._greeted(contact, hello, host, None)
         except TimeoutError:
             return Refuse("unreachable", f"{contact.address} did not answer")
 
@@ -105,9 +105,10 @@ class Handshakes:
         assert isinstance(near, Connection)
         far = near.end.splice.other(near.end)
         assert far is not None and isinstance(far.transport, Connection)
-        path, circuit = (self._own, near.relay, cast(Host, far.transport.visitor)), (near, far.transport)
+        host = cast(Host, far.transport.visitor)
         try:
-            return await self._greeted(Contact(name, record.transport_key), self._hello(), path, circuit)
+            contact = Contact(name, record.transport_key)
+            return await self._greeted(contact, self._hello(), host, (near, far.transport))
         finally:
             if near.link is None:
                 near.leave()
@@ -136,11 +137,12 @@ class Handshakes:
         self,
         contact: Contact,
         hello: Hello,
-        path: tuple[Host, ...],
+        host: Host,
         circuit: tuple[Connection, Connection] | None,
     ) -> Welcome | Refuse:
-        """Exchange Hello and Welcome with the last peer of a path, over a circuit or directly (None)."""
-        own, host = path[0], path[-1]
+        """Exchange Hello and Welcome with a peer, over a circuit or directly (None), and open a link."""
+        own = self._own
+        path: tuple[Relay, ...] = (own, host) if circuit is None else (own, circuit[0].relay, host)
         await self._cross(path, hello)
         await host.awake.wait()
         answer = host.handshakes.greet(hello, self._identity.transport_public)

@@ -158,9 +158,9 @@ class Pipe:
         self.link, self.bulk, self.pair = link, bulk, route.pair
         self.latency, self.rate = route.latency, route.rate
         self.limit = route.window if bulk else CONTROL_WINDOW
-        self.exit, entry = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
+        self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
-        self.downlink = entry.downlink if entry is not None else sink.downlink
+        self.downlink = into.downlink if into is not None else sink.downlink
         self.used = self.sent = self.taken = 0
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.

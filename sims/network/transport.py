@@ -13,7 +13,7 @@ from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Co
 from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
-from thinwire.sims.network.link import Downlink, Gateway, Link, LinkTraffic, Pipe, Uplink
+from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.translator import Translator
 from thinwire.swarm.frame import Frame
@@ -331,11 +331,12 @@ class SimTransport:
             ).wire
         return Hello(VERSION, self.run_id, record)
 
-    def connect(self, host: SimTransport, circuit: tuple[Connection, Connection] | None) -> None:
+    def connect(self, host: Endpoint, circuit: tuple[Connection, Connection] | None) -> None:
         """Open the link for both ends.
 
         It replaces a link over a circuit, and one to an earlier process of either peer.
         """
+        assert isinstance(host, SimTransport)
         for end, other in ((self, host), (host, self)):
             old = end.links.get(other.peer_id)
             if old is not None:

@@ -53,8 +53,15 @@ class Route:
 class Neighbour(Protocol):
     """A link, as circuits see it."""
 
-    dialled: bool
-    relay: PeerId
+    @property
+    def dialled(self) -> bool:
+        """True if we have dialled the peer."""
+        ...
+
+    @property
+    def relay(self) -> PeerId:
+        """The peer that splices; b"": none."""
+        ...
 
     @property
     def gates(self) -> tuple[str, ...]:

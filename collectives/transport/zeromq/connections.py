@@ -262,7 +262,8 @@ class Connections:
                 dial = self._start(record.transport_key, self._dial(record))
             # The peer may dial us meanwhile: one behind an address translator cannot be dialled.
             awaited = self._awaited.setdefault(to, self._loop.create_future())
-            await asyncio.wait({dial, awaited}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {dial, awaited}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if dial.done():
                 self._awaited.pop(to, None)
             if to not in self.links and to not in self._offers:

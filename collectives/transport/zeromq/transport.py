@@ -87,8 +87,9 @@ class ZmqTransport:
         self._gatekeeper = ZapHandler(self._context)
         receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
         rate_limit = RateLimit(up)
-        limits = self._limits.circuits
-        self._circuits = Circuits(identity.peer_id, limits, loan or Loan(), rate_limit, secrets.token_bytes)
+        self._circuits = Circuits(
+            identity.peer_id, self._limits.circuits, loan or Loan(), rate_limit, secrets.token_bytes
+        )
         self._station = SharedSockets(
             identity,
             run_id,
