@@ -50,7 +50,7 @@ async def knock(
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None then, or once `met` returns True after a contact that does not admit us, else the error.
+    Return None then, or once `met` returns True after a contact that cannot be reached, else the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
@@ -69,14 +69,14 @@ async def knock(
                     return None
                 except ManifestMismatch as error:
                     refusals[contact], again = error, False
+            elif answer.code == "unreachable" and met():
+                return None
             else:
                 said = f"{contact.address}: {answer.detail or answer.code}"
                 again = answer.code not in ADVICE and answer.code not in lasting
                 if answer.code in ADVICE:
                     text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
                     refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
-            if met():
-                return None
             if again:
                 hopeful = True
                 refusals.pop(contact, None)  # it was asked again, and gives another answer
