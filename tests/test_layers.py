@@ -84,7 +84,7 @@ PACKAGES = {
     "node/cli": ("node/cli/top", "node/local_swarm", "node/doctor"),
     "sims": (),
     "sims/engine": ("node/runtime",),
-    "sims/network": ("sims/engine",),
+    "sims/network": ("sims/engine", "collectives/transport/circuits"),
     "sims/scenario": ("sims/network", "swarm/manifest"),
     "sims/planner": ("sims/network", "collectives/costs"),
     "sims/results": ("sims/scenario", "node/local_swarm"),

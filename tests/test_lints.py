@@ -168,7 +168,7 @@ MAY_OPEN = {
         "node/training/models/user_model.py": "seeds torch's generator with the run's seed, and restores it",
         "swarm/identity/identity.py": "a new key, when no seed is given, and the name of its draft",
         "collectives/transport/zeromq/link.py": TRANSPORT + ": keys of bulk streams",
-        "collectives/transport/circuits/relay.py": TRANSPORT + ": tokens",
+        "collectives/transport/zeromq/transport.py": TRANSPORT + ": tokens of circuits",
         "collectives/transport/shared_memory/local_sockets.py": TRANSPORT + ": names of sockets",
         "node/membership/pcp.py": "the nonce of a port mapping",
         "collectives/transport/zeromq/connections.py": TRANSPORT + ": back-off",

@@ -46,10 +46,11 @@ async def knock(
     *,
     seconds: float,
     lasting: Collection[str] = (),
+    met: Callable[[], bool] = lambda: False,
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None then, else the error.
+    Return None then, or once `met` returns True after a contact that cannot be reached, else the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
@@ -68,6 +69,8 @@ async def knock(
                     return None
                 except ManifestMismatch as error:
                     refusals[contact], again = error, False
+            elif answer.code == "unreachable" and met():
+                return None
             else:
                 said = f"{contact.address}: {answer.detail or answer.code}"
                 again = answer.code not in ADVICE and answer.code not in lasting

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVarTuple, Unpack
 
@@ -43,9 +44,14 @@ class LinkTraffic:
 
 
 class Fabric(Protocol):
-    """Network for links. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds."""
+    """Network for links. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds.
+
+    `context`: that of callbacks that belong to no peer. `patience`: seconds after which a link that does not move breaks.
+    """
 
     loop: SimLoop
+    context: Context
+    patience: float
     latency: Latency
     stream: Rate | None
     window: int
@@ -62,9 +68,16 @@ class Fabric(Protocol):
         """Deliver a packet of which the last byte arrives at `packet.done`."""
         ...
 
+    def hand_over(self, pipe: Pipe) -> None:
+        """Deliver the packets of a pipe that have arrived, in order."""
+        ...
+
 
 class Endpoint(Protocol):
-    """Transport of one peer. `peaks`: maximum of control and of bulk frames in flight."""
+    """Transport of one peer. `awake` is cleared while its process is stopped or dead.
+
+    `peaks`: maximum of control and of bulk frames in flight.
+    """
 
     peer_id: PeerId
     run_id: bytes
@@ -73,6 +86,7 @@ class Endpoint(Protocol):
     gateway: Gateway | None
     traffic: LinkTraffic
     peaks: list[int]
+    awake: asyncio.Event
     known: dict[PeerId, PeerRecord]
     links: dict[PeerId, Link]
 
@@ -128,22 +142,25 @@ class Pipe:
     used: frames accepted by `send` and not yet taken by `recv`. sent, taken: number the packets as they leave and
     arrive. pair: ids of `source` and `sink`. latency: one-way seconds between them. rate: bytes/s that one connection
     reaches (None: unlimited). limit: maximum of `used`. uplink, downlink: links on the route. exit: gateway of the
-    sender's site on the route (None: there is none).
+    sender's site on the route (None: there is none). onward: in a pipe to a relay, the pipe from there to the receiver;
+    entry: the inverse. Frames in both count in `used` of the entry.
     """
 
     __slots__ = (
         "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
-        "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit",
+        "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
-    def __init__(self, link: Link, route: Route, bulk: bool) -> None:
+    def __init__(self, link: Link, route: Route, bulk: bool, entry: Pipe | None = None) -> None:
+        self.onward: Pipe | None = None
+        self.entry = entry
         source, sink = self.source, self.sink = route.source, route.sink
         self.link, self.bulk, self.pair = link, bulk, route.pair
         self.latency, self.rate = route.latency, route.rate
         self.limit = route.window if bulk else CONTROL_WINDOW
-        self.exit, entry = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
+        self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
-        self.downlink = entry.downlink if entry is not None else sink.downlink
+        self.downlink = into.downlink if into is not None else sink.downlink
         self.used = self.sent = self.taken = 0
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
@@ -204,7 +221,10 @@ def spoil(pipe: Pipe, how: str) -> None:
 
 
 class Link:
-    """Connection between two peers. Each end holds it as long as it believes it to be up."""
+    """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
+
+    relay: PeerId = b""
+    """The peer that passes the packets on; b"": none."""
 
     def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
         self.ends = (a, b)
@@ -223,6 +243,17 @@ class Link:
         if pipe is None:
             pipe = self._pipes[2 * way + bulk] = Pipe(self, self._routes[way], bulk)
         return pipe
+
+    def release(self, end: Endpoint, when: float, reason: str) -> None:
+        """Note that an end gives the link up for a reason; its last byte has left at `when`."""
+        for pipe in self.pipes:
+            if pipe.source is end:
+                pipe.queue.clear()
+                pipe.wake(len(pipe.waiters))
+
+    def pass_on(self, pipe: Pipe) -> None:
+        """Pass on the packets that have arrived through a pipe to a relay: this link has none."""
+        raise NotImplementedError
 
     def other(self, end: Endpoint) -> Endpoint:
         return self.ends[1] if self.ends[0] is end else self.ends[0]

@@ -13,8 +13,10 @@ from contextvars import Context
 from math import log
 from typing import TypeVarTuple, Unpack
 
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.interface import Admit, Arrival
 from thinwire.sims.engine.virtual_loop import current
+from thinwire.sims.network.circuits import Connection
 from thinwire.sims.network.link import Endpoint, Latency, Pipe, Rate, spoil
 from thinwire.sims.network.packets import Packet
 from thinwire.sims.network.partitions import Pair, Partitions
@@ -48,6 +50,7 @@ class SimNet:
     messages by reference and signs only votes (sizes still count), for large swarms. stream: maximum bytes/s of one
     connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
     evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds).
+    circuits: limits of circuits between peers that cannot reach each other; None: there are no circuits.
     corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
     """
 
@@ -64,12 +67,14 @@ class SimNet:
         deadline: float = 5.0,
         encode: bool = True,
         stream: Rate | None = None,
+        circuits: CircuitLimits | None = None,
     ) -> None:
         self.loop = current()
         self.context = Context()
         """Context of the network's own callbacks, which belong to no peer and run while peers are stopped."""
         self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
         self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
+        self.patience, self.circuits = patience, circuits
         self.corrupt: Corrupt | None = None
         self.peers: dict[PeerId, SimTransport] = {}
         self.places: dict[str, SimTransport] = {}
@@ -77,12 +82,18 @@ class SimNet:
         self.lossy: dict[PeerId, list[tuple[float, float]]] = {}
         self.holds = Partitions(self, patience)
         self.relays: dict[Pair, str] = {}
+        self.connections: dict[Connection, None] = {}
         self._rng = random.Random(seed)
+        self._circuit_rng = random.Random(f"{seed}/circuits")
         self._jitter, self._bandwidth = jitter, bandwidth
 
     def at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         """Schedule a callback of the network, in whichever process this is called."""
         self.loop.call_at(when, callback, *args, context=self.context)
+
+    def draw(self, count: int) -> bytes:
+        """Return random bytes for circuits, from a separate generator."""
+        return self._circuit_rng.randbytes(count)
 
     def wall(self) -> int:
         """Return the unix time in seconds."""
@@ -135,7 +146,7 @@ class SimNet:
         if one_way:
             self.cut(b, a, one_way=True)
             link = self.peers[a].links.get(b) if a in self.peers else None
-            if link is not None:
+            if link is not None and not link.relay:
                 self.peers[a].lose(link, "reset")
         else:
             self.holds.refuse((b, a))
@@ -150,7 +161,7 @@ class SimNet:
             return
         self.mend(b, a, one_way=True)
         link = self.peers[b].links.get(a) if b in self.peers else None
-        if link is not None and a in self.peers and not link.other(self.peers[b]).has(link):
+        if link is not None and not link.relay and a in self.peers and not link.other(self.peers[b]).has(link):
             self.at(self.loop.time() + 2 * self.latency(b, a), self.peers[b].lose, link, "reset")
 
     def partition(self, groups: Sequence[Sequence[PeerId]], *, end: bool = False, refuse: bool = False) -> None:
@@ -216,10 +227,13 @@ class SimNet:
                 self.relays.pop(pair, None)
 
     def sever(self, a: Endpoint, b: Endpoint, reason: str) -> None:
-        """Break the link between two peers, now and for both ends."""
+        """Break the link between two peers and their connections to each other's gates, now and for both ends."""
+        for connection in list(self.connections):
+            if {connection.visitor, connection.relay} == {a, b}:
+                connection.sever(reason)
         for end, other in ((a, b), (b, a)):
             link = end.links.get(other.peer_id)
-            if link is not None and link.other(end) is other:
+            if link is not None and not link.relay and link.other(end) is other:
                 end.lose(link, reason)
 
     # --- route of a packet: uplink, latency, downlink, inbox
@@ -264,7 +278,8 @@ class SimNet:
             first = pipe.last
         if pipe.rate:
             seconds = max(seconds, packet.size / pipe.rate)
-        packet.number, pipe.sent = pipe.sent, pipe.sent + 1
+        if pipe.entry is None:
+            packet.number, pipe.sent = pipe.sent, pipe.sent + 1
         pipe.flying.append(packet)
         if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[pipe.pair])
@@ -272,7 +287,10 @@ class SimNet:
             pipe.source.traffic.bulk_up += packet.size
             if pipe.exit is not None:
                 pipe.exit.bulk += packet.size
-            pipe.last = packet.done = first + seconds
+            done = first + seconds
+            if pipe.entry is not None:  # at a relay, where the last byte may still be missing
+                done = max(done, packet.done + pipe.latency)
+            pipe.last = packet.done = done
             self.at(first, self._arrive, pipe)
         else:
             pipe.source.traffic.control_up += packet.size
@@ -298,7 +316,7 @@ class SimNet:
     def whole(self, pipe: Pipe, packet: Packet) -> None:
         """Schedule the delivery of a packet at the time of its last byte."""
         pipe.arrived.append(packet)
-        if packet.done <= self.loop.now:
+        if packet.done <= self.loop.now or pipe.onward is not None:
             self.hand_over(pipe)
         else:
             self.at(packet.done, self.hand_over, pipe)
@@ -308,22 +326,28 @@ class SimNet:
         source, sink = pipe.pair
         if self.holds.pairs and self.holds.held(source, sink):
             return
+        if pipe.onward is not None:
+            pipe.link.pass_on(pipe)
+            return
+        entry = pipe if pipe.entry is None else pipe.entry
+        source = entry.pair[0]
         now, links, traffic = self.loop.now, pipe.sink.links, pipe.sink.traffic
         while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
             packet = pipe.arrived.pop(0)
             try:
-                frame = self._received(pipe, packet)
+                frame = self._received(pipe, packet, entry.source)
             except FrameError as error:
-                self.sever(pipe.sink, pipe.source, f"malformed frame: {error}")
+                for end in (pipe.sink, entry.source):
+                    end.lose(pipe.link, f"malformed frame: {error}")
                 return
             if pipe.bulk:
                 traffic.bulk_down += packet.size
             else:
                 traffic.control_down += packet.size
             self.loop.record(source, sink, _MARKS[type(frame.message)], packet.wire, packet.payload)
-            pipe.sink.accept(Arrival(source, frame), pipe)
+            pipe.sink.accept(Arrival(source, frame), entry)
 
-    def _received(self, pipe: Pipe, packet: Packet) -> Frame:
+    def _received(self, pipe: Pipe, packet: Packet, source: Endpoint) -> Frame:
         # CURVE and the bulk streams number and authenticate everything, so a relay can only break a link.
         if packet.spoiled or packet.number != pipe.taken:
             raise FrameError("the seal is broken")
@@ -332,8 +356,8 @@ class SimNet:
             return packet.frame
         wire, payload = packet.wire, packet.payload
         if self.corrupt is not None:
-            whole = self.corrupt(pipe.source.peer_id, pipe.sink.peer_id, wire + payload)
+            whole = self.corrupt(source.peer_id, pipe.sink.peer_id, wire + payload)
             wire, payload = whole[: len(wire)], whole[len(wire) :]
         header = frames.parse_header(wire[: frames.HEADER_BYTES])
-        key = pipe.sink.known[pipe.source.peer_id].public_key
+        key = pipe.sink.known[source.peer_id].public_key
         return frames.decode(header, wire[frames.HEADER_BYTES :], payload, public_key=key, run_id=pipe.sink.run_id)

@@ -6,23 +6,20 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
-from thinwire.sims.network.link import Endpoint, Fabric, Pipe
+from thinwire.sims.network.circuits import CircuitFabric
+from thinwire.sims.network.link import Endpoint
 from thinwire.swarm.messages.registry import PeerId
 
 Pair: TypeAlias = tuple[PeerId, PeerId]
 """Sender and receiver."""
 
 
-class Severable(Fabric, Protocol):
+class Severable(CircuitFabric, Protocol):
     """A network whose links can be held up and broken."""
 
     @property
     def peers(self) -> Mapping[PeerId, Endpoint]:
         """The newest transport of each peer."""
-        ...
-
-    def hand_over(self, pipe: Pipe) -> None:
-        """Deliver the packets of a pipe that have arrived, in order."""
         ...
 
     def sever(self, a: Endpoint, b: Endpoint, reason: str) -> None:
@@ -94,11 +91,11 @@ class Partitions:
         if source is None or sink is None:
             return
         # Either end may have given up the link already, without the knowledge of the other.
-        for link in {
-            id(end.links[to]): end.links[to] for end, to in ((source, pair[1]), (sink, pair[0])) if to in end.links
-        }.values():
+        found = [end.links[to] for end, to in ((source, pair[1]), (sink, pair[0])) if to in end.links]
+        found += [connection.link for connection in self._net.connections if connection.link is not None]
+        for link in {id(link): link for link in found}.values():
             for pipe in link.pipes:
-                if pipe.source is source and pipe.arrived:
+                if pipe.source is source and pipe.pair == pair and pipe.arrived:
                     self._net.at(self._net.loop.time() + self._net.latency(*pair), self._net.hand_over, pipe)
 
     def _expire(self, pair: Pair, spell: int) -> None:

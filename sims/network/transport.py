@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import Any
 
-import msgspec
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
 from thinwire.collectives.transport.observed_addresses import Sighting
-from thinwire.sims.network.link import Downlink, Fabric, Gateway, Link, LinkTraffic, Pipe, Uplink
+from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
+from thinwire.sims.network.handshake import Handshakes, Network
+from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
-from thinwire.sims.network.partitions import Partitions
-from thinwire.swarm import frame as frames
+from thinwire.sims.network.translator import Translator
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.gossip_items import announce
-from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, Message, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, PeerId, Refuse, Welcome
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
 """Types of messages that travel on the bulk stream."""
-
-
-class Network(Fabric, Protocol):
-    """The network as a transport uses it."""
-
-    encode: bool
-    deadline: float
-    """Seconds after which a knock at a gate is given up."""
-    holds: Partitions
-
-    @property
-    def places(self) -> Mapping[str, SimTransport]:
-        """Transports by address."""
-        ...
-
-    def wall(self) -> int:
-        """Return the wall time in seconds since 1970."""
-        ...
-
-    def delay(self, sender: PeerId, receiver: PeerId) -> float:
-        """Return the one-way seconds of one packet, drawn at random."""
-        ...
 
 
 class SimTransport:
@@ -51,7 +31,7 @@ class SimTransport:
 
     `uplink.rate` and `downlink.rate` are bytes/s (None: unlimited), `traffic` counts its bytes. `loss` and `jitter` are
     those of its own link, `wall` is its clock in unix seconds. The record shown at the gates of others is the last own
-    record given to `learn`, else that of the last `meet`.
+    record given to `learn`, else that of the last `meet`. `circuits`: None if the network has none.
     """
 
     def __init__(
@@ -62,6 +42,7 @@ class SimTransport:
         self.downlink = Downlink(net, bandwidth)
         self.gateway: Gateway | None = None
         """Gateway to all peers that are not behind the same one; must be set before there are links."""
+        self.translator: Translator | None = None
         self.loss = self.jitter = 0.0
         self.wall = net.wall
         self.traffic = LinkTraffic()
@@ -72,7 +53,13 @@ class SimTransport:
         self.awake.set()
         self.known: dict[PeerId, PeerRecord] = {}
         self.links: dict[PeerId, Link] = {}
-        self._net, self._identity, self._admit, self._address = net, identity, admit, address
+        self.handshakes = Handshakes(net, self, identity, admit, address, self._own_hello)
+        connect, limits = self.handshakes.connect, net.circuits
+        self.circuits = None if limits is None else circuits_of(net, self, limits, connect, net.draw)
+        self._net, self._identity, self._address = net, identity, address
+        self._context = copy_context()
+        self._tries: set[asyncio.Task[object]] = set()
+        self._obstacles: dict[PeerId, str] = {}
         self._record: PeerRecord | None = None
         self._hello: Hello | None = None
         self.banned: dict[PeerId, str] = {}
@@ -91,10 +78,10 @@ class SimTransport:
 
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         self._hello = hello
-        return await self._knock(contact, hello)
+        return await self.handshakes.knock(contact, hello)
 
     async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
-        return []  # no peer of a simulation is behind an address translator
+        return []  # a peer of a simulation has one address, behind a translator or not
 
     def learn(self, record: PeerRecord) -> None:
         if record.peer_id == self.peer_id:
@@ -112,8 +99,10 @@ class SimTransport:
         if to not in self.links:
             await self._open(to)
         link = self.links.get(to)
-        if link is None:
-            return False
+        return link is not None and await self.send_over(link, frame)
+
+    async def send_over(self, link: Link, frame: Frame) -> bool:
+        """Send a frame over a link; return False if the link is lost."""
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room():
             return False
@@ -140,23 +129,32 @@ class SimTransport:
                 arrival, pipe = receive_queue.popleft()
                 if pipe is not None:
                     pipe.release()
+                if self.circuits is not None and arrival.frame is not None:
+                    if self.circuits.hear(arrival.peer, arrival.frame.message):
+                        continue
                 return arrival
             self._mail = self._net.loop.create_future()
             await self._mail
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
-        return None  # no peer of a simulation is behind an address translator
+        link = self.links.get(peer)
+        return (link.relay or None) if link is not None else None
 
     def obstacle(self, peer: PeerId) -> str:
-        return ""
+        return "" if peer in self.links else self._obstacles.get(peer, "")
 
     def lent(self) -> Lent:
-        return Lent()
+        if self.circuits is None:
+            return Lent()
+        relay = self.circuits.relay
+        return Lent(len(relay), relay.carried, relay.left, dict(relay.refused))
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         if ban:
             self.banned[peer] = reason
         self.known.pop(peer, None)
+        if self.circuits is not None:
+            self.circuits.relay.forget(peer)
         for receive_queue in (self._control, self._bulk):
             kept = [entry for entry in receive_queue if entry[0].peer != peer]
             receive_queue.clear()
@@ -187,11 +185,13 @@ class SimTransport:
         # Packets arrive whole; for one in flight, its share of the uplink's capacity is estimated.
         pipe, now = link.pipe(link.other(self), bulk=True), self._net.loop.now
         came, then = self._came.get(peer, (0.0, now))
-        # Packets in flight have not arrived; while one is retransmitted after a loss, those behind it wait too.
-        moving = pipe.waiting or pipe.arrived or (pipe.queue and not pipe.flying)
-        busy = moving and not self._net.holds.held(peer, self.peer_id)
-        if busy and pipe.uplink.rate:
-            came += (now - then) * pipe.uplink.rate / max(1, pipe.uplink.flows)
+        for hop in (pipe,) if pipe.onward is None else (pipe, pipe.onward):
+            # Packets in flight have not arrived; while one is retransmitted after a loss, those behind it wait too.
+            moving = hop.waiting or hop.arrived or (hop.queue and not hop.flying)
+            busy = moving and not self._net.holds.held(*hop.pair)
+            if busy and hop.uplink.rate:
+                came += (now - then) * hop.uplink.rate / max(1, hop.uplink.flows)
+                break
         self._came[peer] = (came, now)
         return int(came)
 
@@ -220,7 +220,9 @@ class SimTransport:
         """Note that the link broke; this end knows it from now on."""
         if self.has(link):
             peer = link.other(self).peer_id
-            self._release(link)
+            self._release(link, reason)
+            if self.circuits is not None:
+                self.circuits.relay.forget(peer, waiting=True)
             self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
             self._control.append((Arrival(peer, None, reason), None))
             self._wake()
@@ -245,6 +247,10 @@ class SimTransport:
 
     def _end(self, reason: str) -> None:
         self.alive = False
+        if self.circuits is not None:
+            self.circuits.abort()
+        for task in self._tries:
+            task.cancel()
         for link in list(self.links.values()):
             self._hang_up(link, reason)
         self._control.clear()
@@ -255,40 +261,66 @@ class SimTransport:
 
         After a reset it notices at once, otherwise after the frames already sent.
         """
-        other = link.other(self)
-        self._release(link)
-        when = self._net.loop.now + self._net.latency(self.peer_id, other.peer_id)
+        other, when = link.other(self), self._net.loop.now
         if reason != "reset":
             when = max([when, *(pipe.last + 1e-6 for pipe in link.pipes if pipe.source is self)])
-        self._net.at(when, other.lose, link, reason)
+        self._release(link, reason, when)
+        if not link.relay:
+            self._net.at(
+                max(when, self._net.loop.now + self._net.latency(self.peer_id, other.peer_id)), other.lose, link, reason
+            )
 
-    def _release(self, link: Link) -> None:
+    def _release(self, link: Link, reason: str, when: float = 0.0) -> None:
         del self.links[link.other(self).peer_id]
-        for pipe in link.pipes:
-            if pipe.source is self:
-                pipe.queue.clear()
-                pipe.wake(len(pipe.waiters))
+        link.release(self, when, reason)
 
     async def _open(self, to: PeerId) -> None:
         """Try to open a link. Concurrent calls for the same peer wait for the first one."""
         record = self.known.get(to)
         if record is None or not record.addresses:
             return
-        if to in self._opening:
-            await asyncio.shield(self._opening[to])
-            return
-        self._opening[to] = done = self._net.loop.create_future()
+        if to not in self._opening:
+            self._opening[to] = self._net.loop.create_future()
+            if self.circuits is None:
+                await self._dial(record)
+                return
+            self._start(self._dial(record))  # The peer may dial us meanwhile, see `connect`.
+        await asyncio.shield(self._opening[to])
+
+    async def _dial(self, record: PeerRecord) -> None:
+        peer, dial = record.peer_id, self.handshakes.dial
         try:
-            for address in record.addresses:
-                answer = await self._knock(Contact(address, record.transport_key), self._own_hello())
-                if isinstance(answer, Welcome):
-                    return
-                if answer.code == "refused":
-                    self._control.append((Arrival(to, None, REFUSED), None))
-                    self._wake()
+            if self.circuits is None:
+                answer = await dial(record)
+                refused = isinstance(answer, Refuse) and answer.code == "refused"
+            else:
+                over = partial(self.handshakes.knock_over, record)
+                answer, refused = await self.circuits.dial(peer, lambda: dial(record), over)
+            if refused and (self.circuits is None or peer not in self.links):
+                self._control.append((Arrival(peer, None, REFUSED), None))
+                self._wake()
+            self._obstacles[peer] = "" if isinstance(answer, Welcome) else answer.detail
         finally:
-            del self._opening[to]
-            done.set_result(None)
+            _finish(self._opening.pop(peer))
+
+    def _try_directly(self, link: Link) -> None:
+        """Dial the peer of a link over a circuit, now and then; a direct link replaces it."""
+        record = self.known.get(peer := link.other(self).peer_id)
+        if self.links.get(peer) is not link:
+            return
+        if record is not None and peer not in self._opening:
+            self._start(self.handshakes.dial(record))
+        self._try_later(link)
+
+    def _try_later(self, link: Link) -> None:
+        assert self._net.circuits is not None
+        pause = self._net.circuits.again * (0.5 + self._net.draw(1)[0] / 512)
+        self._net.loop.call_later(pause, self._try_directly, link, context=self._context)
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self._net.loop.create_task(work, context=self._context)
+        self._tries.add(task)
+        task.add_done_callback(self._tries.discard)
 
     def _own_hello(self) -> Hello:
         record = self._record.wire if self._record else self._hello.record if self._hello else None
@@ -299,82 +331,30 @@ class SimTransport:
             ).wire
         return Hello(VERSION, self.run_id, record)
 
-    async def _knock(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
-        try:
-            async with asyncio.timeout(self._net.deadline):
-                return await self._handshake(contact, hello)
-        except TimeoutError:
-            return Refuse("unreachable", f"{contact.address} did not answer")
+    def connect(self, host: Endpoint, circuit: tuple[Connection, Connection] | None) -> None:
+        """Open the link for both ends.
 
-    async def _handshake(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
-        host = self._net.places.get(contact.address)
-        if host is None:
-            await asyncio.sleep(self._net.deadline)
-            return Refuse("unreachable", f"no process listens at {contact.address}")
-        await self._cross(self, host)
-        if self._net.holds.refused(self.peer_id, host.peer_id):
-            return Refuse("refused", f"a firewall refused the connection to {contact.address}")
-        await self._cross(host, self)
-        host = self._net.places[contact.address]  # a cut may have held the packets until another process listened there
-        if not host.alive:
-            return Refuse("refused", f"{contact.address} refused the connection")
-        await self._cross(self, host, hello)
-        await host.awake.wait()
-        answer = host._greet(hello, self._identity.transport_public)
-        await self._cross(host, self, answer)
-        if isinstance(answer, Refuse):
-            return answer
-        try:
-            record = PeerRecord.parse(answer.record, run_id=self.run_id, now=self.wall())
-        except RecordError as error:
-            return Refuse("unreachable", str(error))
-        if record.transport_key != contact.transport_key or record.peer_id in self.banned:
-            return Refuse("unreachable", f"{contact.address} is not who was expected")
-        if not (self.alive and host.alive) or self._net.holds.refused(self.peer_id, host.peer_id):
-            return Refuse("unreachable", f"{contact.address} closed the connection")
-        self.learn(record)
-        self._connect(host)
-        return answer
-
-    async def _cross(self, source: SimTransport, sink: SimTransport, message: Message | None = None) -> None:
-        """Let one packet of a handshake travel; a cut holds it."""
-        size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(message)) if message else 0
-        source.traffic.control_up += size
-        await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
-        while self._net.holds.cut(source.peer_id, sink.peer_id):
-            await asyncio.sleep(0.1)
-        sink.traffic.control_down += size
-
-    def _greet(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
-        """Judge a stranger at the gate."""
-        if hello.version != VERSION:
-            return Refuse("version", f"we speak version {VERSION}, you speak {hello.version}")
-        if hello.run_id != self.run_id:
-            return Refuse("run", "we are another run")
-        try:
-            record = PeerRecord.parse(hello.record, run_id=self.run_id, now=self.wall())
-        except RecordError as error:
-            return Refuse("signature", str(error))
-        if record.transport_key != transport_key or record.peer_id == self.peer_id:
-            return Refuse("signature", "the record does not fit the transport key")
-        if record.peer_id in self.banned:
-            return Refuse("banned", self.banned[record.peer_id])
-        answer = self._admit(hello, record)
-        if isinstance(answer, Refuse):
-            return answer
-        self.learn(record)
-        return msgspec.structs.replace(answer, endpoint=self._address, bulk=self._address)
-
-    def _connect(self, host: SimTransport) -> None:
-        """Open the link for both ends; it replaces a link to an earlier process of either peer."""
+        It replaces a link over a circuit, and one to an earlier process of either peer.
+        """
+        assert isinstance(host, SimTransport)
         for end, other in ((self, host), (host, self)):
             old = end.links.get(other.peer_id)
             if old is not None:
-                if old.other(end) is other and other.has(old):
+                if old.other(end) is other and other.has(old) and (circuit or not old.relay):
                     return  # both dialled at the same time
                 end.lose(old, "replaced")
                 # An earlier process with the same key that still runs is informed and disconnected.
                 when = self._net.loop.now + self._net.latency(end.peer_id, other.peer_id)
                 self._net.at(when, old.other(end).replace, old, end.known.get(other.peer_id))
-        link = Link(self._net, self, host)
+        link = RelayedLink(self._net, *circuit) if circuit else Link(self._net, self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
+        for end, other in ((self, host), (host, self)) if self.circuits is not None else ():
+            if other.peer_id in end._opening:
+                _finish(end._opening[other.peer_id])
+            if circuit:
+                end._try_later(link)
+
+
+def _finish(opening: asyncio.Future[None]) -> None:
+    if not opening.done():
+        opening.set_result(None)

@@ -30,6 +30,7 @@ from thinwire.sims.engine.disk import SimDisk
 from thinwire.sims.engine.virtual_loop import HOST, SimLoop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import EPOCH, SimNet
+from thinwire.sims.network.translator import Translator
 from thinwire.sims.network.transport import SimTransport
 from thinwire.sims.peers.learners import StubLearner, TorchLearner
 from thinwire.sims.peers.pipeline_learners import StagedLearner, seated
@@ -80,6 +81,7 @@ class MachineHost(Protocol):
     signed: SignedManifest
     preset: Preset
     gateways: Mapping[str, Gateway]
+    translators: Mapping[str, Translator]
 
     def contacts(self, me: int) -> Invite:
         """Return an invite to the run that names some present peers."""
@@ -112,6 +114,8 @@ class Machine:
     def __init__(self, world: MachineHost, spec: PeerSpec, identity: Identity) -> None:
         self.world, self.spec, self.index, self.identity = world, spec, spec.index, identity
         self.address = f"10.{spec.index >> 16}.{spec.index >> 8 & 255}.{spec.index & 255}:7000"
+        own = Translator(spec.nat) if spec.nat != "none" else None
+        self.translator = world.translators.get(spec.site, own)
         self.clocks = Clocks(world.loop)
         self.disk = SimDisk(random.Random(f"{world.seed}/disk/{spec.index}"))
         self.process: Process | None = None
@@ -273,6 +277,7 @@ class Process:
         transport.uplink.rate, transport.downlink.rate = spec.up, spec.down
         transport.loss, transport.jitter = spec.loss, spec.jitter
         transport.gateway = machine.world.gateways.get(spec.site)
+        transport.translator = machine.translator
         transport.wall = lambda: int(machine.clocks.wall())
         self.transport = transport
         return transport

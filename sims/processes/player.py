@@ -85,6 +85,10 @@ def player(level: str, scenario: Scenario) -> Callable[[Scenario, LiveView], Pla
         raise RealError(f"{liars[0]} is a liar, and real daemons cannot lie", "play it without --real, in virtual time")
     if scenario.lines:
         raise RealError("real peers cannot share the line of a site", "play it without --real, in virtual time")
+    if scenario.translated:
+        raise RealError(
+            "real peers are behind no address translators", "play it without --real and --namespaces, in virtual time"
+        )
     ground: PeerNetworks
     if level == "L1":
         from thinwire.sims.processes.proxy_testbed import ProxyTestbed

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from thinwire.sims.network import regions
+from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.fault_rules import ALONE, no_lie, odd
 from thinwire.sims.scenario.faults import KINDS, Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
@@ -100,6 +101,10 @@ class _Scenario(Reader):
             raise self.error(
                 ("peers", 0, "join"), "the first peer founds the run: it is there from 0 on", "remove its join"
             )
+        lines, nats = self._shared(top.sites, peers)
+        if peers[0].nat != "none" or peers[0].site in nats:
+            place: Place = ("peers", 0, "nat") if peers[0].nat != "none" else ("sites", peers[0].site, "nat")
+            raise self.error(place, "the first peer founds the run: the others must reach it", "remove its nat")
         return Scenario(
             name=top.name or re.sub(r"[^a-z0-9]+", "-", self.file.stem.lower()).strip("-")[:64] or "scenario",
             about=" ".join(top.about.split()),
@@ -117,7 +122,8 @@ class _Scenario(Reader):
                 fault for i, value in enumerate(top.faults) for fault in self._faults(value, ("faults", i), peers, top)
             ),
             mix=self._mix(top.random),
-            lines=self._shared(top.sites, peers),
+            lines=lines,
+            nats=nats,
         )
 
     # Parts
@@ -183,21 +189,34 @@ class _Scenario(Reader):
                 group=group.name,
                 site=group.site,
                 memory=(group.memory_mib or 0.0) * 2**20,
+                nat=group.nat,
             )
             for i in range(group.count)
         ]
 
-    def _shared(self, tables: dict[str, Any], peers: list[PeerSpec]) -> dict[str, tuple[float, float]]:
-        """Return site -> bytes/s down and up of its shared link."""
+    def _shared(
+        self, tables: dict[str, Any], peers: list[PeerSpec]
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, Nat]]:
+        """Return site -> bytes/s down and up of its shared link, and site -> kind of its address translator."""
         known = {peer.site for peer in peers}
-        found = {}
+        found: dict[str, tuple[float, float]] = {}
+        nats: dict[str, Nat] = {}
         for name, table in tables.items():
             if name not in known or not name:
                 hint = nearest(name, sorted(known - {""}), "sites: ")
                 raise self.error(("sites", name), f"no peer is at the site {name!r}", hint)
             line = self.table(SiteLine, table, ("sites", name))
-            found[name] = (line.down_mbit * regions.MBIT, line.up_mbit * regions.MBIT)
-        return found
+            if bool(line.up_mbit) is not bool(line.down_mbit):
+                key = "up_mbit" if line.up_mbit else "down_mbit"
+                raise self.error(("sites", name, key), "a link has both up_mbit and down_mbit", "add the other")
+            if line.down_mbit and line.up_mbit:
+                found[name] = (line.down_mbit * regions.MBIT, line.up_mbit * regions.MBIT)
+            if line.nat != "none":
+                if any(peer.site == name and peer.nat != "none" for peer in peers):
+                    hint = "remove nat from the site or from its peers"
+                    raise self.error(("sites", name, "nat"), "a peer has one address translator", hint)
+                nats[name] = line.nat
+        return found, nats
 
     def _small(self, top: Top, groups: list[PeerGroup], founder: PeerSpec) -> None:
         """Check that peers with little memory hold a part of a real model, and the founder all of it."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from thinwire.sims.network.regions import PATHS, Path
+from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault, Mix
 
 
@@ -22,7 +23,7 @@ class PeerSpec:
     seconds) of its own link, in addition to the scenario's. `site`: announced site. `held`: fragments of the model that
     it holds; None: all. `stage`: the one stage that it holds in the group of the peer of index `origin`, which itself
     holds stage 0; None: no stage. `memory`: bytes for training, so that it chooses a stage if the model does not fit;
-    0: enough. The last four in virtual time only.
+    0: enough. `nat`: kind of its own address translator. The last five in virtual time only.
     """
 
     index: int
@@ -42,6 +43,7 @@ class PeerSpec:
     stage: int | None = None
     origin: int = 0
     memory: float = 0.0
+    nat: Nat = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Scenario:
     swarms) or "torch" (the manifest's model, really trained). `paths`: (region, region) -> Path, both orders. `jitter`:
     exponentially distributed part of the latency; `loss`: probability that a packet is lost. `faults` are scripted;
     `mix` is the rate of faults drawn from the seed. `interval`: seconds between two samples. `lines`: bytes/s down and
-    up of the shared link of each site, in virtual time only.
+    up of the shared link of each site, `nats`: kind of the address translator of each site that has one; both in virtual
+    time only.
     """
 
     name: str
@@ -70,6 +73,12 @@ class Scenario:
     mix: Mix = field(default_factory=dict)
     interval: float = 5.0
     lines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    nats: Mapping[str, Nat] = field(default_factory=dict)
+
+    @property
+    def translated(self) -> bool:
+        """True if some peers are behind address translators."""
+        return bool(self.nats) or any(peer.nat != "none" for peer in self.peers)
 
     def path(self, i: int, j: int) -> Path:
         """Return the path between the regions of two peers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.toml_table_reader import Table
 
@@ -47,7 +48,8 @@ class PeerGroup(Table, frozen=True):
     step: seconds of one inner step. join: arrival of the first peer; every: seconds between two arrivals. leave:
     departure, again `every` apart. liar: kind of lie. site: announced site, for exchange.topology = "hierarchy".
     memory_mib: memory for training, if the manifest has a [pipeline]: peers for which the model is too large hold a
-    stage, and step is then the stage's part of one inner step; not given: enough.
+    stage, and step is then the stage's part of one inner step; not given: enough. nat: kind of address translator of each
+    peer, "none", "full-cone", "restricted" or "symmetric", see sims/network/translator.py.
     """
 
     name: Name = "peer"
@@ -63,13 +65,18 @@ class PeerGroup(Table, frozen=True):
     liar: str = ""
     site: Annotated[str, Meta(max_length=64)] = ""
     memory_mib: Annotated[float, Meta(gt=0, le=1e9, description="a number of MiB above 0")] | None = None
+    nat: Nat = "none"
 
 
 class SiteLine(Table, frozen=True, kw_only=True):
-    """[sites.NAME]: the link that all peers of a site share to others; inside they have separate links."""
+    """[sites.NAME]: the link, the address translator, or both, that all peers of a site share to others.
 
-    up_mbit: Rate
-    down_mbit: Rate
+    Inside they have separate links, and reach each other.
+    """
+
+    up_mbit: Rate | None = None
+    down_mbit: Rate | None = None
+    nat: Nat = "none"
 
 
 class Links(Table, frozen=True):

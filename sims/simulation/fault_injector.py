@@ -73,7 +73,10 @@ class FaultInjector:
         """Return the peers that a fault may put out of reach, now or shortly before."""
         if fault.kind in HARMLESS:
             return ()
-        return range(len(self._machines)) if fault.kind in DISTANT else fault.peers
+        translated = any(machine.translator is not None for machine in self._machines)
+        relays = [one for one in self._machines if one.up and one.translator is None and one.index not in fault.peers]
+        # Without a relay, no two peers behind address translators reach each other.
+        return range(len(self._machines)) if fault.kind in DISTANT or (translated and not relays) else fault.peers
 
     def _of(self, fault: Fault) -> list[Machine]:
         return [self._machines[index] for index in fault.peers]

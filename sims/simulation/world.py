@@ -6,19 +6,22 @@ import asyncio
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.always import LOOK_SECONDS
 from thinwire.sims.invariants.on_commit import Violation
 from thinwire.sims.invariants.swarm import SwarmInvariants
+from thinwire.sims.network.circuits import LIMITS
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
+from thinwire.sims.network.translator import Translator
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.learner_factory import LearnerFactory
 from thinwire.sims.peers.machine import Machine, Played
@@ -107,6 +110,14 @@ def simulate(
     return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
 
 
+def _circuits(preset: Preset) -> CircuitLimits:
+    """Return the limits of circuits for a timing of the membership.
+
+    A direct dial is given up before a peer is called dead, as on the internet.
+    """
+    return replace(LIMITS, direct=LIMITS.direct * min(1.0, preset.probe_period / WAN.probe_period))
+
+
 class SimWorld:
     """World of one simulation; made inside `virtual_loop.run`."""
 
@@ -136,10 +147,12 @@ class SimWorld:
             loss=scenario.loss,
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
+            circuits=_circuits(preset) if scenario.translated else None,
         )
         self.gateways: Mapping[str, Gateway] = {
             name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
         }
+        self.translators: Mapping[str, Translator] = {site: Translator(kind) for site, kind in scenario.nats.items()}
         self.signed = sign(scenario.manifest.encode(), _identity(0))
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)
@@ -234,8 +247,9 @@ class SimWorld:
     # Interface of machines
 
     def contacts(self, me: int) -> Invite:
-        """Return an invite that names the peers that were up first."""
+        """Return an invite that names the peers that were up first, those that can be dialled before others."""
         up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
+        up.sort(key=lambda m: m.translator is not None)
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
         invite = Invite(self.run_id, tuple(Seed(m.address, m.identity.transport_public) for m in named))
         author = self.machines[0].identity

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from thinwire.node.outer.own_lineage import SETTLE
 from thinwire.node.peer.peer import PATIENCE
 from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.network.translator import KINDS
 from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.swarm.manifest.tables import Exchange
@@ -56,7 +57,7 @@ class Family:
 
     `stall`: longest time in seconds without a round while no fault is active: the wait of a swarm that has lost all its
     members, and a round. merge has one round with all peers, and then ends. `begin`: arrival of the first peers; the
-    founder waits for those with 0.
+    founder waits for those with 0. `translated`: peers from this index on are behind address translators of random kinds.
     """
 
     outer: Sequence[str]
@@ -68,6 +69,7 @@ class Family:
     seconds: float = SECONDS
     stall: float = ORPHAN + SETTLE * PATIENCE + 4.0
     begin: float = 0.05
+    translated: int | None = None
 
 
 def _method(name: str, more: str = "") -> str:
@@ -102,6 +104,7 @@ FAMILIES: Mapping[str, Family] = {
     "merge": Family([_method("merge")], steps=40, grace=8.0, seconds=64.0, stall=45.0, begin=0.0),
     "ring": Family(_DENSE, topologies=("ring",)),
     "hierarchy": Family(_DENSE, topologies=("hierarchy",)),
+    "translators": Family(_DENSE, translated=3),
 }
 """Name -> family. Dense methods draw a topology, and each topology has a separate family, too."""
 
@@ -122,7 +125,8 @@ def churn(name: str, seed: int, peers: int = PEERS) -> tuple[Fault, ...]:
 
 def scenario(name: str, seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed of a family. Raises KeyError for an unknown family."""
-    family, rng = FAMILIES[name], random.Random(f"{name}/{seed}")
+    family, rng, nats = FAMILIES[name], random.Random(f"{name}/{seed}"), random.Random(f"{name}/{seed}/nat")
+    first = peers if family.translated is None else family.translated
     regions = rng.sample(REGIONS, 3)
     specs = tuple(
         PeerSpec(
@@ -134,6 +138,7 @@ def scenario(name: str, seed: int, peers: int = PEERS) -> Scenario:
             down=300 * MBIT,
             join=(family.begin if index else 0.0) if index < peers - LATE else rng.uniform(3.0, CALM),
             site=SITES[index % 3],
+            nat="none" if index < first else nats.choice(KINDS),
         )
         for index in range(peers)
     )

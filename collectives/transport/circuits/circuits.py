@@ -9,7 +9,8 @@ authenticated channel, so a stranger at the gate can do nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
@@ -20,13 +21,21 @@ from thinwire.collectives.transport.circuits.ticket import enter
 from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId
+from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Message, PeerId, Refuse, Welcome
 from thinwire.swarm.rendezvous_hash import rank
 
 GATE = 0
 """Port that stands for the gate, whatever its number."""
 
+TRANSIENT = ("unreachable", "refused", "busy")
+"""Codes of a Refuse after which another way to the peer may lead to a link."""
+
 Factory: TypeAlias = "Callable[[], asyncio.BaseProtocol]"
+
+Enter: TypeAlias = "Callable[[Iterable[str], bytes, Factory], Awaitable[tuple[asyncio.BaseTransport, Any]]]"
+"""Open an end of a circuit at one of a relay's gates, with a token.
+
+Raises OSError. See `ticket.enter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,15 @@ class Route:
 class Neighbour(Protocol):
     """A link, as circuits see it."""
 
-    dialled: bool
-    relay: PeerId
+    @property
+    def dialled(self) -> bool:
+        """True if we have dialled the peer."""
+        ...
+
+    @property
+    def relay(self) -> PeerId:
+        """The peer that splices; b"": none."""
+        ...
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -61,14 +77,24 @@ class Circuits:
     """Asks for circuits, follows invitations to them, and relays.
 
     `links`: the links that are up. `lanes`: what listens at our ports (GATE: the gate): a function that makes the
-    protocol of a connection which came through the given relay.
+    protocol of a connection which came through the given relay. `enter` makes connections to relays, `draw(count)` returns
+    the random bytes of a token.
     """
 
-    def __init__(self, own: PeerId, limits: CircuitLimits, loan: Loan, rate_limit: RateLimit) -> None:
+    def __init__(
+        self,
+        own: PeerId,
+        limits: CircuitLimits,
+        loan: Loan,
+        rate_limit: RateLimit,
+        draw: Callable[[int], bytes],
+        *,
+        enter: Enter = enter,
+    ) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
-        self.relay = Relay(limits, loan, rate_limit, self._direct, self._tell)
-        self._own, self._limits = own, limits
+        self.relay = Relay(limits, loan, rate_limit, self._direct, self._tell, draw)
+        self._own, self._limits, self._enter = own, limits, enter
         self._numbers = count(1)
         self._asked: dict[int, tuple[PeerId, asyncio.Future[Circuit]]] = {}
         self._told: set[asyncio.Task[None]] = set()
@@ -88,12 +114,36 @@ class Circuits:
         order = rank(pair, "circuit", self._direct() - {peer})
         return sorted(order, key=lambda one: not self.links[one].dialled)[: self._limits.relays]
 
+    async def dial(
+        self,
+        peer: PeerId,
+        directly: Callable[[], Awaitable[Welcome | Refuse]],
+        over: Callable[[str, Route], Awaitable[Welcome | Refuse]],
+    ) -> tuple[Welcome | Refuse, bool]:
+        """Open a link to a peer: directly, or else over relays, one after the other.
+
+        `over` gets a name of the relay for messages and the route. Return the last answer, and whether the peer's machine
+        refused the direct connection.
+        """
+        answer: Welcome | Refuse = Refuse("unreachable", f"no direct connection within {self._limits.direct:g} s")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.direct if self.relays(peer) else None):
+                answer = await directly()
+        refused = isinstance(answer, Refuse) and answer.code == "refused"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.search):  # The loss of a dead peer is not told before.
+                for relay in self.relays(peer):
+                    if isinstance(answer, Welcome) or answer.code not in TRANSIENT or peer in self.links:
+                        break
+                    answer = await over(f"relay {relay.hex()[:8]}", self.route(relay, peer))
+        return answer, refused
+
     def route(self, relay: PeerId, peer: PeerId) -> Route:
         """Return the route to a peer through a relay."""
 
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
             token, gates = await self._ask(relay, peer, port)
-            return await enter(gates, token, factory)
+            return await self._enter(gates, token, factory)
 
         return Route(opened, relay=relay)
 
@@ -138,7 +188,7 @@ class Circuits:
             return
         try:
             async with asyncio.timeout(self._limits.token):
-                await enter(link.gates, token, lambda: lane(relay))
+                await self._enter(link.gates, token, lambda: lane(relay))
         except OSError:
             pass  # the other side notices that the circuit does not open
 
@@ -154,10 +204,14 @@ class Circuits:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def close(self) -> None:
-        """Close all circuits through this peer and end all visits."""
+    def abort(self) -> list[asyncio.Task[None]]:
+        """Close all circuits through this peer at once; return its tasks, which were told to end."""
         self.relay.close()
         tasks = [*self._told, *self._invited]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
+
+    async def close(self) -> None:
+        """Close all circuits through this peer and end all visits."""
+        await asyncio.gather(*self.abort(), return_exceptions=True)

@@ -6,7 +6,6 @@ It grants them between peers that have a link to this one, and splices their con
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -25,7 +24,7 @@ class Relay:
     """Circuits through this peer.
 
     `carried`: bytes passed on since the start; `refused` counts refusals by reason. `linked`: peers with a direct link,
-    which alone may ask and be asked for; `tell(peer, message)` sends over that link.
+    which alone may ask and be asked for; `tell(peer, message)` sends over that link; `draw(count)` returns random bytes.
     """
 
     def __init__(
@@ -35,13 +34,14 @@ class Relay:
         rate_limit: RateLimit,
         linked: Callable[[], Collection[PeerId]],
         tell: Callable[[PeerId, Message], None],
+        draw: Callable[[int], bytes],
     ) -> None:
         self.loan = loan
         self.carried = 0
         self.refused: Counter[str] = Counter()
-        self._limits, self._rate_limit, self._linked, self._tell = limits, rate_limit, linked, tell
+        self._limits, self._rate_limit, self._linked, self._tell, self._draw = limits, rate_limit, linked, tell, draw
         self._waiting: dict[bytes, Splice] = {}
-        self._circuits: set[Splice] = set()
+        self._circuits: dict[Splice, None] = {}  # in order of their grants
         self._active: dict[Pair, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -85,11 +85,8 @@ class Relay:
 
     def _grant(self, asker: PeerId, pair: Pair) -> bytes:
         limits = self._limits
-        token, splice = (
-            secrets.token_bytes(TOKEN_BYTES),
-            Splice(asker, pair, self._rate_limit, self._moved, self._ended),
-        )
-        self._circuits.add(splice)
+        token, splice = self._draw(TOKEN_BYTES), Splice(asker, pair, self._rate_limit, self._moved, self._ended)
+        self._circuits[splice] = None
         self._waiting[name := name_of(token)] = splice
         self._active.setdefault(pair, self._loop.time())
         self._loop.call_later(limits.token, self._expire, name)
@@ -120,7 +117,7 @@ class Relay:
                 splice.close()
 
     def _ended(self, splice: Splice) -> None:
-        self._circuits.discard(splice)
+        self._circuits.pop(splice, None)
         for name in [name for name, one in self._waiting.items() if one is splice]:
             del self._waiting[name]
         if all(one.pair != splice.pair for one in self._circuits):

@@ -11,7 +11,6 @@ from typing import cast
 
 from thinwire.collectives.transport.circuits.ticket import OPEN
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.tcp_options import tune
 from thinwire.swarm.messages.registry import PeerId
 
 PIECE = 1 << 16
@@ -83,7 +82,7 @@ class End(asyncio.BufferedProtocol):
 
     def __init__(self, splice: Splice) -> None:
         self.transport: asyncio.Transport | None = None
-        self._splice = splice
+        self.splice = splice
         self._buffer = memoryview(b"")
         self._choked = False
         self._turn: asyncio.Task[None] | None = None
@@ -93,11 +92,10 @@ class End(asyncio.BufferedProtocol):
         # uvloop's transports are no subclass of asyncio.Transport, but have the same methods.
         self.transport = cast(asyncio.Transport, transport)
         self.transport.pause_reading()
-        tune(transport.get_extra_info("socket"))
-        if self._splice.over:
+        if self.splice.over:
             self.abort()
         else:
-            self._splice.made()
+            self.splice.made()
 
     def start(self) -> None:
         """Tell the peer that it may speak, and read it."""
@@ -111,14 +109,14 @@ class End(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         data = bytes(self._buffer[:count])  # the other transport may keep what it gets
-        if not self._splice.rate_limit.rate:
+        if not self.splice.rate_limit.rate:
             self._pass(data)
             return
         self._turn = asyncio.get_running_loop().create_task(self._pass_in_turn(data))
         self._flow()
 
     async def _pass_in_turn(self, data: bytes) -> None:
-        await self._splice.rate_limit.wait_behind(len(data))
+        await self.splice.rate_limit.wait_behind(len(data))
         self._turn = None
         self._pass(data)
         self._flow()
@@ -126,10 +124,10 @@ class End(asyncio.BufferedProtocol):
             self._end_other()
 
     def _pass(self, data: bytes) -> None:
-        other = self._splice.other(self)
+        other = self.splice.other(self)
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.write(data)
-            self._splice.moved(len(data))
+            self.splice.moved(len(data))
 
     def pause_writing(self) -> None:
         self._choke_other(True)
@@ -138,7 +136,7 @@ class End(asyncio.BufferedProtocol):
         self._choke_other(False)
 
     def _choke_other(self, choked: bool) -> None:
-        if (other := self._splice.other(self)) is not None:
+        if (other := self.splice.other(self)) is not None:
             other._choked = choked
             other._flow()
 
@@ -157,13 +155,13 @@ class End(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending = True
-        self._splice.finish()
+        self.splice.finish()
         if self._turn is None:
             self._end_other()
 
     def _end_other(self) -> None:
         """Close the opposite connection when it has sent what came from here."""
-        other = self._splice.other(self)
+        other = self.splice.other(self)
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.close()
             asyncio.get_running_loop().call_later(LINGER, other.abort)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
-from thinwire.collectives.transport.circuits.circuits import Factory, Route
+from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import Wall, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
@@ -29,7 +28,6 @@ from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Wel
 HERE = ""
 """Endpoint of a Welcome to a peer that already has a link."""
 
-_TRANSIENT = ("unreachable", "refused", "busy")
 _Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
 
 
@@ -54,6 +52,7 @@ class Connections:
         self._leaving: set[Link] = set()
         self._dials: dict[bytes, _Dial] = {}
         self._retries: dict[PeerId, Retry] = {}
+        self._awaited: dict[PeerId, asyncio.Future[None]] = {}
         self._sessions: dict[bytes, Link] = {}
         self._traffic: dict[PeerId, Traffic] = {}
         self._loop = asyncio.get_running_loop()
@@ -152,11 +151,13 @@ class Connections:
             self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link
         self._retries.pop(peer, None)
+        if (awaited := self._awaited.pop(peer, None)) is not None:
+            awaited.set_result(None)
         if link.relay:
             self._later(link)
 
     def _later(self, link: Link) -> None:
-        pause = self._station.limits.retry_last * self._random.uniform(0.5, 1.0)
+        pause = self._station.limits.circuits.again * self._random.uniform(0.5, 1.0)
         self._loop.call_later(pause, self._try_direct, link)
 
     def _try_direct(self, link: Link) -> None:
@@ -259,7 +260,12 @@ class Connections:
                 if retry is not None and self._loop.time() < retry.at:
                     return None
                 dial = self._start(record.transport_key, self._dial(record))
-            await asyncio.wait({dial})
+            # The peer may dial us meanwhile: one behind an address translator cannot be dialled.
+            awaited = self._awaited.setdefault(to, self._loop.create_future())
+            either: set[asyncio.Future[Any]] = {dial, awaited}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if dial.done():
+                self._awaited.pop(to, None)
             if to not in self.links and to not in self._offers:
                 return None
         return None
@@ -271,27 +277,19 @@ class Connections:
         return dial
 
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
-        peer, limits, circuits = record.peer_id, self._station.limits, self._station.circuits
-        hello = self._hello()
-        answer: Welcome | Refuse = Refuse("unreachable", f"no direct connection within {limits.direct:g} s")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.direct if circuits.relays(peer) else None):
-                answer = await self._dial_directly(record, hello)
-        refused = isinstance(answer, Refuse) and answer.code == "refused"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.knock):  # The loss of a dead peer is not told before.
-                for relay in circuits.relays(peer):
-                    if isinstance(answer, Welcome) or answer.code not in _TRANSIENT or peer in self.links:
-                        break
-                    contact = Contact(f"relay {relay.hex()[:8]}", record.transport_key)
-                    answer = await self._visit(contact, hello, peer, circuits.route(relay, peer))
-        if isinstance(answer, Welcome):
+        peer, limits, hello = record.peer_id, self._station.limits, self._hello()
+
+        async def over(relay: str, route: Route) -> Welcome | Refuse:
+            return await self._visit(Contact(relay, record.transport_key), hello, peer, route)
+
+        answer, refused = await self._station.circuits.dial(peer, lambda: self._dial_directly(record, hello), over)
+        if isinstance(answer, Welcome) or peer in self.links:
             return answer
         retry = self._retries.setdefault(peer, Retry())
-        final = answer.code not in _TRANSIENT
+        final = answer.code not in TRANSIENT
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         retry.reason = answer.detail
-        if refused and peer not in self.links and peer not in self._offers:
+        if refused and peer not in self._offers:
             self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer
 
@@ -300,7 +298,7 @@ class Connections:
         last, refused = Refuse("unreachable", "no address"), bool(record.addresses)
         for address in sorted(record.addresses, key=self._far):
             answer = await self._visit(Contact(address, record.transport_key), hello, record.peer_id)
-            if isinstance(answer, Welcome) or answer.code not in _TRANSIENT:
+            if isinstance(answer, Welcome) or answer.code not in TRANSIENT:
                 return answer
             # one of the addresses may belong to another process of this machine
             last, refused = answer, refused and answer.code == "refused"

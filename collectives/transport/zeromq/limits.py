@@ -21,8 +21,7 @@ class Limits:
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
-    - `direct`: how long to try a peer's addresses before peers in between are asked, if there are any.
-      `circuits`, `shared`: see there.
+    - `circuits`, `shared`: see there.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 
@@ -50,7 +49,6 @@ class Limits:
     retry_first: float = 0.25
     retry_last: float = 60.0
     peers: int = 4096
-    direct: float = 4.0
     circuits: CircuitLimits = field(default_factory=CircuitLimits)
     shared: SharedLimits = field(default_factory=SharedLimits)
 

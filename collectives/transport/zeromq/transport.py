@@ -6,6 +6,7 @@ Control uses libzmq with CURVE, bulk data sealed TCP streams, all on one event l
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ class ZmqTransport:
         self._gatekeeper = ZapHandler(self._context)
         receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
         rate_limit = RateLimit(up)
-        self._circuits = Circuits(identity.peer_id, self._limits.circuits, loan or Loan(), rate_limit)
+        self._circuits = Circuits(
+            identity.peer_id, self._limits.circuits, loan or Loan(), rate_limit, secrets.token_bytes
+        )
         self._station = SharedSockets(
             identity,
             run_id,

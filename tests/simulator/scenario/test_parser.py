@@ -70,6 +70,19 @@ def test_parser_reads_site_lines():
         player("L1", read)
 
 
+def test_parser_reads_translators_of_peers_and_sites():
+    at_site = 'access = "dsl"\nsite = "loft"'
+    read = parse(SMALL.replace('name = "late"', 'name = "late"\nnat = "symmetric"'))
+    assert [peer.nat for peer in read.peers] == ["none"] * 3 + ["symmetric"] and read.translated and not read.nats
+    read = parse(SMALL.replace('name = "late"', 'name = "late"\nsite = "loft"') + '[sites.loft]\nnat = "restricted"\n')
+    assert read.nats == {"loft": "restricted"} and read.translated and not read.lines and not parse(SMALL).translated
+    for level in ("L1", "L2"):
+        with pytest.raises(RealError, match="no address translators"):
+            player(level, read)
+    with pytest.raises(ScenarioError, match="the others must reach it"):
+        parse(SMALL.replace('access = "dsl"', at_site) + '[sites.loft]\nnat = "restricted"\n')
+
+
 def test_every_pair_of_regions_has_a_path():
     assert len(regions.PATHS) == 100
     assert regions.PATHS["LA", "Australia"] == regions.Path(0.138, 126 * regions.MBIT)
@@ -178,6 +191,22 @@ def test_changed_number_of_peers_keeps_proportions():
             22,
             "no peer is at the site 'loft'",
             "sites",
+        ),
+        ('name = "late"', 'name = "late"\nnat = "cone"', 13, "is not 'none' or 'full-cone'", ""),
+        ('access = "dsl"', 'access = "dsl"\nnat = "symmetric"', 10, "the others must reach it", "remove its nat"),
+        (
+            'name = "late"',
+            'name = "late"\nnat = "symmetric"\nsite = "loft"\n[sites.loft]\nnat = "symmetric"\n[[peers]]\nname = "x"',
+            16,
+            "a peer has one address translator",
+            "from its peers",
+        ),
+        (
+            'name = "late"',
+            'name = "late"\nsite = "loft"\n[sites.loft]\nup_mbit = 1\n[[peers]]\nname = "x"',
+            15,
+            "a link has both",
+            "add the other",
         ),
         ('name = "late"', 'name = "home"', 12, "two groups are called 'home'", "another name"),
         ('name = "late"', 'name = "home-2"', 12, "'home-2' is a peer of 'home'", "another name"),

@@ -24,8 +24,8 @@ TRIAL, SOAK = 1, 600
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
-OFTEN = ("merge", "powersgd")
-"""Families with a seed in the default suite, because no other test there has as many faults."""
+OFTEN = ("merge", "powersgd", "translators")
+"""Families with a seed in the default suite, because no other test there has as many faults, or address translators."""
 
 
 def _portions(name: str) -> list[Any]:

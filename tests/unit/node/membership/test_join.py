@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import SimpleNamespace
 
@@ -62,3 +63,27 @@ def test_withdrawn_refusal_is_not_the_reported_error():
     """The clock is corrected, but the peer that refused is gone: the error reports that."""
     refusal, _, asked = _knock([HERE, DEAD], ours=False, leaves=True)
     assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2
+
+
+def test_search_ends_when_a_peer_comes_to_our_gate():
+    """No contact can be dialled, because all are behind address translators, but one of them dials us after 7 s."""
+
+    async def main():
+        loop = virtual_loop.current()
+
+        async def meet(contact, words):
+            await asyncio.sleep(5.0)
+            return Refuse("unreachable", "it did not answer")
+
+        refusal = await knock(
+            [HERE, DEAD],
+            lambda: Hello(VERSION, bytes(32), b""),
+            lambda welcome: None,
+            SimpleNamespace(meet=meet),
+            SimpleNamespace(now=loop.time, rng=random.Random(1)),
+            seconds=60.0,
+            met=lambda: loop.time() >= 7.0,
+        )
+        return refusal, loop.time()
+
+    assert virtual_loop.run(main(), seed=1) == (None, 10.0)

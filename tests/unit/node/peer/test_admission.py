@@ -32,15 +32,19 @@ class Knocking(Admission):
         run_id = signed.verify().run_id(AUTHOR.public_key)
         directory = RunDirectory(folder)
         super().__init__(AUTHOR, run_id, environment, directory, known_peers, LOCAL, lambda kind, fields: None, "")
-        self._scripted = transport
+        self._scripted, self.book = transport, known_peers
         self.members, self.tasks = {}, []
         """Peer id -> record in the roster; tasks that run beside the presence."""
 
     async def _open(self, open_transport):
         assert self._scripted is not None, "the manifest comes first"
         self.transport = self._scripted
+        self._former = {contact.transport_key for contact in self.book.known()}
         roster = SimpleNamespace(
-            record=SimpleNamespace(wire=b""), states=lambda: self.members, record_of=self.members.get
+            record=SimpleNamespace(wire=b""),
+            states=lambda: self.members,
+            others=self.members,
+            record_of=self.members.get,
         )
         self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
 
@@ -96,6 +100,28 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
     assert len(admission.tasks) == isinstance(found, bool)
     for task in admission.tasks:
         task.close()
+
+
+@pytest.mark.parametrize(("key", "joins"), [(ADDRESSES[1].transport_key, True), (b"s" * 32, False)])
+def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, key, joins):
+    """No peer can be dialled. A stranger that comes is no sign of the swarm."""
+    time = [0.0]
+
+    class Transport:
+        async def meet(self, contact, hello):
+            time[0] += 8.0
+            admission.members["visitor"] = SimpleNamespace(transport_key=key)
+            return Refuse("unreachable", "it did not answer")
+
+    KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES)
+    signed = sign(b"", AUTHOR)
+    admission = Knocking(signed, tmp_path, transport=Transport(), now=lambda: time[0])
+    if joins:
+        assert virtual_loop.run(admission.found(signed, None), seed=1) and time[0] == 8.0
+        admission.tasks[0].close()
+    else:
+        with pytest.raises(NoSwarm):
+            virtual_loop.run(admission.found(signed, None), seed=1)
 
 
 @pytest.mark.parametrize("come", [2, 1])

@@ -131,7 +131,7 @@ def test_a_direct_connection_is_preferred(wire):
 
 def test_a_direct_link_replaces_the_circuit_once_the_peer_can_be_dialled(wire):
     async def work():
-        limits = wire.short(retry_last=0.5)
+        limits = wire.short(circuits=CircuitLimits(again=0.5))
         first, second, (relay,) = await star(wire, first={"limits": limits})
         assert await first.ping(second)
         assert relay_of(first, second) == relay.id

@@ -262,6 +262,24 @@ def test_unresponsive_machine_times_out(wire):
     wire.run(work)
 
 
+def test_send_does_not_wait_for_a_dial_once_the_peer_has_dialled(wire):
+    """A peer behind an address translator cannot be dialled, but its link carries what waits for the dial."""
+
+    async def work():
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        limits = wire.short(hold=0.1, handshake=5.0)
+        first = await wire.peer(1, limits=limits)
+        second = await wire.peer(2, limits=limits, advertise=(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}",))
+        first.transport.learn(second.record)
+        start, sent = time.monotonic(), asyncio.create_task(first.ping(second))
+        await asyncio.sleep(0.1)
+        assert isinstance(await second.meet(first), Welcome)
+        assert await sent and time.monotonic() - start < limits.knock / 2
+        silent.close()
+
+    wire.run(work)
+
+
 def test_flipped_bit_on_control_connection_closes_link(wire):
     async def work():
         first, second = await wire.pair()

@@ -1,0 +1,80 @@
+"""Swarms in which some or most peers are behind address translators violate no invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from kit.scenarios import EARLY, identity_of, manifest_of, peer
+from thinwire.sims.network.translator import Nat
+from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.scenario.scenario import Scenario
+from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.rendezvous_hash import rank
+
+OPEN: Nat = "none"
+HIDDEN: Nat = "symmetric"
+
+REGIONS = ("Oregon", "London", "Japan")
+"""Regions so far apart that a round takes half a second."""
+
+
+def played(
+    nats: Sequence[Nat], *, joins: Sequence[float] = (), faults: tuple[Fault, ...] = (), seconds: float = 16.0
+) -> Run:
+    """Play a swarm with one peer for each translator. `joins`: arrivals of the last peers; the others come at the start."""
+    starts = [0.0] + [EARLY] * (len(nats) - 1 - len(joins)) + list(joins)
+    peers = tuple(
+        peer(i, nat=nat, join=join, region=REGIONS[i % 3])
+        for i, (nat, join) in enumerate(zip(nats, starts, strict=True))
+    )
+    scenario = Scenario("nat", 3, seconds, manifest_of("sync_every = 4"), peers, parameters=2000, faults=faults)
+    return simulate(scenario, preset=PACE, stall=STALL, still=True)
+
+
+def contributors(run: Run) -> dict[int, int]:
+    """Return the number of contributors of each round."""
+    return {event.fields["round"]: event.fields["contributors"] for event in run.journal.of("round")}
+
+
+@pytest.mark.parametrize("hidden", [2, 5])
+def test_peers_that_cannot_reach_each_other_all_contribute(hidden: int) -> None:
+    """Two of six, and all but one."""
+    run = played([OPEN] * (6 - hidden) + [HIDDEN] * hidden)
+    assert run.violations == ()
+    counts = contributors(run)
+    assert max(counts) >= 4 and all(counts[number] == 6 for number in counts if number >= 2)
+
+
+def test_newcomers_behind_translators_get_in_and_contribute() -> None:
+    run = played([OPEN, OPEN, HIDDEN, HIDDEN, "restricted"], joins=(4.0, 5.0, 6.0))
+    assert run.violations == ()
+    counts = contributors(run)
+    assert counts[1] < 3 and counts[max(counts)] == 5
+
+
+def test_relay_that_dies_in_the_middle_of_a_round_is_replaced() -> None:
+    """The relay of two peers is killed after the training for round 3, before its commit."""
+    nats: list[Nat] = [OPEN, OPEN, OPEN, HIDDEN, HIDDEN]
+    ends = [identity_of(index).peer_id for index in (3, 4)]
+    relay = rank(b"".join(sorted(ends)), "circuit", [identity_of(index).peer_id for index in range(3)])[0]
+    victim = next(index for index in range(3) if identity_of(index).peer_id == relay)
+    at = min(event.at for event in played(nats, seconds=8.0).journal.of("round") if event.fields["round"] == 2)
+    run = played(nats, faults=(Fault(at + 2.25, "kill", (victim,)),))
+    assert run.violations == ()
+    lost = [event for event in run.journal.of("lost") if event.fields["peer"] == ends[0].hex() and event.peer == 4]
+    assert [event.fields["reason"] for event in lost] == ["reset"] and 0.0 < lost[0].at - (at + 2.25) < 0.2
+    assert lost[0].at < min(event.at for event in run.journal.of("round") if event.fields["round"] == 3)
+    counts = contributors(run)
+    assert max(counts) >= 4 and counts[max(counts)] == 4
+
+
+def test_founder_that_restarts_joins_peers_that_cannot_be_dialled() -> None:
+    """It is the only one that can be dialled, so its knocks fail, and the others come to its gate."""
+    run = played([OPEN] + [HIDDEN] * 3, faults=(Fault(5.0, "restart", (0,), 2.0),), seconds=32.0)
+    assert run.violations == ()
+    ready = [event.at for event in run.journal.of("ready") if event.peer == 0]
+    assert len(ready) == 2 and ready[1] < 15.0
+    counts = contributors(run)
+    assert counts[max(counts)] == 4
