@@ -381,11 +381,12 @@ def test_every_pair_can_be_linked_again_after_random_faults(wire, seed):
             async with asyncio.timeout(20):
                 while not await one.ping(other):
                     await asyncio.sleep(0.02)
+        for peer in peers:
+            await peer.check_connections()
         for one, other in itertools.combinations(peers, 2):
             links = one.link(other), other.link(one)
             assert links[0].session == links[1].session and links[0].dialled != links[1].dialled
         for peer in peers:
-            peer.check_connections()
             await peer.transport.close()
         await asyncio.gather(*drains)
 
