@@ -147,6 +147,9 @@ class SimTransport:
     def relay_of(self, peer: PeerId) -> PeerId | None:
         return None  # no peer of a simulation is behind an address translator
 
+    def no_sharing(self) -> str:
+        return ""  # every peer of a simulation is a machine
+
     def obstacle(self, peer: PeerId) -> str:
         return ""
 

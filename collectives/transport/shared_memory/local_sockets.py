@@ -150,7 +150,7 @@ class LocalSockets:
 
     def __init__(self, folder: Path | None, limits: SharedLimits, wall: Callable[[], int]) -> None:
         self._folder, self._limits, self._wall = folder, limits, wall
-        self.obstacle = "switched off" if folder is None else ""
+        self.obstacle = "switched off, or not known to this system" if folder is None else ""
         """Why no memory is shared; "" if it is."""
         self._listener: socket.socket | None = None
         self._place: Path | None = None
