@@ -187,6 +187,10 @@ class Transport(Protocol):
         """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
         ...
 
+    def no_sharing(self) -> str:
+        """Return why this peer shares memory with no other one of its machine; empty if it may."""
+        ...
+
     def obstacle(self, peer: PeerId) -> str:
         """Return why the last attempt to open a link to a peer failed; empty if there is a link."""
         ...

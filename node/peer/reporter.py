@@ -276,4 +276,5 @@ class Reporter:
             relayed_bytes=lent.carried,
             relay_left=lent.left,
             relay_refused=dict(lent.refused),
+            no_sharing=peer.presence.transport.no_sharing(),
         )

@@ -99,6 +99,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reach this one, see Reach. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
+    `no_sharing`: why this peer shares memory with no other one of its machine; empty if it may.
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
@@ -149,6 +150,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     relayed_bytes: int = 0
     relay_left: int | None = None
     relay_refused: dict[str, int] = {}
+    no_sharing: str = ""
     plan: tuple[Comparison, ...] = ()
     links: tuple[LinkStatus, ...] = ()
     fragments: tuple[FragmentStatus, ...] = ()

@@ -50,6 +50,7 @@ def summary(status: Status, wall: float) -> Text:
         ("reachable", ", ".join(status.addresses) or "-"),
         *((("seen", status.reach),) if status.reach else ()),
         *((("relays", relays),) if (relays := _relays(status)) else ()),
+        *((("memory", f"not shared: {status.no_sharing}"),) if status.no_sharing else ()),
         ("checkpoint", status.checkpoint or "-"),
         *((("holds", status.seat),) if status.seat else ()),
         *((("group", status.group),) if status.group else ()),

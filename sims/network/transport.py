@@ -140,6 +140,9 @@ class SimTransport:
         link = self.links.get(peer)
         return (link.relay or None) if link is not None else None
 
+    def no_sharing(self) -> str:
+        return ""  # every peer of a simulation is a machine
+
     def obstacle(self, peer: PeerId) -> str:
         return "" if peer in self.links else self._obstacles.get(peer, "")
 

@@ -240,6 +240,11 @@ class ZmqTransport:
         link = self._connections.links.get(peer)
         return link is not None and link.stream_pool.shared
 
+    def no_sharing(self) -> str:
+        """Return why this peer shares memory with no other one of its machine; empty if it may."""
+        station = self._station
+        return "the uplink has a limit" if station.rate_limit.rate else station.local_sockets.obstacle
+
     def lent(self) -> Lent:
         """Return the use that other peers make of us as their relay."""
         relay = self._circuits.relay

@@ -12,3 +12,10 @@ def test_status_tells_why_no_round_commits_and_the_lineage(stalled, lineage):
     lines = summary(status, 0.0).plain.splitlines()
     assert [line.split(None, 1)[1] for line in lines if line.startswith("waits")] == [stalled] * bool(stalled)
     assert [line.split(None, 1)[1] for line in lines if line.startswith("lineage")] == [lineage] * bool(lineage)
+
+
+@pytest.mark.parametrize("why", ["", "/dev/shm/thinwire-7: must belong to user 7 alone, with mode 0700"])
+def test_status_tells_why_no_memory_is_shared(why):
+    status = Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32, no_sharing=why)
+    lines = summary(status, 0.0).plain.splitlines()
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("memory")] == [f"not shared: {why}"] * bool(why)

@@ -1,14 +1,18 @@
 """Links of peers of one machine: bulk data through shared memory."""
 
 import asyncio
+import ctypes
+import fcntl
 import os
+import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from thinwire.collectives.transport.shared_memory import local_sockets
-from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
-from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
+from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits, Turns
+from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
 from thinwire.swarm.frame import Frame, encode
@@ -108,7 +112,7 @@ def test_folder_that_others_may_enter_or_that_is_a_link_falls_back_to_tcp(wire, 
             first, second = await wire.peer(seed, shared=shared), await wire.peer(seed + 1, shared=shared)
             assert isinstance(await first.meet(second), wire.Welcome)
             await joined(first, second)
-            assert first.station.local_sockets.obstacle
+            assert str(shared) in first.transport.no_sharing()
             assert not first.transport.shares(second.id)
             assert await first.chunk(second, b"payload")
             assert [bytes(frame.payload) for frame in await frames(second, 1)] == [b"payload"]
@@ -122,6 +126,7 @@ def test_peer_with_a_limited_uplink_shares_no_memory(wire, folder):
         assert isinstance(await first.meet(second), wire.Welcome)
         await joined(first, second)
         assert not first.transport.shares(second.id) and not second.transport.shares(first.id)
+        assert "uplink" in first.transport.no_sharing() and second.transport.no_sharing() == ""
 
     wire.run(work)
 
@@ -212,13 +217,143 @@ def test_links_that_end_while_they_open_leave_no_region(wire, folder):
     wire.run(work)
 
 
-def test_region_refuses_what_is_not_sealed_memory(tmp_path):
+def test_reader_that_takes_nothing_ends_the_link(wire, folder):
+    async def work():
+        first = await wire.peer(1, shared=folder, limits=wire.short(handshake=5.0, stall=0.3))
+        second = await wire.peer(2, shared=folder)
+        assert isinstance(await first.meet(second), wire.Welcome)
+        await joined(first, second)
+        assert first.transport.shares(second.id)
+        second.streams(first)[SHARED].pause(True)
+        sent = 0
+        async with asyncio.timeout(10):
+            while await first.chunk(second, bytes(1 << 20), sent):
+                sent += 1
+        assert sent == 7  # The region has room for one more, but not for the largest payload.
+        assert "takes no data" in await reason_of_loss(first)
+
+    wire.run(work)
+
+
+def test_links_beyond_the_limit_use_tcp(wire, folder):
+    async def work():
+        few = wire.short(handshake=5.0, shared=SharedLimits(links=1))
+        hub = await wire.peer(1, shared=folder, limits=few)
+        others = [await wire.peer(seed, shared=folder) for seed in (2, 3)]
+        for other in others:
+            assert isinstance(await other.meet(hub), wire.Welcome)
+            await joined(hub, other)
+            assert await hub.chunk(other, b"payload")
+            assert [bytes(frame.payload) for frame in await frames(other, 1)] == [b"payload"]
+        assert [hub.transport.shares(other.id) for other in others] == [True, False]
+        hub.transport.drop(others[0].id, "the test")
+        async with asyncio.timeout(10):
+            while hub.station.local_sockets.regions:
+                await asyncio.sleep(0.01)
+
+    wire.run(work)
+
+
+def test_sockets_of_dead_processes_are_removed(wire, folder):
+    folder.mkdir(0o700)
+    now = time.time()
+    ages = {"dead": 120, "alive": 120, "young": 5}
+    made = {name: socket.socket(socket.AF_UNIX) for name in ages}
+    for name, one in made.items():
+        one.bind(str(folder / name))
+        one.listen()
+        if name != "alive":
+            one.close()
+        os.utime(folder / name, (now, now - ages[name]))
+    (folder / "file").touch()
+    os.utime(folder / "file", (now, now - 120))
+
+    async def work():
+        await wire.peer(1, shared=folder)
+        assert {"alive", "young", "file"} < {place.name for place in folder.iterdir()}
+        assert not (folder / "dead").exists()
+
+    wire.run(work)
+    made["alive"].close()
+
+
+def test_receiver_handles_a_payload_before_the_next_one_is_copied():
+    async def work():
+        turns, log, came = Turns(), [], asyncio.Event()
+
+        async def receive():
+            while True:
+                await came.wait()
+                came.clear()
+                log.append("handled")
+
+        def copy(name):
+            log.append(name)
+            came.set()
+            if name == "fails":
+                raise ValueError(name)
+
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: log.append("error"))
+        receiver = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        for name in ("first", "fails", "third"):
+            turns.add(lambda name=name: copy(name))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        receiver.cancel()
+        assert log == ["first", "handled", "fails", "error", "handled", "third", "handled"]
+
+    asyncio.run(work())
+
+
+def sealed(size, flags=0):
+    """Return the descriptor of memory that cannot become smaller, and whose owner may do everything else with it."""
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING | flags)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, ADD_SEALS, SHRINK)
+    return descriptor
+
+
+def test_region_refuses_what_is_not_sealed_memory():
     with pytest.raises(ValueError, match="not shared memory"):
         RegionReader(os.open("/dev/zero", os.O_RDONLY), 1 << 20)
     unsealed = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 4096)
     with pytest.raises(ValueError, match="not shared memory"):
         RegionReader(unsealed, 1 << 20)
+    with pytest.raises(ValueError, match="not shared memory"):
+        RegionReader(sealed(2 << 20), 1 << 20)
+
+
+def test_region_refuses_memory_of_huge_pages():
+    """A writer can take such a page away, and the reader may end if the system has no other one."""
+    try:
+        huge = sealed(2 << 20, os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this system has no huge pages")
+    with pytest.raises(ValueError, match="not shared memory"):
+        RegionReader(huge, 4 << 20)
+
+
+def test_writer_can_neither_end_the_reader_nor_change_what_it_has_copied():
+    descriptor = sealed(2 * PAGE)
+    os.pwrite(descriptor, b"a" * 2 * PAGE, 0)
+    reader, found = RegionReader(os.dup(descriptor), 2 * PAGE), bytearray(2 * PAGE)
+    reader.read(0, memoryview(found))
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, PAGE)
+    keep_size, punch_hole = 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    offsets = ctypes.c_longlong(PAGE), ctypes.c_longlong(PAGE)
+    assert libc.fallocate64(descriptor, keep_size | punch_hole, *offsets) == 0, os.strerror(ctypes.get_errno())
+    os.pwrite(descriptor, b"b" * PAGE, 0)
+    assert found == b"a" * 2 * PAGE
+    reader.read(0, memoryview(found))
+    assert found == b"b" * PAGE + bytes(PAGE)
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        reader.read(PAGE, memoryview(bytearray(PAGE + 1)))
+    os.close(descriptor)
+    reader.close()
 
 
 def test_region_reuses_released_memory_in_order():
