@@ -74,6 +74,12 @@ class Repair:
         }
 
     @property
+    def forsaken(self) -> bool:
+        """True if there is a commit, but most reachable sources have freed its results and moved on."""
+        sources = self.sources
+        return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
+
+    @property
     def exhausted(self) -> bool:
         """True if there is a commit, and every reachable source has freed its results."""
         sources = self.sources

@@ -228,6 +228,11 @@ class Round:
         return self._repair.follows
 
     @property
+    def forsaken(self) -> bool:
+        """True if there is a commit, but most reachable sources have freed its results and moved on."""
+        return self._repair.forsaken
+
+    @property
     def exhausted(self) -> bool:
         """True if there is a commit, and every reachable source has freed its results."""
         return self._repair.exhausted

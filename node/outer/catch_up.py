@@ -135,9 +135,9 @@ class CatchUp:
                 self._send_queue.control(peer, Ask(fly.round, self._fragment))
                 lineages.ask(peer)
         if committed:
-            # Only its results are missing. The wait for them is limited, and short if no source has them any more.
+            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more.
             longest = max(LATEST, 2 * patience) if fly.follows else 2 * patience
-            patience = self._round_factory.floor if fly.exhausted else longest
+            patience = self._round_factory.floor if fly.forsaken else longest
         if not proved:
             self._proved_since = None
             return
