@@ -188,7 +188,7 @@ class Transport(Protocol):
         ...
 
     def no_sharing(self) -> str:
-        """Return why this peer shares memory with no other one of its machine; empty if it may."""
+        """Return why this peer shares no memory with other peers of its machine; empty if it can."""
         ...
 
     def obstacle(self, peer: PeerId) -> str:

@@ -192,12 +192,12 @@ def join(
     from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
-    if invite.endswith(".toml"):
+    by_name = is_run(invite)
+    if invite.endswith(".toml") and (not by_name or Path(invite).exists()):
         raise InputError(
-            f"{invite} is the name of a manifest, not an invite",
+            f"{invite} is a manifest, not an invite",
             f"`thinwire start {invite}` begins the run, and prints the line with which others join it",
         )
-    by_name = is_run(invite)
     if not by_name:
         Invite.parse(invite)  # report a typo at once
     _check_machine(config)

@@ -50,7 +50,7 @@ async def knock(
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None then, or once `met` returns True after a contact that cannot be reached, else the error.
+    Return None once admitted, or if `met` returns True after a contact was unreachable; else return the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.

@@ -123,8 +123,8 @@ class RoundHistory:
     def hurried(self, peer: PeerId) -> bool:
         """Return True if a peer that has asked for results gets them without pauses, until it has caught up.
 
-        With pauses it follows less than GAIN / (GAIN - 1) times as fast as the swarm decides rounds, so that it would be
-        behind for long, or it would soon find some of the rounds dropped.
+        Either it follows, with pauses, less than GAIN / (GAIN - 1) times as fast as the swarm decides rounds, or some of
+        the rounds that it needs would soon be dropped.
         """
         first, since, round = self._asked.get(peer, (0, LAST_ROUND, LAST_ROUND))
         if self._behind(round) > max(0, first - (round - since) // GAIN) or self.spent(round) > HURRY:

@@ -223,7 +223,7 @@ class Admission:
     def _met(self) -> bool:
         """Return whether a peer of our last process has come to our gate, as one that cannot be dialled does."""
         roster = self.presence.roster
-        records = (roster.record_of(peer) for peer in roster.others)
+        records = (roster.record_of(peer) for peer in roster.others if roster.met(peer))
         return self.terms is not None and any(one is not None and one.transport_key in self._former for one in records)
 
     def _welcome(self, told: Welcome) -> None:

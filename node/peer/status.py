@@ -99,13 +99,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reach this one, see Reach. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
-    `no_sharing`: why this peer shares memory with no other one of its machine; empty if it may.
     `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
     that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
     main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. What this peer
     relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`
-    bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason. `plan`: figures of
+    bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason.
+    `no_sharing`: why this peer shares no memory with other peers of its machine; empty if it can. `plan`: figures of
     a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round. `links`:
     those that are known, of this peer and of others. `fragments`: those that this peer holds; empty if there is only one.
     """
@@ -192,7 +192,8 @@ def _overwrite(path: Path, content: bytes) -> bool:
         with open(path, "r+b", buffering=0) as file:
             if len(content) > os.fstat(file.fileno()).st_blocks * 512:
                 return False
-            os.pwrite(file.fileno(), content, 0)
+            if os.pwrite(file.fileno(), content, 0) != len(content):
+                return False
             file.truncate(len(content))
     except OSError:
         return False

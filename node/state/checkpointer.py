@@ -50,8 +50,7 @@ class Checkpointer:
             return None
         try:
             await work(lambda: _install(snapshot, replica, layout))
-        except (KeyError, ValueError) as error:
-            reason = f"it lacks parameter {error}" if isinstance(error, KeyError) else error
+        except ValueError as reason:
             raise ManifestMismatch(
                 f"checkpoint {loaded.path} does not fit this model: {reason}",
                 "another model is another run: give it another run.name; or use the model that this run had",
@@ -168,11 +167,26 @@ def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
 def _place(snapshot: Snapshot, number: int | None) -> Standing:
     """Return the standing of a fragment with separate rounds, or of the whole replica."""
     whole = (snapshot.round, snapshot.members, snapshot.lives, snapshot.chain)
-    return whole if number is None else (snapshot.standings or {})[number]
+    standings = snapshot.standings or {}
+    if number is not None and number not in standings:
+        raise ValueError(f"it has no round of fragment {number}")
+    return whole if number is None else standings[number]
 
 
 def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:
+    shapes = {piece.name: tuple(piece.shape) for piece in layout.pieces}
+    found = {name: np.asarray(tensor).shape for name, tensor in fragment.weights.items() if name != _EXTRA}
+    if found != shapes:
+        name = min(name for name in {*found, *shapes} if found.get(name) != shapes.get(name))
+        if name not in found:
+            raise ValueError(f"it lacks parameter {name!r}")
+        if name not in shapes:
+            raise ValueError(f"the model lacks its parameter {name!r}")
+        raise ValueError(f"its parameter {name!r} has shape {found[name]}, that of the model {shapes[name]}")
     parts = (fragment.weights, fragment.momentum)[: replica.vectors]
+    lacking = [name for part in parts for name in shapes if name not in part]
+    if lacking or (replica.extra.size and _EXTRA not in fragment.momentum):
+        raise ValueError(f"it has no momentum of {lacking[0] if lacking else 'the buffers'}")
     extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
     state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:

@@ -13,7 +13,7 @@ from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk, present
-from thinwire.node.state.checkpoint_store import LATEST, CheckpointStore
+from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
@@ -189,8 +189,8 @@ def _rounds(snapshot: Snapshot) -> dict[int, int]:
 def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
     """Return the only run, or the only one with this name or start of its id.
 
-    Runs without a checkpoint do not count beside others. default: id of the run that an empty `wanted` stands for if there
-    are several. Raises NoModelError.
+    Runs without a checkpoint are ignored if another match has one. default: id of the run that an empty `wanted` stands
+    for if there are several. Raises NoModelError.
     """
     names = home.run_names()
     if not names:
@@ -201,7 +201,7 @@ def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
     if not wanted and default[:16] in names:
         found = [default[:16]]
     # A start that fails, for example without a hash that the manifest needs, leaves a run without checkpoints.
-    found = [run for run in found if (RunDirectory(home.runs / run).checkpoints / LATEST).exists()] or found
+    found = [run for run in found if any(RunDirectory(home.runs / run).checkpoints.glob("step-*"))] or found
     if len(found) != 1:
         problem = f"{len(found)} runs begin with or are called {wanted!r}" if wanted else f"there are {len(found)} runs"
         known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())

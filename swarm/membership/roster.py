@@ -155,6 +155,11 @@ class Roster:
         """Return True if a peer is in the view."""
         return peer == self._members.me or (peer in self._members.table and self._members.table[peer].live)
 
+    def met(self, peer: PeerId) -> bool:
+        """Return True if a peer has proved its keys to this one; False if we know it from others only."""
+        member = self._members.table.get(peer)
+        return member is not None and member.met
+
     def record_of(self, peer: PeerId) -> PeerRecord | None:
         """Return the newest record of a peer, alive or not."""
         if peer == self._members.me:

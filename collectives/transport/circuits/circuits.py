@@ -131,7 +131,7 @@ class Circuits:
                 answer = await directly()
         refused = isinstance(answer, Refuse) and answer.code == "refused"
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.search):  # The loss of a dead peer is not told before.
+            async with asyncio.timeout(self._limits.search):  # Until then nothing reports that a dead peer is lost.
                 for relay in self.relays(peer):
                     if isinstance(answer, Welcome) or answer.code not in TRANSIENT or peer in self.links:
                         break

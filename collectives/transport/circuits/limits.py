@@ -47,8 +47,8 @@ class CircuitLimits:
 
     - `pair`, `asker`: circuits at one relay of one pair, and asked for by one peer, those that wait for an end included. A
       link has four, and one more while it opens.
-    - `direct`: how long to try a peer's addresses before relays are asked, if there are any, and `search`: how long to ask
-      them. `again`: at most between two direct dials of a peer with a circuit.
+    - `direct`: seconds to try a peer's addresses before relays are asked (no limit without relays). `search`: seconds to
+      ask relays. `again`: longest pause in seconds between two direct dials of a peer with a circuit.
     - `token`: how long a relay waits for both ends. `idle`: how long no circuit of a pair may carry a byte; control
       connections send heartbeats more often.
     - `answer`: how long to wait for a relay's answer. `relays`: relays that are asked in one dial.

@@ -15,7 +15,6 @@ import secrets
 import socket
 import stat
 import struct
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,47 +53,13 @@ class SharedLimits:
     patience: float = 1.0
 
 
-class Turns:
-    """Calls for several streams, one in each pass of the event loop.
-
-    So the receiver handles a payload before the next one is copied, while it is in the processor's cache.
-    """
-
-    def __init__(self) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._loop = asyncio.get_running_loop()
-
-    def add(self, call: Callable[[], None]) -> None:
-        """Make a call after those that were added before."""
-        self._calls.append(call)
-        if len(self._calls) == 1:
-            self._loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        try:
-            self._calls[0]()
-        finally:
-            # Later than the code that the call has woken up.
-            self._calls.popleft()
-            if self._calls:
-                self._loop.call_soon(self._next)
-
-
 class Meeting:
-    """Both regions of a link: ours to write, theirs to read. `socket` carries everything else.
-
-    `turns`: for copies out of the other side's region.
-    """
+    """Both regions of a link: ours to write, theirs to read. `socket` carries everything else."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        region: SharedRegion,
-        reader: RegionReader,
-        turns: Turns,
-        over: Callable[[Meeting], None],
+        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[Meeting], None]
     ) -> None:
-        self.socket, self.region, self.reader, self.turns, self._over = sock, region, reader, turns, over
+        self.socket, self.region, self.reader, self._over = sock, region, reader, over
         self._closed = False
 
     async def connect(self, factory: Callable[[], AnyProtocol], *, accepted: bool = False) -> AnyProtocol:
@@ -150,14 +115,13 @@ class LocalSockets:
 
     def __init__(self, folder: Path | None, limits: SharedLimits, wall: Callable[[], int]) -> None:
         self._folder, self._limits, self._wall = folder, limits, wall
-        self.obstacle = "switched off, or not known to this system" if folder is None else ""
+        self.obstacle = "switched off, or not supported by this system" if folder is None else ""
         """Why no memory is shared; "" if it is."""
         self._listener: socket.socket | None = None
         self._place: Path | None = None
         self.regions = 0
         """Regions of ours: those of meetings, and of those that may become one."""
         self._meetings: set[Meeting] = set()
-        self._turns = Turns()
         self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -252,7 +216,7 @@ class LocalSockets:
             if isinstance(error, (OSError, ValueError)):
                 return None
             raise
-        meeting = Meeting(sock, region, reader, self._turns, self._freed)
+        meeting = Meeting(sock, region, reader, self._freed)
         self._meetings.add(meeting)
         return meeting
 

@@ -1,8 +1,7 @@
 """Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
-Seals prevent that the size changes, and that the reader writes. Because the size is sealed and the memory has ordinary
-pages, no writer can end the reader with SIGBUS. The reader copies payloads out, so no writer can change bytes after their
-hash was checked.
+The writer keeps the only mapping. Seals prevent that the size changes, and that the other process writes. The reader
+copies payloads out with `preadv`, so no writer can end it with SIGBUS, or change bytes after their hash was checked.
 """
 
 from __future__ import annotations
@@ -102,29 +101,24 @@ class SharedRegion:
 
 
 class RegionReader:
-    """Region of another process, mapped to be read only.
+    """Region of another process.
 
-    Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most` bytes, in ordinary pages.
+    Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most` bytes.
     """
 
     def __init__(self, descriptor: int, most: int) -> None:
+        self._descriptor = descriptor
         try:
             found = os.fstat(descriptor)
             # Only memory has seals, so no read of it waits for a disk or for another process.
             seals = fcntl.fcntl(descriptor, GET_SEALS)
-            self.size = found.st_size
-            # A hole in memory of huge pages (hugetlbfs) cannot always be filled again: reading it may be fatal.
-            usual = stat.S_ISREG(found.st_mode) and os.fstatvfs(descriptor).f_bsize == PAGE
-            if not usual or not seals & SHRINK or not 0 < self.size <= most:
-                raise ValueError(f"not shared memory: {self.size} bytes, seals {seals:#x}")
-            # The `mmap` keeps a duplicate of the descriptor.
-            self._map = mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ)
-            with suppress(OSError, AttributeError):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
         except OSError as error:
+            self.close()
             raise ValueError(f"not shared memory: {error.strerror}") from None
-        finally:
-            os.close(descriptor)
+        self.size = found.st_size
+        if not stat.S_ISREG(found.st_mode) or not seals & SHRINK or not 0 < self.size <= most:
+            self.close()
+            raise ValueError(f"not shared memory: {self.size} bytes, seals {seals:#x}")
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `offset` on.
@@ -133,12 +127,17 @@ class RegionReader:
         """
         if offset < 0 or into.nbytes > self.size - offset:
             raise ValueError(f"{into.nbytes} bytes at {offset} of {self.size} bytes of shared memory")
-        with memoryview(self._map) as view:
-            into[:] = view[offset : offset + into.nbytes]
+        while into.nbytes:
+            count = os.preadv(self._descriptor, [into], offset)
+            if count <= 0:
+                raise ValueError("shared memory ends early")
+            into, offset = into[count:], offset + count
 
     def close(self) -> None:
         """Give up the memory."""
-        self._map.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def whole_pages(count: int) -> int:

@@ -28,9 +28,6 @@ PLACE = struct.Struct("!QI")
 COPIED = struct.Struct("!I")
 """Payloads of the other side that were copied since this was last sent."""
 
-WAITING = 1 << 14
-"""Bytes of records that may wait to be sent."""
-
 READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
 
@@ -50,13 +47,10 @@ class SharedStream(Stream):
         self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to copy
         self._copied = self._unsaid = 0  # payloads copied and not reported, and the memory that they occupy
         self._held = 0  # memory of all payloads that were not reported
-        self._asked = False  # True if we wait for a turn to copy
         if claim is None:
             self._room = READ
 
     def _set_options(self, transport: asyncio.Transport) -> str:
-        # The records of one pass of the event loop leave together.
-        transport.set_write_buffer_limits(WAITING)
         return "this machine"
 
     def _end(self, reason: str) -> None:
@@ -104,9 +98,9 @@ class SharedStream(Stream):
 
     @property
     def _ready(self) -> bool:
-        """True if the largest payload fits into our region, and few records wait."""
+        """True if the largest payload fits into our region, and no record waits."""
         assert self._transport is not None
-        return self._meeting.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() <= WAITING
+        return self._meeting.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() == 0
 
     @property
     def _left(self) -> int:
@@ -136,7 +130,7 @@ class SharedStream(Stream):
         if start:
             self._small[: self._have] = bytes(self._small[start : start + self._have])
         self._need = self._have + 1
-        self._copy_later()
+        self._copy()
 
     def _take(self, length: int, place: int, record: memoryview) -> None:
         assert self._opener is not None and self._owner is not None
@@ -153,37 +147,29 @@ class SharedStream(Stream):
             raise ValueError(f"{self._held} bytes of payloads in {self._meeting.reader.size} bytes of shared memory")
         self._places.append((head, offset, size))
 
-    def _copy_later(self) -> None:
-        """Ask for a turn to copy the next payload out, unless there is none or we are paused."""
-        if self._places and not self._paused and not self._asked:
-            self._asked = True
-            self._meeting.turns.add(self._copy)
-
     def _copy(self) -> None:
-        """Copy a payload out and pass it on; report to the sender what it may use again."""
-        self._asked = False
-        if self._owner is None or self._paused:
-            return
-        head, offset, size = self._places.popleft()
-        payload = self._pool.lend(size)
-        try:
+        """Copy payloads out and pass them on, unless paused; report to the sender what it may use again."""
+        while self._places and self._owner is not None and not self._paused:
+            head, offset, size = self._places.popleft()
+            payload = self._pool.lend(size) if size else memoryview(b"")
             self._meeting.reader.read(offset, payload)
             self.down += size
             self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
             self._owner.arrived(self, head, payload)
-        except ValueError as error:
-            self.fail(str(error))
-        if not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
+        if self._copied and not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
             self._post_record(COPIED.pack(self._copied), b"")
             self._held -= self._unsaid
             self._copied = self._unsaid = 0
-        self._copy_later()
 
     def pause(self, paused: bool) -> None:
         """Stop or resume copying. Records are read on, because our own payloads wait for the reports in them."""
-        if not self.reason:
-            self._paused = paused
-            self._copy_later()
+        if self.reason or paused == self._paused:
+            return
+        self._paused = paused
+        try:
+            self._copy()
+        except ValueError as error:
+            self.fail(str(error))
 
 
 def _parse_lengths(data: memoryview) -> tuple[int, int]:

@@ -241,7 +241,7 @@ class ZmqTransport:
         return link is not None and link.stream_pool.shared
 
     def no_sharing(self) -> str:
-        """Return why this peer shares memory with no other one of its machine; empty if it may."""
+        """Return why this peer shares no memory with other peers of its machine; empty if it can."""
         station = self._station
         return "the uplink has a limit" if station.rate_limit.rate else station.local_sockets.obstacle
 

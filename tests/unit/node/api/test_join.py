@@ -57,13 +57,21 @@ def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_
         assert swarm.status.run == first and swarm.round == 3
 
 
+class Transposed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(6, 3)), nn.Parameter(torch.zeros(3))
+
+
 def test_another_model_in_the_same_run_is_an_error_and_its_checkpoint_stays(run, tmp_path):
     settings = dict(home=tmp_path / "home", host="127.0.0.1")
     with thinwire.join(run, **settings) as swarm:
         train(swarm, 4)
     for other, reason in (
-        (nn.Linear(6, 4), "it has 21 parameters, the model 28"),
+        (nn.Linear(6, 4), r"'bias' has shape \(3,\), that of the model \(4,\)"),
         (nn.Sequential(nn.Linear(6, 3)), "lacks parameter '0.bias'"),
+        (nn.Linear(6, 3, bias=False), "the model lacks its parameter 'bias'"),
+        (Transposed(), r"'weight' has shape \(3, 6\), that of the model \(6, 3\)"),
     ):
         with thinwire.join(run, **settings) as swarm:
             with pytest.raises(thinwire.ManifestMismatch, match=reason) as error:

@@ -78,7 +78,9 @@ def running(home, **changes):
     assert write_status(directories(home).status, Status(**facts))
 
 
-def test_join_with_a_manifest_names_the_command_that_takes_one(capsys, daemon):
+def test_join_with_a_manifest_names_the_command_that_takes_one(capsys, daemon, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").touch()
     assert main.main(["join", "run.toml"]) == 2
     assert "hint: `thinwire start run.toml` begins the run" in capsys.readouterr().err and daemon.calls == []
 

@@ -45,6 +45,7 @@ class Knocking(Admission):
             states=lambda: self.members,
             others=self.members,
             record_of=self.members.get,
+            met=lambda peer: peer != "told",
         )
         self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
 
@@ -102,15 +103,20 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
         task.close()
 
 
-@pytest.mark.parametrize(("key", "joins"), [(ADDRESSES[1].transport_key, True), (b"s" * 32, False)])
-def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, key, joins):
-    """No peer can be dialled. A stranger that comes is no sign of the swarm."""
+FORMER = ADDRESSES[1].transport_key
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "joins"), [("visitor", FORMER, True), ("visitor", b"s" * 32, False), ("told", FORMER, False)]
+)
+def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, name, key, joins):
+    """No peer can be dialled. A stranger that comes is no sign of the swarm, nor is the record of a former peer."""
     time = [0.0]
 
     class Transport:
         async def meet(self, contact, hello):
             time[0] += 8.0
-            admission.members["visitor"] = SimpleNamespace(transport_key=key)
+            admission.members[name] = SimpleNamespace(transport_key=key)
             return Refuse("unreachable", "it did not answer")
 
     KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from thinwire.collectives.transport.shared_memory import local_sockets
-from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits, Turns
+from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
@@ -277,38 +277,9 @@ def test_sockets_of_dead_processes_are_removed(wire, folder):
     made["alive"].close()
 
 
-def test_receiver_handles_a_payload_before_the_next_one_is_copied():
-    async def work():
-        turns, log, came = Turns(), [], asyncio.Event()
-
-        async def receive():
-            while True:
-                await came.wait()
-                came.clear()
-                log.append("handled")
-
-        def copy(name):
-            log.append(name)
-            came.set()
-            if name == "fails":
-                raise ValueError(name)
-
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: log.append("error"))
-        receiver = asyncio.create_task(receive())
-        await asyncio.sleep(0)
-        for name in ("first", "fails", "third"):
-            turns.add(lambda name=name: copy(name))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        receiver.cancel()
-        assert log == ["first", "handled", "fails", "error", "handled", "third", "handled"]
-
-    asyncio.run(work())
-
-
-def sealed(size, flags=0):
+def sealed(size):
     """Return the descriptor of memory that cannot become smaller, and whose owner may do everything else with it."""
-    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING | flags)
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, ADD_SEALS, SHRINK)
     return descriptor
@@ -323,16 +294,6 @@ def test_region_refuses_what_is_not_sealed_memory():
         RegionReader(unsealed, 1 << 20)
     with pytest.raises(ValueError, match="not shared memory"):
         RegionReader(sealed(2 << 20), 1 << 20)
-
-
-def test_region_refuses_memory_of_huge_pages():
-    """A writer can take such a page away, and the reader may end if the system has no other one."""
-    try:
-        huge = sealed(2 << 20, os.MFD_HUGETLB)
-    except OSError:
-        pytest.skip("this system has no huge pages")
-    with pytest.raises(ValueError, match="not shared memory"):
-        RegionReader(huge, 4 << 20)
 
 
 def test_writer_can_neither_end_the_reader_nor_change_what_it_has_copied():

@@ -26,7 +26,7 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.manifest.manifest import ManifestError
+from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse
 
 SIZE = 9_000
@@ -345,11 +345,11 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
     assert some.chains[1].replica.digest == replica.chains[1].replica.digest and set(some.chains) == {1}
     # A peer with fewer fragments has no whole state.
     assert not hasattr(keep().save(some, LAYOUT, None), "reason")
-    events.clear()
     untouched = fresh()
     before = untouched.digest
-    asyncio.run(keep().restore(untouched, LAYOUT, at_once))
-    assert untouched.digest == before and "does not fit" in events[-1][1]["detail"]
+    with pytest.raises(ManifestMismatch, match="does not fit this model: it has no fragment 0"):
+        asyncio.run(keep().restore(untouched, LAYOUT, at_once))
+    assert untouched.digest == before
 
 
 @pytest.mark.parametrize("codec", ["int8(block=256)", "topk(k=64,chunk=4096)|2bit|rice"])
