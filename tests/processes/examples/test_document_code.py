@@ -118,6 +118,7 @@ def beside(tmp_path_factory):
     shutil.copy(here.text, here.path / "my" / "texts")
     daemon = here.found("a")
     daemon.wait("round", least=2)
+    assert daemon.newest_invite(), "the status has what the commands print"
     yield here.path, daemon.home
     here.end()
 
