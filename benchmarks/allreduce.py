@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import venv
@@ -25,6 +24,7 @@ from typing import Any
 
 import contest
 import machine
+from actors import free_port
 
 REQUIREMENTS = ["torch==2.13.0", "numpy<2.4", "scipy", "hivemind==1.1.12"]
 HIVEMIND_SIZES = (40.0, 100.0)
@@ -155,13 +155,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def hivemind_python(folder: Path) -> str:

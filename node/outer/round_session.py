@@ -87,8 +87,7 @@ class RoundSession:
         """Past rounds that other peers may still need."""
         self._now, self._emit, self._on_commit = now, emit, on_commit
         self._send_queue = presence.send_queue
-        staged = bool(manifest.pipeline.stages)
-        paced = not staged  # a stage that no peer holds delays all rounds
+        staged = bool(manifest.pipeline.stages)  # a stage that no peer holds delays all rounds, so nothing is paced
         needed = bool(manifest.admission.trial) or manifest.audited
         self._lender = Lender(replica, presence.send_queue, fragment, needed=needed)
         self.trials = Trials(
@@ -115,7 +114,7 @@ class RoundSession:
             trials=self.trials,
             lender=self._lender,
             emit=emit,
-            paced=lambda peer, round: paced and peer not in replica.members and not self.history.hurried(peer),
+            paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
@@ -136,7 +135,7 @@ class RoundSession:
             report=self.report,
             replay=lambda: self.history.replay,
             spent=self.history.spent,
-            paced=paced,
+            paced=not staged,
         )
         self.lineages = Lineages(
             replica,

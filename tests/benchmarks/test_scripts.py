@@ -1,5 +1,6 @@
 """The scripts of `make bench` run to their end at their smallest sizes. Their figures are not compared with anything."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,13 @@ SMALLEST = {
     "wan.py": "--peers 2 --mb 2 --turns 1",
     "memory.py": "--peers 2 --layers 2 --width 256 --rounds 3",
     "idle.py": "--seconds 2 --turns 1",
+    "monitoring.py": "--seconds 2 --turns 1",
     "codecspeed.py": "--mib 4 --repeats 5 --only int8",
 }
+
+
+def test_every_script_of_make_bench_is_here():
+    assert set(re.findall(r"python benchmarks/(\w+\.py)", (FOLDER.parent / "Makefile").read_text())) == SMALLEST.keys()
 
 
 @pytest.mark.soak

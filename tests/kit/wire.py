@@ -123,7 +123,7 @@ class Peer:
         """No connection stays half open, and the dialled links are the only ones without a session."""
         connections = self.transport._connections
         async with asyncio.timeout(20):  # a dial may continue after the other peer has opened the link
-            while connections._offers or connections._dials or connections._leaving:
+            while connections._offers or connections._dials or connections._leaving or connections._awaited:
                 await asyncio.sleep(0.01)
         assert set(connections._sessions.values()) == {link for link in self.links.values() if not link.dialled}
 

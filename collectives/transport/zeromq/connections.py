@@ -260,9 +260,9 @@ class Connections:
                 if retry is not None and self._loop.time() < retry.at:
                     return None
                 dial = self._start(record.transport_key, self._dial(record))
-                dial.add_done_callback(lambda _: self._awaited.pop(to, None))
             # The peer may dial us meanwhile: one behind an address translator cannot be dialled.
             awaited = self._awaited.setdefault(to, self._loop.create_future())
+            dial.add_done_callback(lambda _: self._awaited.pop(to, None))
             either: set[asyncio.Future[Any]] = {dial, awaited}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if to not in self.links and to not in self._offers:

@@ -56,6 +56,16 @@ class Swarm:
                 assert await end.send(relay.peer_id, GOSSIP)
 
 
+async def circuit(**options: float) -> tuple[Swarm, SimTransport, SimTransport, SimTransport, int]:
+    """Return a swarm, its relay, two ends with a circuit through it, and the frames that the second end has got."""
+    swarm = Swarm("none", "symmetric", "symmetric", **options)
+    relay, a, b = swarm.peers
+    await swarm.links([relay], [a, b])
+    assert await a.send(b.peer_id, GOSSIP)
+    await asyncio.sleep(0.1)
+    return swarm, relay, a, b, len(swarm.frames[b.peer_id])
+
+
 def play(work: Callable[[], Awaitable[None]], limit: float = 600.0) -> None:
     async def main() -> None:
         await work()
@@ -143,7 +153,7 @@ def test_when_a_relay_dies_another_one_is_chosen() -> None:
         swarm.net.kill(first.peer_id)
         await asyncio.sleep(0.1)
         ends = [end for end in swarm.lost if first.peer_id not in end[:2]]
-        assert ends == [(a.peer_id, b.peer_id, "reset"), (b.peer_id, a.peer_id, "reset")] or len(ends) == 2
+        assert sorted(ends) == sorted([(a.peer_id, b.peer_id, "reset"), (b.peer_id, a.peer_id, "reset")])
         assert await b.send(a.peer_id, GOSSIP)
         assert b.relay_of(a.peer_id) not in (None, first.peer_id) and not first.lent().circuits
 
@@ -152,12 +162,7 @@ def test_when_a_relay_dies_another_one_is_chosen() -> None:
 
 def test_circuit_through_a_stopped_relay_breaks_in_the_end() -> None:
     async def work() -> None:
-        swarm = Swarm("none", "symmetric", "symmetric", patience=30.0)
-        relay, a, b = swarm.peers
-        await swarm.links([relay], [a, b])
-        assert await a.send(b.peer_id, GOSSIP)
-        await asyncio.sleep(0.1)
-        got = len(swarm.frames[b.peer_id])
+        swarm, relay, a, b, got = await circuit(patience=30.0)
         swarm.net.pause(relay.peer_id)
         assert await a.send(b.peer_id, GOSSIP)
         await asyncio.sleep(20.0)
@@ -168,7 +173,7 @@ def test_circuit_through_a_stopped_relay_breaks_in_the_end() -> None:
         swarm.net.pause(relay.peer_id)
         assert await a.send(b.peer_id, GOSSIP)
         await asyncio.sleep(31.0)
-        assert {end for end in swarm.lost} == {
+        assert set(swarm.lost) == {
             (a.peer_id, b.peer_id, "timed out"),
             (b.peer_id, a.peer_id, "timed out"),
         }
@@ -178,12 +183,7 @@ def test_circuit_through_a_stopped_relay_breaks_in_the_end() -> None:
 
 def test_cut_between_a_peer_and_its_relay_holds_and_breaks_the_circuit() -> None:
     async def work() -> None:
-        swarm = Swarm("none", "symmetric", "symmetric", patience=10.0)
-        relay, a, b = swarm.peers
-        await swarm.links([relay], [a, b])
-        assert await a.send(b.peer_id, GOSSIP)
-        await asyncio.sleep(0.1)
-        got = len(swarm.frames[b.peer_id])
+        swarm, relay, a, b, got = await circuit(patience=10.0)
         swarm.net.cut(a.peer_id, b.peer_id)  # their circuit goes around it
         swarm.net.cut(relay.peer_id, b.peer_id)
         assert await a.send(b.peer_id, GOSSIP)

@@ -51,6 +51,9 @@ def test_status_on_a_full_disk_is_written_into_the_blocks_that_it_has(tmp_path, 
     assert read_status(path).alarm == "no checkpoint" and list(tmp_path.iterdir()) == [path]
     assert not write_status(path, status(alarm="x" * 100_000)), "it needs more blocks"
     assert read_status(path).alarm == "no checkpoint"
+    with monkeypatch.context() as short:
+        short.setattr(os, "pwrite", lambda descriptor, content, offset: 7)
+        assert not write_status(path, status(alarm="no checkpoint")), "it is not written whole"
     monkeypatch.setattr(os, "replace", real)
     assert write_status(path, status(alarm="y" * 100_000))
 
