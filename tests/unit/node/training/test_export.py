@@ -173,7 +173,9 @@ def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     assert code == 2 and "no runs" in err
     trained(home, round=1)
     trained(home, round=2, run=b"\xee" * 32)
-    (directories(home).run(b"\xee" * 32).checkpoints / "LATEST").unlink()  # a crash may lose it; the checkpoint is found
+    (
+        directories(home).run(b"\xee" * 32).checkpoints / "LATEST"
+    ).unlink()  # a crash may lose it; the checkpoint is found
     code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
     assert code == 2 and "there are 2 runs" in err and "0505050505050505 (toy), eeeeeeeeeeeeeeee (toy)" in err
     assert outcome(capsys, tmp_path / "m", "--home", home, "--run", "ffff")[0] == 2
