@@ -19,6 +19,7 @@ from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.messages.registry import PeerId
 
 SAVE_SECONDS, SAVE_ROUNDS = 30.0, 10
 """Least seconds and least rounds between two checkpoints; the last round is always saved."""
@@ -59,7 +60,7 @@ class PeerServices:
         self._peer, self._report, self._now = peer, report, peer.environment.now
         self._saved_at, self._saved_round, self._first = self._now(), 0, True
         self._writer: asyncio.Task[None] | None = None
-        self._slow = False
+        self._slow, self._gathered = False, frozenset[PeerId]()
         self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
         self._participation = Participation()
 
@@ -90,7 +91,8 @@ class PeerServices:
     ) -> None:
         """Wait until `count` peers, this one included, hold the state and take part; at most for some seconds.
 
-        Return early if `stopping`, or if the swarm has continued without us.
+        The first exchange waits for their contributions. Return early if `stopping`, or if the swarm has continued without
+        us.
         """
         peer, report, until, told = self._peer, self._report, self._now() + seconds, 0
         while (here := len({*peer.session.ready, peer.session.me})) < count:
@@ -98,11 +100,34 @@ class PeerServices:
                 return
             if self._now() > until:
                 report.emit("waited", {"detail": f"long enough: training begins with {here} of {count} peers"})
-                return
+                break
             if here > told:
                 left = max(0.0, until - self._now())
                 report.emit("waiting", {"detail": f"for {count} peers, {here} here, at most {left:.0f} s more"})
                 told, report.phase = here, "waiting"
+            await asyncio.sleep(LOOK_SECONDS)
+        if count > 1:
+            self._gathered = frozenset(peer.session.ready)
+
+    async def _others_contribute(self) -> None:
+        """Wait for the contributions of the peers that `gather` counted, before the first one of a member.
+
+        A round waits for members only, and these peers become members by the first round. They do not wait themselves. Wait
+        no longer than a round waits for a member.
+        """
+        peer, others = self._peer, self._gathered.difference(self._peer.replica.members)
+        self._gathered = frozenset()
+        if peer.session.me not in peer.replica.members:
+            return
+        seconds, told = peer.manifest.exchange.timeout_seconds, False
+        until = self._now() + seconds
+        while missing := others.intersection(peer.session.live).difference(peer.session.announced):
+            if peer.rounds.overtaken or self._now() > until:
+                return
+            if not told:
+                detail = f"for the first contributions of {len(missing)} other peers, at most {seconds:.0f} s"
+                self._report.emit("waiting", {"detail": detail})
+                told = True
             await asyncio.sleep(LOOK_SECONDS)
 
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
@@ -116,6 +141,7 @@ class PeerServices:
             capped = min(weight, peer.manifest.max_weight)
             told = loss if loss is not None and math.isfinite(loss) else 0.0  # A host may not know a loss yet.
             meanwhile = self._train_meanwhile if peer.manifest.overlap else None
+            await self._others_contribute()
             outcome = await peer.rounds.sync(weight=capped, loss=told, speed=report.speed, meanwhile=meanwhile)
         finally:
             if report.phase == "exchanging":  # The phase may have become "leaving".
