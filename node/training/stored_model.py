@@ -203,7 +203,10 @@ def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
     # A start that fails, for example without a hash that the manifest needs, leaves a run without checkpoints.
     found = [run for run in found if any(RunDirectory(home.runs / run).checkpoints.glob("step-*"))] or found
     if len(found) != 1:
-        problem = f"{len(found)} runs begin with or are called {wanted!r}" if wanted else f"there are {len(found)} runs"
+        problem = f"there are {len(found)} runs"
+        if wanted:
+            count = f"{len(found)} runs have" if found else "no run has"
+            problem = f"{count} the name {wanted!r}, or an id that begins with it"
         known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())
         raise NoModelError(problem, f"name one of: {known}")
     return RunDirectory(home.runs / found[0])
