@@ -61,17 +61,20 @@ class Announcing:
         def card() -> RunCard | None:
             return card_of(peer(), self._report.loss, self._directory.wall())
 
-        self._task = asyncio.create_task(announce(self._directory, card, self._published))
+        def published() -> None:
+            mode, self._said = peer().manifest.admission.mode, ""
+            invite = (
+                "" if mode == "open" else f"; peers that find it there need an invite, too (admission.mode = {mode!r})"
+            )
+            self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
+
+        self._task = asyncio.create_task(announce(self._directory, card, published))
 
     async def end(self) -> None:
         """Stop publishing and close the directory."""
         if self._task is not None:
             await cancelled(self._task)
         await self._directory.close()
-
-    def _published(self) -> None:
-        self._said = ""
-        self._report.emit("published", {"detail": "the run is in the directory"})
 
     def _opened(self, addresses: Sequence[str]) -> None:
         self._report.emit("directory", {"detail": "DHT node", "addresses": list(addresses)})
