@@ -27,12 +27,16 @@ def test_text_of_an_event_names_its_numbers():
         ),
         event_log.event_text("joined", {"peer": "ab" * 32, "detail": "45.0.2.1:7400", "at": 1.0}),
         event_log.event_text("phase", {"round": 3, "phase": "open"}),
+        event_log.event_text("trial", {"score": -0.050000000000000044, "assigned": 0.0029201507568359375}),
+        event_log.event_text("held_out", {"loss": 3.478062, "seconds": 123456.7}),
     )
     assert texts == (
         "reach nat none · address 45.0.2.1:7400 · reached yes",
         "synced round 3 · bytes 0 · sources 2749d6a3, 11aa22bb",
         "joined peer abababab · 45.0.2.1:7400",
         "phase round 3 · open",
+        "trial score -0.05 · assigned 0.00292",
+        "held_out loss 3.478 · seconds 123457",
     )
 
 
