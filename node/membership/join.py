@@ -47,20 +47,22 @@ async def knock(
     seconds: float,
     lasting: Collection[str] = (),
     met: Callable[[], bool] = lambda: False,
+    least: float = 0.0,
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None once admitted, or if `met` returns True after a contact was unreachable; else return the error.
+    Return None once admitted, or if `met` returns True after a contact has not admitted us; else return the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
-    If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm.
+    If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
+    `least` seconds: until then a peer may come to our gate.
     """
-    until, said = environment.now() + seconds, "no peer answered"
+    began, said = environment.now(), "no peer answered"
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
-    there = False
-    while contacts:
-        words, hopeful = hello(), False
+    there, open_until = False, began + least
+    while contacts or environment.now() < open_until:
+        words, hopeful = hello(), environment.now() < open_until
         for contact in contacts:
             answer, again = await transport.meet(contact, words), True
             if isinstance(answer, Welcome):
@@ -69,7 +71,7 @@ async def knock(
                     return None
                 except ManifestMismatch as error:
                     refusals[contact], again = error, False
-            elif answer.code == "unreachable" and met():
+            elif met():
                 return None
             else:
                 said = f"{contact.address}: {answer.detail or answer.code}"
@@ -82,9 +84,11 @@ async def knock(
                 refusals.pop(contact, None)  # it was asked again, and gives another answer
             elif isinstance(answer, Welcome) or answer.code != "signature":
                 contacts = [other for other in contacts if other is not contact]
-        if not hopeful or environment.now() >= until:
+        if not hopeful or environment.now() >= began + seconds:
             break
         await asyncio.sleep(0.2 + 0.8 * environment.rng.random())
+        if met():
+            return None
     last = next(reversed(refusals.values()), None)
     found = last or NoSwarm(
         f"no peer of the swarm could be reached; {said}",

@@ -25,7 +25,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord, RecordError
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
-from thinwire.swarm.manifest.parser import SignedManifest
+from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
@@ -46,7 +46,8 @@ class RunTerms:
 class Admission:
     """Transport, presence and manifest of one peer, from its admission to the run until `close`.
 
-    Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here. `site`: name of
+    Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here; while these
+    calls search for the swarm, only peers of our last process are admitted, and only if the manifest is known. `site`: name of
     this peer's site. `name`: shown to the other peers. `emit` receives the events of the presence, too.
     """
 
@@ -67,23 +68,26 @@ class Admission:
         name: str = "",
     ) -> None:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
-        self._file, self._token_file = directory.manifest, directory.token
+        self._files, self._token_file = (directory.manifest, directory.signature), directory.token
         self._known_peers, self._preset, self.site = known_peers, preset, site
         self._name = name
         self._ban_file = BanFile(directory.bans, environment.disk)
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
         self._former: set[bytes] = set()
+        self._searching = True
+        """True until `found` or `arrive` has found the swarm, or founds the run."""
         self.terms: RunTerms | None = None
-        """None until the manifest is known: at once if this peer founds the run, else from its admission on."""
+        """None until the manifest is known: at once if this peer founds the run or returns, else from its admission on."""
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
-        self.terms = self._checked(signed)
+        self.terms = self._stored(signed)
         await self._open(open_transport)
         joins = await self._known_peers.come_back(self._knock)
+        self._searching = False
         self._seek_others()
         return joins
 
@@ -93,18 +97,28 @@ class Admission:
         Raises NoSwarm, Refused, ManifestMismatch, TokenError.
         """
         offered, wall = token_of(invite, self._identity), self._environment.wall()
-        self._token = preferred(self._stored_token(), offered, self._identity.peer_id, wall)
+        self._token = preferred(self._read(self._token_file, MAX_TOKEN), offered, self._identity.peer_id, wall)
+        self.terms = self._stored_terms()
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
         if refusal is not None:
             raise refusal
+        self._searching = False
         self._store(self._token_file, self._token)
         self._seek_others()
 
-    def _stored_token(self) -> bytes:
+    def _stored_terms(self) -> RunTerms | None:
+        """Return the terms of the run from our last process; None if there are none, or they are damaged."""
+        toml, signature = (self._read(path, MAX_TOML) for path in self._files)
         try:
-            return self._environment.disk.read(self._token_file, MAX_TOKEN)
+            return self._checked(SignedManifest(toml, signature[:32], signature[32:]))
+        except ManifestMismatch:
+            return None
+
+    def _read(self, path: Path, nbytes: int) -> bytes:
+        try:
+            return self._environment.disk.read(path, nbytes)
         except OSError:
             return b""
 
@@ -120,21 +134,22 @@ class Admission:
             self.presence.attend(self._seek(contacts))
 
     async def _seek(self, contacts: Iterable[Contact]) -> None:
-        """Dial one of `contacts` in each reconnect period until the roster knows them all, at most for a day.
+        """Dial all `contacts` that the roster does not know soon, then one in each reconnect period, at most for a day.
 
         From then on the roster reconnects to them. Without this, two parts of a swarm whose peers have all restarted apart
-        would never find each other again.
+        would never find each other again. All at first: the peer that ended our search may be another one that searched, and
+        without the others both would found a lineage.
         """
         missing, preset, roster = list(contacts), self._preset, self.presence.roster
-        until = self._environment.now() + preset.tombstone
+        until, pause = self._environment.now() + preset.tombstone, preset.probe_period
         while missing and self._environment.now() < until:
-            await asyncio.sleep(preset.reconnect_period)
+            await asyncio.sleep(pause)
             records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
             known = {record.transport_key for record in records}
             missing = [contact for contact in missing if contact.transport_key not in known]
-            if missing:
-                missing.append(missing.pop(0))
-                await self._knock(missing[-1:], 0.0, (), enter=self._learn)
+            count = 1 if pause == preset.reconnect_period else len(missing)
+            missing, pause = missing[count:] + missing[:count], preset.reconnect_period
+            await asyncio.gather(*(self._knock([one], 0.0, (), enter=self._learn) for one in missing[-count:]))
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
@@ -203,6 +218,7 @@ class Admission:
         contacts: Sequence[Contact],
         seconds: float,
         lasting: Sequence[str],
+        least: float = 0.0,
         *,
         enter: Callable[[Welcome], None] | None = None,
     ) -> HintedError | None:
@@ -218,16 +234,17 @@ class Admission:
             seconds=seconds,
             lasting=lasting,
             met=self._met,
+            least=least,
         )
 
     def _met(self) -> bool:
         """Return whether a peer of our last process has come to our gate, as one that cannot be dialled does."""
         roster = self.presence.roster
         records = (roster.record_of(peer) for peer in roster.others if roster.met(peer))
-        return self.terms is not None and any(one is not None and one.transport_key in self._former for one in records)
+        return any(one is not None and one.transport_key in self._former for one in records)
 
     def _welcome(self, told: Welcome) -> None:
-        self.terms = self._checked(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        self.terms = self._stored(SignedManifest(told.manifest, told.author, told.manifest_signature))
         self._judge(self.terms)
         self._learn(told)
 
@@ -240,24 +257,32 @@ class Admission:
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
-    def _checked(self, signed: SignedManifest) -> RunTerms:
-        """Return the checked terms of the run; store the text of the manifest for tools without a peer.
+    def _stored(self, signed: SignedManifest) -> RunTerms:
+        """Return the checked terms of the run, and store them for our next process and for tools without a peer.
 
         Raises ManifestMismatch.
         """
+        terms = self._checked(signed)
+        for path, data in zip(self._files, (signed.toml, signed.author + signed.signature), strict=True):
+            self._store(path, data)
+        return terms
+
+    def _checked(self, signed: SignedManifest) -> RunTerms:
+        """Return the terms of a manifest, which is that of the run and usable here. Raises ManifestMismatch."""
         manifest = signed.verify(self._run_id)
         try:
             check_codec(manifest, "the swarm's manifest")
         except ManifestError as error:  # The author's version allowed what this version refuses.
             raise ManifestMismatch(str(error), "the swarm may run another version of thinwire") from None
-        for warning in manifest.warnings():
-            self._emit("alarm", {"detail": warning})
-        self._store(self._file, signed.toml)
+        if self.terms is None:
+            for warning in manifest.warnings():
+                self._emit("alarm", {"detail": warning})
         return RunTerms(signed, manifest, manifest.admission.policy(self._run_id, signed.author))
 
     def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """Decide on the admission of a stranger whose record has been checked."""
-        if self.terms is None:
+        former = record.transport_key in self._former
+        if self.terms is None or (self._searching and not former):
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
         if reason := roster.reason_of(record.peer_id):
@@ -265,7 +290,7 @@ class Admission:
         reason = roster.refusal(record)
         # The expiry limits the time in which a token brings a peer in. Those that were here, also in our last process, may
         # come back.
-        known = roster.record_of(record.peer_id) is not None or record.transport_key in self._former
+        known = former or roster.record_of(record.peer_id) is not None
         if not reason and not known and 0 < expiry(record.token) < self._environment.wall():
             reason = "the invite has expired"
         if reason:

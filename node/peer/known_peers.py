@@ -17,10 +17,13 @@ from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import PeerId
 
 BACK_SECONDS = 5.0
-"""Seconds for which a returning founder that was alone searches for peers that still run its swarm."""
+"""Seconds for which a returning founder that was alone searches for peers that still run its swarm.
 
-Knock = Callable[[Sequence[Contact], float, Sequence[str]], Awaitable[HintedError | None]]
-"""Contacts peers for a number of seconds, see join.knock; the codes are final refusals, too."""
+Also the seconds for which one that was not alone waits for them at its gate, although nobody listens at their addresses.
+"""
+
+Knock = Callable[[Sequence[Contact], float, Sequence[str], float], Awaitable[HintedError | None]]
+"""Contacts peers for a number of seconds, see join.knock; the codes are final refusals, too; then `least`."""
 
 
 def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
@@ -70,7 +73,8 @@ class KnownPeers:
         """Search for a run that this peer has founded; return True if peers still run it.
 
         A founder that was in a swarm with others and can reach none of them may be cut off, so it does not start the
-        run again beside them. It does if it was alone before, or if no process listens at their addresses any more.
+        run again beside them. It does if it was alone before, or if no process listens at their addresses any more and none
+        of them comes to its gate: they may have other addresses.
         Raises NoSwarm, Refused.
         """
         known_peers = list(self.known())
@@ -84,7 +88,8 @@ class KnownPeers:
         self._environment.rng.shuffle(known_peers)  # The first ones may all be gone, and each of them takes time.
         # A machine that answers that no process listens there need not be asked again.
         alone = self.returns = self._file.alone
-        refusal = await knock(known_peers, BACK_SECONDS if alone else SEARCH_SECONDS, (REFUSED,))
+        seconds, least = (BACK_SECONDS, 0.0) if alone else (SEARCH_SECONDS, BACK_SECONDS)
+        refusal = await knock(known_peers, seconds, (REFUSED,), least)
         if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
             return refusal is None
         if isinstance(refusal, Refused):

@@ -87,6 +87,11 @@ class RunDirectory:
         return self.path / "run.toml"
 
     @property
+    def signature(self) -> Path:
+        """Public key of the manifest's author, and its signature of the manifest, see node/peer/admission.py."""
+        return self.path / "run.toml.signature"
+
+    @property
     def tokenizer(self) -> Path:
         """Copy of the run's tokenizer file, for `thinwire export`; absent if tokens are bytes."""
         return self.path / "tokenizer.json"

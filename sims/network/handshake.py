@@ -127,6 +127,8 @@ class Handshakes:
         if net.holds.refused(own.peer_id, host.peer_id):
             return Refuse("refused", f"a firewall refused the connection to {address}")
         if outside and host.translator is not None and not host.translator.admits(self._address):
+            if host.translator.kind == "refusing":
+                return Refuse("refused", f"{address} refused the connection")
             await asyncio.sleep(net.deadline)
             return Refuse("unreachable", f"{address} did not answer")
         await self._cross((host, own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-Nat: TypeAlias = Literal["none", "full-cone", "restricted", "symmetric"]
+Nat: TypeAlias = Literal["none", "full-cone", "restricted", "symmetric", "refusing"]
 """Kind of an address translator, by the connection attempts from outside that it lets in.
 
 Names of RFC 3489; behaviour in the terms of RFC 4787 (sections 4.1 and 5) and RFC 5382:
@@ -14,6 +14,7 @@ Names of RFC 3489; behaviour in the terms of RFC 4787 (sections 4.1 and 5) and R
 - restricted: those of addresses that the peer has tried to connect to. Mapping is endpoint-independent, filtering
   address-dependent or address and port-dependent: a machine here has one address and one port.
 - symmetric: none. Mapping is address and port-dependent, so the peer's announced address leads to no mapping.
+- refusing: none. It is a symmetric one whose router, or another machine at the announced address, refuses at once.
 
 All others are dropped without an answer (RFC 5382, REQ-4, allows an error after six seconds).
 """

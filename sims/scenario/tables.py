@@ -49,7 +49,7 @@ class PeerGroup(Table, frozen=True):
     departure, again `every` apart. liar: kind of lie. site: announced site, for exchange.topology = "hierarchy".
     memory_mib: memory for training, if the manifest has a [pipeline]: peers for which the model is too large hold a
     stage, and step is then the stage's part of one inner step; not given: enough. nat: kind of address translator of each
-    peer, "none", "full-cone", "restricted" or "symmetric", see sims/network/translator.py.
+    peer, "none", "full-cone", "restricted", "symmetric" or "refusing", see sims/network/translator.py.
     """
 
     name: Name = "peer"

@@ -85,6 +85,7 @@ def test_kinds_of_translators_admit_all_known_or_no_attempts() -> None:
         "full-cone": [False, True, True],
         "restricted": [False, False, True],
         "symmetric": [False, False, False],
+        "refusing": [False, False, False],
     }
 
 

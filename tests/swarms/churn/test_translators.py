@@ -70,11 +70,29 @@ def test_relay_that_dies_in_the_middle_of_a_round_is_replaced() -> None:
     assert max(counts) >= 4 and counts[max(counts)] == 4
 
 
-def test_founder_that_restarts_joins_peers_that_cannot_be_dialled() -> None:
-    """It is the only one that can be dialled, so its knocks fail, and the others come to its gate."""
-    run = played([OPEN] + [HIDDEN] * 3, faults=(Fault(5.0, "restart", (0,), 2.0),), seconds=32.0)
+@pytest.mark.parametrize("only", [0, 1])
+def test_peer_that_restarts_joins_peers_that_cannot_be_dialled(only: int) -> None:
+    """It is the only one that can be dialled, so its knocks fail, and the others come to its gate.
+
+    `only`: the founder (0), or another one when the founder is gone for good.
+    """
+    gone = (Fault(3.0, "kill", (0,)),) if only else ()
+    nats: list[Nat] = [OPEN] * (only + 1) + [HIDDEN] * 3
+    run = played(nats, faults=(*gone, Fault(9.0, "restart", (only,), 2.0)), seconds=40.0)
+    assert run.violations == ()
+    ready = [event.at for event in run.journal.of("ready") if event.peer == only]
+    assert len(ready) == 2 and ready[1] < 21.0
+    assert not [event for event in run.journal.of("lineage") if event.peer == only]
+    counts = contributors(run)
+    assert counts[max(counts)] == 4
+
+
+def test_founder_that_restarts_joins_peers_whose_addresses_refuse() -> None:
+    """Its knocks are refused, as if nobody listened there any more, but the others come to its gate."""
+    run = played([OPEN] + ["refusing"] * 3, faults=(Fault(5.0, "restart", (0,), 2.0),), seconds=24.0)
     assert run.violations == ()
     ready = [event.at for event in run.journal.of("ready") if event.peer == 0]
     assert len(ready) == 2 and ready[1] < 15.0
+    assert not [event for event in run.journal.of("lineage") if event.peer == 0]
     counts = contributors(run)
     assert counts[max(counts)] == 4
