@@ -26,8 +26,8 @@ AUTHOR = Identity.generate(b"1" * 32)
 class Knocking(Admission):
     """Admission through `transport`, which needs no network; None: the transport must not be opened."""
 
-    def __init__(self, signed, folder, *, transport=None, now=lambda: 0.0):
-        environment = Environment(now, lambda: 1e9, random.Random(1), RealDisk())
+    def __init__(self, signed, folder, *, transport=None):
+        environment = Environment(lambda: virtual_loop.current().time(), lambda: 1e9, random.Random(1), RealDisk())
         known_peers = KnownPeers(folder / "anchors.json", environment)
         run_id = signed.verify().run_id(AUTHOR.public_key)
         directory = RunDirectory(folder)
@@ -64,6 +64,17 @@ def test_manifest_with_impossible_codec_is_another_version(tmp_path, codec):
     assert "another version" in error.value.hint and admission.terms is None
 
 
+def searched(admission, signed, later=(0.0, lambda: None)):
+    """Return whether a founder joins a swarm, and its seconds of search; `later`: seconds and a call at that time."""
+
+    async def main():
+        loop = virtual_loop.current()
+        loop.call_later(*later)
+        return await admission.found(signed, None), loop.time()
+
+    return virtual_loop.run(main(), seed=1)
+
+
 ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes([index]) * 32) for index in range(3)]
 
 
@@ -72,18 +83,19 @@ ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes([index]) * 32) for index in r
     [
         ((None, None, "refused"), False, 60.0, NoSwarm),  # they may continue elsewhere
         ((None, None, "refused"), True, 5.0, False),
-        (("refused", "refused", "run"), False, 0.0, False),  # there are none any more
-        (("refused", "refused", "version"), False, 0.0, Refused),
+        (("refused", "refused", "run"), False, 5.0, False),  # there are none any more, and none comes to the gate
+        (("refused", "refused", "run"), True, 0.0, False),
+        (("refused", "refused", "version"), False, 5.0, Refused),
         ((None, "busy", "welcome"), False, 0.0, True),
     ],
 )
 def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seconds, found):
     """Answers at the three addresses that it knows; None: no answer within the second of a contact here."""
-    said, time = dict(zip(ADDRESSES, answers, strict=True)), [0.0]
+    said = dict(zip(ADDRESSES, answers, strict=True))
 
     class Transport:
         async def meet(self, contact, hello):
-            time[0] += 1.0
+            await asyncio.sleep(1.0)
             answer = said[contact]
             if answer == "welcome":
                 return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
@@ -91,13 +103,13 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
 
     KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES, alone=alone)
     signed = sign(b"", AUTHOR)
-    admission = Knocking(signed, tmp_path, transport=Transport(), now=lambda: time[0])
+    admission = Knocking(signed, tmp_path, transport=Transport())
     if isinstance(found, bool):
-        assert virtual_loop.run(admission.found(signed, None), seed=1) == found
+        joins, took = searched(admission, signed)
+        assert joins == found and seconds <= took < seconds + 4
     else:
         with pytest.raises(found):
-            virtual_loop.run(admission.found(signed, None), seed=1)
-    assert seconds <= time[0] < seconds + 4
+            searched(admission, signed)
     assert len(admission.tasks) == isinstance(found, bool)
     for task in admission.tasks:
         task.close()
@@ -106,28 +118,33 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
 FORMER = ADDRESSES[1].transport_key
 
 
+@pytest.mark.parametrize("code", ["unreachable", "refused"])
 @pytest.mark.parametrize(
     ("name", "key", "joins"), [("visitor", FORMER, True), ("visitor", b"s" * 32, False), ("told", FORMER, False)]
 )
-def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, name, key, joins):
-    """No peer can be dialled. A stranger that comes is no sign of the swarm, nor is the record of a former peer."""
-    time = [0.0]
+def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, name, key, joins, code):
+    """No peer can be dialled, and one comes after 4 s.
+
+    A stranger that comes is no sign of the swarm, nor is the record of a former peer. Without any, the founder founds the
+    run again if nobody listens at the addresses.
+    """
 
     class Transport:
         async def meet(self, contact, hello):
-            time[0] += 8.0
-            admission.members[name] = SimpleNamespace(transport_key=key)
-            return Refuse("unreachable", "it did not answer")
+            await asyncio.sleep(8.0 if code == "unreachable" else 0.1)
+            return Refuse(code, "")
 
     KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES)
     signed = sign(b"", AUTHOR)
-    admission = Knocking(signed, tmp_path, transport=Transport(), now=lambda: time[0])
-    if joins:
-        assert virtual_loop.run(admission.found(signed, None), seed=1) and time[0] == 8.0
+    admission = Knocking(signed, tmp_path, transport=Transport())
+    comes = (4.0, lambda: admission.members.update({name: SimpleNamespace(transport_key=key)}))
+    if joins or code == "refused":
+        found, took = searched(admission, signed, comes)
+        assert found == joins and took == pytest.approx(8.0 if code == "unreachable" else 5.0, abs=1.0)
         admission.tasks[0].close()
     else:
         with pytest.raises(NoSwarm):
-            virtual_loop.run(admission.found(signed, None), seed=1)
+            searched(admission, signed, comes)
 
 
 @pytest.mark.parametrize("come", [2, 1])
@@ -141,12 +158,13 @@ def test_peer_dials_those_that_it_knew_until_its_roster_knows_them_or_for_a_day(
             return Refuse("refused", "")
 
     async def main():
-        admission = Knocking(
-            sign(b"", AUTHOR), tmp_path, transport=Transport(), now=lambda: virtual_loop.current().time()
-        )
+        admission = Knocking(sign(b"", AUTHOR), tmp_path, transport=Transport())
         assert not await admission.found(sign(b"", AUTHOR), None)
         assert all(len(times) == 1 for times in dialled.values())
+        began = virtual_loop.current().time()
         seeks = asyncio.create_task(admission.tasks[0])
+        await asyncio.sleep(1.5 * LOCAL.probe_period)  # All are dialled at once before they are dialled in turns.
+        assert [times[1:] for times in dialled.values()] == [[began + LOCAL.probe_period]] * len(ADDRESSES)
         await asyncio.sleep(3600.0)
         for contact in ADDRESSES[:come]:
             admission.members[contact.address] = SimpleNamespace(transport_key=contact.transport_key)
@@ -154,7 +172,7 @@ def test_peer_dials_those_that_it_knew_until_its_roster_knows_them_or_for_a_day(
         if come == 2:
             admission.members["late"] = SimpleNamespace(transport_key=ADDRESSES[2].transport_key)
         await seeks
-        return virtual_loop.current().time()
+        return virtual_loop.current().time() - began
 
     KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES)
     ended = virtual_loop.run(main(), seed=1, limit=1e6)

@@ -1,0 +1,107 @@
+"""Gate of a member that has restarted and searches for its swarm, on a simulated network."""
+
+import asyncio
+import random
+
+import pytest
+from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.join import NoSwarm
+from thinwire.node.membership.known_peers_file import KnownPeersFile
+from thinwire.node.peer.admission import Admission
+from thinwire.node.peer.known_peers import KnownPeers
+from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.environment import Environment
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.network import EPOCH, SimNet
+from thinwire.sims.network.translator import Translator
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.manifest.parser import SignedManifest, sign
+from thinwire.swarm.membership.presets import LOCAL
+from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+
+FOUNDER, MEMBER, FORMER, STRANGER = PEERS = [Identity.generate(bytes([seed]) * 32) for seed in range(1, 5)]
+CONTACTS = {peer: Contact(f"10.0.0.{index}:7000", peer.transport_public) for index, peer in enumerate(PEERS)}
+SIGNED = sign(b'[admission]\nmode = "open"', FOUNDER)
+RUN = SIGNED.verify().run_id(FOUNDER.public_key)
+BUSY = Refuse("busy", "still looking for the swarm; knock again")
+
+
+class World:
+    """A simulated network, and peers on it whose run folders are in `path`."""
+
+    def __init__(self, path):
+        self.path, self.net = path, SimNet(1, deadline=0.5)
+
+    def admission(self, peer):
+        loop, folder = virtual_loop.current(), RunDirectory(self.path / CONTACTS[peer].address)
+        environment = Environment(loop.time, lambda: EPOCH + loop.time(), random.Random(1), RealDisk())
+        known_peers = KnownPeers(folder.path / "anchors.json", environment)
+        return Admission(peer, RUN, environment, folder, known_peers, LOCAL, lambda kind, fields: None, "")
+
+    def opener(self, peer):
+        async def opened(admit):
+            return self.net.transport(peer, RUN, admit, CONTACTS[peer].address)
+
+        return opened
+
+    async def arrive(self, peer):
+        """Return the admission of a peer with an invite of the founder."""
+        admission, seed = self.admission(peer), CONTACTS[FOUNDER]
+        try:
+            await admission.arrive(Invite(RUN, (Seed(seed.address, seed.transport_key),)), self.opener(peer), 60.0)
+        except NoSwarm:
+            await admission.close()
+            raise
+        return admission
+
+    async def knock(self, peer):
+        """Return the answer of the member to a peer, which cannot be dialled and stays there."""
+        if peer.peer_id in self.net.peers:
+            self.net.peers[peer.peer_id].vanish()
+        transport = self.net.transport(peer, RUN, lambda hello, record: BUSY, CONTACTS[peer].address)
+        transport.translator = Translator("symmetric")
+        wall = self.net.wall()
+        record = PeerRecord.create(peer, run_id=RUN, addresses=transport.addresses(), sequence=wall, issued=wall)
+        return await transport.meet(CONTACTS[MEMBER], Hello(VERSION, RUN, record.wire))
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "run.toml", "run.toml.signature", pytest.param("-run.toml.signature", id="no signature")]
+)
+def test_returning_member_admits_former_peers_while_it_searches(tmp_path, damaged):
+    """The founder is gone. A former peer that knocks gets the manifest of the run and ends the search.
+
+    A stranger waits until then. So do all if the member cannot prove which run it is in: `damaged` names a stored file.
+    """
+
+    async def main():
+        world = World(tmp_path)
+        founder = world.admission(FOUNDER)
+        assert not await founder.found(SIGNED, world.opener(FOUNDER))
+        for admission in (await world.arrive(MEMBER), founder):
+            await admission.close()
+        folder = tmp_path / CONTACTS[MEMBER].address
+        KnownPeersFile(folder / "anchors.json", RealDisk()).save([CONTACTS[FOUNDER], CONTACTS[FORMER]])
+        if damaged:
+            file = folder / damaged.strip("-")
+            data = file.read_bytes()
+            file.unlink() if damaged.startswith("-") else file.write_bytes(data + b"\n")
+        search = asyncio.create_task(world.arrive(MEMBER))
+        await asyncio.sleep(3.0)
+        assert await world.knock(STRANGER) == BUSY
+        told = await world.knock(FORMER)
+        if damaged:
+            assert told == BUSY
+            with pytest.raises(NoSwarm):
+                await search
+            return
+        assert SignedManifest(told.manifest, told.author, told.manifest_signature) == SIGNED
+        returned = await search
+        assert virtual_loop.current().time() < 6.0 and returned.known.signed == SIGNED
+        assert isinstance(await world.knock(STRANGER), Welcome)
+        await returned.close()
+
+    virtual_loop.run(main(), seed=1)
