@@ -10,10 +10,11 @@ from typing import ClassVar
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import Hello, PeerId, Welcome
+from thinwire.swarm.messages.registry import Hello, Welcome
 
 SEARCH_SECONDS = 60.0
 """Default time for which `join` looks for a swarm before it gives up."""
@@ -114,11 +115,14 @@ ADVICE = {
 """Refusals that waiting does not change, with advice for the user."""
 
 
-def welcome(signed: SignedManifest, roster: Roster, newcomer: PeerId, rng: random.Random) -> Welcome:
-    """Return the Welcome for a joiner: the run, and the records of some present peers."""
+def welcome(
+    signed: SignedManifest, roster: Roster, newcomer: PeerRecord, rng: random.Random, absent: Sequence[Contact] = ()
+) -> Welcome:
+    """Return the Welcome for a joiner: the run, records of some present peers, some `absent` ones."""
     others = roster.others
-    if roster.alive(newcomer):
-        others.remove(newcomer)
+    if roster.alive(newcomer.peer_id):
+        others.remove(newcomer.peer_id)
+    absent = [contact for contact in absent if contact.transport_key != newcomer.transport_key]
     chosen = rng.sample(others, min(MAX_RECORDS, len(others)))
     records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
     return Welcome(
@@ -130,4 +134,7 @@ def welcome(signed: SignedManifest, roster: Roster, newcomer: PeerId, rng: rando
         endpoint="",
         bulk="",
         secret=bytes(32),
+        absent=tuple(
+            (contact.address, contact.transport_key) for contact in rng.sample(absent, min(MAX_RECORDS, len(absent)))
+        ),
     )

@@ -26,9 +26,10 @@ class _Anchor(msgspec.Struct, frozen=True):
     transport_key: bytes
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _Known(msgspec.Struct, frozen=True, omit_defaults=True):
     known_peers: tuple[_Anchor, ...]
     alone: bool
+    absent: tuple[_Anchor, ...] = ()
 
 
 class _Checked(msgspec.Struct, frozen=True):
@@ -40,8 +41,9 @@ class KnownPeersFile:
     """Last known addresses of other peers: the route back into a swarm whose seeds are gone.
 
     Also stores whether this peer was without the others by common decision (`alone`): then it is the swarm, and they
-    look for it. The file contains everything twice, with a checksum: a founder that could not read it would start its
-    run again beside the others.
+    look for it, and `absent` peers: those that it could not reach then. Two parts of a swarm that restart after a
+    partition find each other by these. The file contains everything twice, with a checksum: a founder that could not read
+    it would start its run again beside the others.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -64,7 +66,7 @@ class KnownPeersFile:
         found = next((half for half in halves if half is not None), None)
         self.damaged, self._whole = data is not None and found is None, None not in halves
         self._saved = found or _Known((), False)
-        return tuple(Contact(anchor.address, anchor.transport_key) for anchor in self._saved.known_peers)
+        return _contacts(self._saved.known_peers)
 
     @property
     def few(self) -> bool:
@@ -76,13 +78,17 @@ class KnownPeersFile:
         """The value last saved or loaded."""
         return self._saved.alone
 
-    def save(self, contacts: Iterable[Contact], *, alone: bool = False) -> None:
-        """Replace the file by the first MOST of these contacts; ignore a failing disk.
+    @property
+    def absent(self) -> tuple[Contact, ...]:
+        """Peers last saved or loaded that could not be reached then."""
+        return _contacts(self._saved.absent)
+
+    def save(self, contacts: Iterable[Contact], *, alone: bool = False, absent: Iterable[Contact] = ()) -> None:
+        """Replace the file by the first MOST of these contacts, and of the `absent`; ignore a failing disk.
 
         Without contacts the previous ones stay: a peer that is alone after a split needs those that it knew.
         """
-        known_peers = tuple(_Anchor(contact.address, contact.transport_key) for contact in islice(contacts, MOST))
-        known = _Known(known_peers or self._saved.known_peers, alone)
+        known = _Known(_anchors(contacts) or self._saved.known_peers, alone, _anchors(absent))
         if not known.known_peers or (known == self._saved and self._whole):
             return
         try:
@@ -90,6 +96,14 @@ class KnownPeersFile:
         except OSError:
             return
         self._saved, self._whole = known, True
+
+
+def _anchors(contacts: Iterable[Contact]) -> tuple[_Anchor, ...]:
+    return tuple(_Anchor(contact.address, contact.transport_key) for contact in islice(contacts, MOST))
+
+
+def _contacts(anchors: Iterable[_Anchor]) -> tuple[Contact, ...]:
+    return tuple(Contact(anchor.address, anchor.transport_key) for anchor in anchors)
 
 
 def _check(known: _Known) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from thinwire.node.peer.known_peers import KnownPeers, contacts_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.swarm.identity.address import dialable
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, preferred, token_of
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
@@ -75,10 +76,11 @@ class Admission:
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
         self._former: set[bytes] = set()
+        self._sought: list[Contact] = []
         self._searching = True
         """True until `found` or `arrive` has found the swarm, or founds the run."""
         self.terms: RunTerms | None = None
-        """None until the manifest is known: at once if this peer founds the run or returns, else from its admission on."""
+        """None until the manifest is known: at once if this peer founds or returns, else when it is admitted."""
         self.running: asyncio.Task[None] | None = None
         """Task of the presence, None before it is open; it ends only with an error of our own."""
 
@@ -88,7 +90,7 @@ class Admission:
         await self._open(open_transport)
         joins = await self._known_peers.come_back(self._knock)
         self._searching = False
-        self._seek_others()
+        self._seek_others(())
         return joins
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
@@ -101,12 +103,12 @@ class Admission:
         self.terms = self._stored_terms()
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        refusal = await self._knock((*seeds, *self._known_peers.known()), search, ())
+        refusal = await self._knock((*seeds, *self._known_peers.known(), *self._known_peers.absent()), search, ())
         if refusal is not None:
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)
-        self._seek_others()
+        self._seek_others(seeds)
 
     def _stored_terms(self) -> RunTerms | None:
         """Return the terms of the run from our last process; None if there are none, or they are damaged."""
@@ -128,19 +130,30 @@ class Admission:
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot write {path}: {error.strerror}"})
 
-    def _seek_others(self) -> None:
-        """Continue to dial the peers that are known from the last process."""
-        if contacts := self._known_peers.known():
-            self.presence.attend(self._seek(contacts))
+    @property
+    def absent(self) -> list[Contact]:
+        """Peers that cannot be reached: the dead ones, and those that we know no record of."""
+        roster = self.presence.roster
+        dead = [peer for peer, state in roster.states().items() if state == "dead"]
+        found = {contact.transport_key: contact for contact in (*self._sought, *contacts_of(roster, dead))}
+        return [found[key] for key in sorted(found)]
 
-    async def _seek(self, contacts: Iterable[Contact]) -> None:
-        """Dial all `contacts` that the roster does not know soon, then one in each reconnect period, at most for a day.
+    def _seek_others(self, seeds: Sequence[Contact]) -> None:
+        """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
+        contacts = (*self._known_peers.known(), *self._known_peers.absent(), *seeds, *self._sought)
+        found = {one.transport_key: one for one in contacts if one.transport_key != self._identity.transport_public}
+        self._sought = list(found.values())
+        if self._sought:
+            self.presence.attend(self._seek())
 
-        From then on the roster reconnects to them. Without this, two parts of a swarm whose peers have all restarted apart
-        would never find each other again. All at first: the peer that ended our search may be another one that searched, and
-        without the others both would found a lineage.
+    async def _seek(self) -> None:
+        """Dial all `_sought` that the roster lacks, then one in each reconnect period, at most for a day.
+
+        From then on the roster reconnects to them. Without this, two parts of a swarm would never find each other again if
+        the peers that know both have restarted or gone. All at first: the peer that ended our search may be another one that
+        searched, and without the others both would found a lineage.
         """
-        missing, preset, roster = list(contacts), self._preset, self.presence.roster
+        missing, preset, roster = self._sought, self._preset, self.presence.roster
         until, pause = self._environment.now() + preset.tombstone, preset.probe_period
         while missing and self._environment.now() < until:
             await asyncio.sleep(pause)
@@ -149,6 +162,7 @@ class Admission:
             missing = [contact for contact in missing if contact.transport_key not in known]
             count = 1 if pause == preset.reconnect_period else len(missing)
             missing, pause = missing[count:] + missing[:count], preset.reconnect_period
+            self._sought = missing
             await asyncio.gather(*(self._knock([one], 0.0, (), enter=self._learn) for one in missing[-count:]))
 
     async def _open(self, open_transport: OpenTransport) -> None:
@@ -182,7 +196,8 @@ class Admission:
             aside=environment.aside,
             wall=environment.wall,
         )
-        self._former = {contact.transport_key for contact in self._known_peers.known()}
+        former = (*self._known_peers.known(), *self._known_peers.absent())
+        self._former = {contact.transport_key for contact in former}
         roster.set_policy(None)
         if self.terms is not None:
             self._judge(self.terms)
@@ -247,6 +262,7 @@ class Admission:
         self.terms = self._stored(SignedManifest(told.manifest, told.author, told.manifest_signature))
         self._judge(self.terms)
         self._learn(told)
+        self._sought = [Contact(address, key) for address, key in told.absent if dialable(address)]
 
     def _learn(self, told: Welcome) -> None:
         """Learn the records of the peer that admits us, and of others that it knows."""
@@ -258,7 +274,7 @@ class Admission:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
     def _stored(self, signed: SignedManifest) -> RunTerms:
-        """Return the checked terms of the run, and store them for our next process and for tools without a peer.
+        """Return the checked terms of the run, and store them for our next process and for tools.
 
         Raises ManifestMismatch.
         """
@@ -302,7 +318,7 @@ class Admission:
             return Refuse("banned", reason)
         if roster.record_of(record.peer_id) is None:
             return Refuse("full", "all places of peers on trial are taken, or those of this network")
-        return welcome(self.terms.signed, roster, record.peer_id, self._environment.rng)
+        return welcome(self.terms.signed, roster, record, self._environment.rng, self.absent)
 
     async def give_way(self) -> None:
         """Bring our last record (see OwnRecord) to some peers.

@@ -19,11 +19,11 @@ from thinwire.swarm.messages.registry import PeerId
 BACK_SECONDS = 5.0
 """Seconds for which a returning founder that was alone searches for peers that still run its swarm.
 
-Also the seconds for which one that was not alone waits for them at its gate, although nobody listens at their addresses.
+Also the seconds for which one that was not alone waits for them at its gate, although no process listens at their addresses.
 """
 
 Knock = Callable[[Sequence[Contact], float, Sequence[str], float], Awaitable[HintedError | None]]
-"""Contacts peers for a number of seconds, see join.knock; the codes are final refusals, too; then `least`."""
+"""Function like join.knock: contacts, seconds, codes of refusals that are final, and `least`."""
 
 
 def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
@@ -48,12 +48,20 @@ class KnownPeers:
         """Return the peers known from the last process."""
         return self._file.load()
 
-    def drop(self, roster: Roster, *, alone: bool) -> None:
-        """Store the addresses of the other peers. `alone`: this peer is the run's only member."""
+    def absent(self) -> tuple[Contact, ...]:
+        """Return the peers that the last process knew and could not reach at its end."""
+        self._file.load()
+        return self._file.absent
+
+    def drop(self, roster: Roster, *, alone: bool, absent: Iterable[Contact]) -> None:
+        """Store the addresses of the other peers, and of the `absent` ones, see KnownPeersFile.
+
+        `alone`: this peer is the run's only member.
+        """
         peers = roster.view.peers
         if len(peers) > MOST:
             peers = tuple(self._environment.rng.sample(peers, MOST))
-        self._file.save(contacts_of(roster, peers), alone=alone)
+        self._file.save(contacts_of(roster, peers), alone=alone, absent=absent)
 
     @property
     def few(self) -> bool:

@@ -274,7 +274,7 @@ class Peer:
 
     def drop_anchor(self) -> None:
         """Store the addresses of the other peers."""
-        self.known_peers.drop(self.session.roster, alone=self._alone)
+        self.known_peers.drop(self.session.roster, alone=self._alone, absent=self.admission.absent)
 
     @property
     def _alone(self) -> bool:

@@ -86,6 +86,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(match[2])
 
 
+def dialable(address: str) -> bool:
+    """Return True if `split_address` accepts an address."""
+    try:
+        split_address(address)
+    except ValueError:
+        return False
+    return True
+
+
 def join_address(host: str, port: int) -> str:
     """Return "host:port". Raises ValueError as `split_address` does."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -41,6 +41,9 @@ Site = Annotated[str, Meta(max_length=64)]
 LIFE = 16
 """Bytes of a life: a random value that is made with a peer's votes and stored with them."""
 
+Address = Annotated[str, Meta(max_length=64)]
+"""Gate address "host:port", see swarm/identity/address.py."""
+
 Text = Annotated[str, Meta(max_length=512)]
 Blob = Annotated[bytes, Meta(max_length=3072)]
 """A signed record or a signed gossip item, opaque until its own signature is checked."""

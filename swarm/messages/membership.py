@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.messages.base import U16, U32, U53, Blob, Digest, Id, Message, Reason, Signature, Text
+from thinwire.swarm.messages.base import U16, U32, U53, Address, Blob, Digest, Id, Message, Reason, Signature, Text
 
 # --- gate: the only messages that a stranger may send or receive
 
@@ -26,6 +26,9 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Admission: the manifest (TOML bytes, author's public key, signature), some records, and an endpoint.
 
+    `absent` has gate addresses and transport keys of some peers that the sender cannot reach now. The newcomer dials them,
+    because the sender may be in the smaller part of a swarm, and may leave before the parts meet again.
+
     `endpoint` is a member socket opened for this peer only; `bulk` is the address for bulk streams, and `secret` keys
     the streams between the two peers.
     """
@@ -41,6 +44,7 @@ class Welcome(Message, frozen=True):
     endpoint: Reason
     bulk: Reason
     secret: Digest
+    absent: Annotated[tuple[tuple[Address, Digest], ...], Meta(max_length=10)] = ()
 
 
 class Refuse(Message, frozen=True):

@@ -88,7 +88,7 @@ def test_peer_that_restarts_joins_peers_that_cannot_be_dialled(only: int) -> Non
 
 
 def test_founder_that_restarts_joins_peers_whose_addresses_refuse() -> None:
-    """Its knocks are refused, as if nobody listened there any more, but the others come to its gate."""
+    """Its knocks are refused, as if no process listened there any more, but the others come to its gate."""
     run = played([OPEN] + ["refusing"] * 3, faults=(Fault(5.0, "restart", (0,), 2.0),), seconds=24.0)
     assert run.violations == ()
     ready = [event.at for event in run.journal.of("ready") if event.peer == 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from kit.histories import played, short_rounds, troubles
 from thinwire.sims.scenario.faults import Fault
@@ -38,3 +40,22 @@ def test_swarm_with_one_peer_refused_in_one_direction_has_one_history(refused):
 def test_swarm_with_flapping_links_has_one_history(others):
     run = played(short_rounds(5, Fault(AT, "flap", (4, *others), 20.0), seconds=70.0))
     assert troubles(run, AT + 20.0) == []
+
+
+@pytest.mark.parametrize("end", ["leave", "kill"])
+def test_newcomer_of_the_smaller_part_finds_the_others_after_the_peer_that_admitted_it_is_gone(end):
+    """Its Welcome names the others as absent."""
+    faults = [Fault(4.0, "refuse", (3, 4), 34.0), *[Fault(32.0, "kill", (3,))] * (end == "kill")]
+    scenario = short_rounds(5, *faults, seconds=90.0, joins={4: 18.0})
+    if end == "leave":
+        peers = (replace(peer, leave=32.0) if peer.index == 3 else peer for peer in scenario.peers)
+        scenario = replace(scenario, peers=tuple(peers))
+    assert troubles(played(scenario), 38.0) == []
+
+
+@pytest.mark.parametrize("restarted", [(3, 4), (0, 1, 2, 3, 4)])
+def test_parts_that_restart_during_a_partition_meet_afterwards(restarted):
+    """Each part stores the addresses of the other one, which it cannot reach."""
+    restarts = (Fault(22.0 + 0.5 * peer, "restart", (peer,), 2.0) for peer in restarted)
+    run = played(short_rounds(5, Fault(4.0, "refuse", (3, 4), 34.0), *restarts, seconds=90.0))
+    assert troubles(run, 38.0) == []

@@ -106,6 +106,8 @@ def values(info: inspect.Type) -> st.SearchStrategy:
             return st.binary(min_size=least, max_size=max(least, min(info.max_length, 32)))
         case inspect.VarTupleType():
             return st.lists(values(info.item_type), min_size=info.min_length or 0, max_size=3).map(tuple)
+        case inspect.TupleType():
+            return st.tuples(*map(values, info.item_types))
         case inspect.UnionType():
             return st.one_of(*map(values, info.types))
         case inspect.StructType():

@@ -1,4 +1,4 @@
-"""What the owner of a published run is told."""
+"""Message to the owner of a published run."""
 
 import asyncio
 from types import SimpleNamespace

@@ -37,6 +37,22 @@ def test_known_peers_file_remembers_agreed_solitude(tmp_path):
     assert last.load() == (THERE,)
 
 
+def test_absent_peers_are_stored_beside_the_others(tmp_path):
+    path = tmp_path / "anchors.json"
+    KnownPeersFile(path, RealDisk()).save([HERE], absent=[THERE])
+    file = KnownPeersFile(path, RealDisk())
+    assert file.load() == (HERE,) and file.absent == (THERE,)
+    file.save([THERE])
+    assert KnownPeersFile(path, RealDisk()).load() == (THERE,) and file.absent == ()
+
+
+def test_file_without_absent_peers_is_that_of_earlier_versions(tmp_path):
+    """A founder that could not read its file would not return to its run."""
+    path = tmp_path / "anchors.json"
+    KnownPeersFile(path, RealDisk()).save([HERE])
+    assert b"absent" not in path.read_bytes()
+
+
 def test_unchanged_known_peers_are_not_written_again(tmp_path):
     file = KnownPeersFile(tmp_path / "anchors.json", RealDisk())
     file.save([HERE])
