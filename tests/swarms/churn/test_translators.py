@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from kit.scenarios import EARLY, identity_of, manifest_of, peer
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.rendezvous_hash import rank
 
 OPEN: Nat = "none"
@@ -96,3 +98,29 @@ def test_founder_that_restarts_joins_peers_whose_addresses_refuse() -> None:
     assert not [event for event in run.journal.of("lineage") if event.peer == 0]
     counts = contributors(run)
     assert counts[max(counts)] == 4
+
+
+def test_two_members_that_search_and_admit_each_other_find_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They restart behind one translator, each with an invite of the other, and nobody else can dial them.
+
+    They dial the others soon, not only after a reconnect period, within which they would found a lineage.
+    """
+    usual = SimWorld.contacts
+
+    def contacts(world: SimWorld, me: int) -> Invite:
+        invite, other = usual(world, me), world.machines[3 - me]
+        named = (Seed(other.address, other.identity.transport_public),)
+        return replace(invite, seeds=named) if world.loop.time() > 5.0 else invite
+
+    monkeypatch.setattr(SimWorld, "contacts", contacts)
+    faults = tuple(Fault(9.0, "restart", (index,), 2.0) for index in (1, 2))
+    peers = tuple(peer(i, site="lab" if i in (1, 2) else "", join=EARLY if i else 0.0) for i in range(6))
+    scenario = Scenario(
+        "nat", 3, 32.0, manifest_of("sync_every = 4"), peers, parameters=2000, faults=faults, nats={"lab": HIDDEN}
+    )
+    run = simulate(scenario, preset=replace(PACE, reconnect_period=30.0), stall=STALL, still=True)
+    assert run.violations == () and not [*run.journal.of("lineage")]
+    met = [event.fields["peer"] for event in run.journal.of("joined") if event.peer == 1 and event.at > 11.0]
+    assert met[0] == identity_of(2).peer_id.hex()
+    counts = contributors(run)
+    assert counts[max(counts)] == 6
