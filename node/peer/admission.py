@@ -47,9 +47,9 @@ class RunTerms:
 class Admission:
     """Transport, presence and manifest of one peer, from its admission to the run until `close`.
 
-    Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here; while these
-    calls search for the swarm, only peers of our last process are admitted, and only if the manifest is known. `site`: name of
-    this peer's site. `name`: shown to the other peers. `emit` receives the events of the presence, too.
+    Call `found` (the run's first peer) or `arrive` (with an invite). From then on strangers can knock here. While these
+    calls search for the swarm, only peers of our last process are admitted, and only if the manifest is known. `site`:
+    name of this peer's site. `name`: shown to the other peers. `emit` receives the events of the presence, too.
     """
 
     transport: Transport
@@ -86,7 +86,7 @@ class Admission:
 
     async def found(self, signed: SignedManifest, open_transport: OpenTransport) -> bool:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
-        self.terms = self._stored(signed)
+        self.terms = self._accepted(signed)
         await self._open(open_transport)
         joins = await self._known_peers.come_back(self._knock)
         self._searching = False
@@ -259,7 +259,7 @@ class Admission:
         return any(one is not None and one.transport_key in self._former for one in records)
 
     def _welcome(self, told: Welcome) -> None:
-        self.terms = self._stored(SignedManifest(told.manifest, told.author, told.manifest_signature))
+        self.terms = self._accepted(SignedManifest(told.manifest, told.author, told.manifest_signature))
         self._judge(self.terms)
         self._learn(told)
         self._sought = [Contact(address, key) for address, key in told.absent if dialable(address)]
@@ -273,7 +273,7 @@ class Admission:
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
-    def _stored(self, signed: SignedManifest) -> RunTerms:
+    def _accepted(self, signed: SignedManifest) -> RunTerms:
         """Return the checked terms of the run, and store them for our next process and for tools.
 
         Raises ManifestMismatch.

@@ -126,7 +126,7 @@ def test_restarted_founder_joins_a_former_peer_that_comes_to_its_gate(tmp_path, 
     """No peer can be dialled, and one comes after 4 s.
 
     A stranger that comes is no sign of the swarm, nor is the record of a former peer. Without any, the founder founds the
-    run again if nobody listens at the addresses.
+    run again if no process listens at the addresses.
     """
 
     class Transport:
