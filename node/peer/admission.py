@@ -10,12 +10,12 @@ from pathlib import Path
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
-from thinwire.node.membership.join import knock, welcome
+from thinwire.node.membership.join import NoSwarm, knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Presence
 from thinwire.node.membership.reachability import Reachability
 from thinwire.node.methods.registry import check_codec
-from thinwire.node.peer.known_peers import KnownPeers, contacts_of
+from thinwire.node.peer.known_peers import BACK_SECONDS, KnownPeers, contacts_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
@@ -93,9 +93,10 @@ class Admission:
         self._seek_others(())
         return joins
 
-    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
-        """Find the swarm of an invite within `search` seconds.
+    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> bool:
+        """Find the swarm of an invite within `search` seconds; return True if another peer runs it.
 
+        A peer that returns, and was the only member when its last process ended, is the swarm if it finds no other peer.
         Raises NoSwarm, Refused, ManifestMismatch, TokenError.
         """
         offered, wall = token_of(invite, self._identity), self._environment.wall()
@@ -103,12 +104,16 @@ class Admission:
         self.terms = self._stored_terms()
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        refusal = await self._knock((*seeds, *self._known_peers.known(), *self._known_peers.absent()), search, ())
-        if refusal is not None:
+        contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
+        # A stage of a pipeline is no swarm.
+        alone = self.terms is not None and not self.terms.manifest.pipeline.stages and self._known_peers.return_alone()
+        refusal = await self._knock(contacts, min(search, BACK_SECONDS) if alone else search, ())
+        if refusal is not None and not (alone and isinstance(refusal, NoSwarm)):
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)
         self._seek_others(seeds)
+        return refusal is None
 
     def _stored_terms(self) -> RunTerms | None:
         """Return the terms of the run from our last process; None if there are none, or they are damaged."""

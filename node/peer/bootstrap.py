@@ -130,8 +130,7 @@ def arriving(invite: str | Invite, config: Config, search: float = SEARCH_SECOND
     opener = _transport_opener(identity, parsed.run_id, config)
 
     async def begin(peer: Peer) -> bool:
-        await peer.arrive(parsed, opener, search)
-        return True
+        return await peer.arrive(parsed, opener, search)
 
     return RunEntry(identity, parsed.run_id, config, begin)
 

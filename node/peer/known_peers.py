@@ -17,9 +17,9 @@ from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import PeerId
 
 BACK_SECONDS = 5.0
-"""Seconds for which a returning founder that was alone searches for peers that still run its swarm.
+"""Seconds for which a returning peer that was the only member searches for others.
 
-Also the seconds for which one that was not alone waits for them at its gate, although no process listens at their addresses.
+Also the seconds for which a founder that was not alone waits for them at its gate, if no process listens at their addresses.
 """
 
 Knock = Callable[[Sequence[Contact], float, Sequence[str], float], Awaitable[HintedError | None]]
@@ -40,7 +40,7 @@ class KnownPeers:
     def __init__(self, path: Path, environment: Environment) -> None:
         self._path, self._environment, self._file = path, environment, KnownPeersFile(path, environment.disk)
         self.returns = False
-        """True if this peer has founded the run before and was its only member when it left."""
+        """True if this peer returns and was the run's only member when it left."""
         self.founds = False
         """True if the run starts with this process, again or for the first time: others need a new invite."""
 
@@ -68,13 +68,19 @@ class KnownPeers:
         """True if so few peers are stored that all may be gone at once."""
         return self._file.few
 
-    # Return of a founder
+    # Return
+
+    def return_alone(self) -> bool:
+        """Return True if this peer returns as the run's only member, by the common decision of its last process."""
+        self._file.load()
+        self.returns = self._file.alone
+        return self.returns
 
     @property
     def advice(self) -> str:
         """Return the hint for a swarm that disappears before it has sent its state."""
         if self.returns:
-            return "start again: alone, or where all say that they have no state, this founder founds its run again"
+            return "start again: alone, or where all say that they have no state, this peer continues the run"
         return "ask for a new invite"
 
     async def come_back(self, knock: Knock) -> bool:

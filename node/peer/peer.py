@@ -83,6 +83,7 @@ class Peer:
         self.environment, self._directory, self.emit = environment, directory, emit
         self._held: Collection[int] | None = None
         self._recover: Lost | None = None
+        self._arrived = False
         self._tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
         self.ready = False
         """True if the session exists, with rounds, a workload, a replica and a roster."""
@@ -100,9 +101,10 @@ class Peer:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
         return await self.admission.found(signed, open_transport)
 
-    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> None:
-        """Find the swarm of an invite within `search` seconds. Raises NoSwarm, Refused, ManifestMismatch."""
-        await self.admission.arrive(invite, open_transport, search)
+    async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> bool:
+        """Find the swarm of an invite within `search` seconds, see `Admission.arrive`."""
+        self._arrived = True
+        return await self.admission.arrive(invite, open_transport, search)
 
     @property
     def transport(self) -> Transport:
@@ -182,6 +184,13 @@ class Peer:
             if not joins:  # Rounds of this model would replace the checkpoints of the other one.
                 raise
             self.emit("checkpoint", {"detail": str(error)})
+        if self._arrived and not self.replica.round and (self.known_peers.returns or not joins):
+            self.known_peers.returns = False
+            if not joins:
+                raise NoSwarm(
+                    "this peer was the only member of the run, and no checkpoint of it can be read",
+                    "restore the run's folder; or start a new run, with --from if an export of the weights exists",
+                )
         if not joins and not given and not self.replica.round:
             raise missing_weights(named)
         self.known_peers.founds = not joins
@@ -214,8 +223,6 @@ class Peer:
         self.ready = True
         for fork in forks:
             report(fork, self.emit)
-        if not joins and self.replica.alike:
-            self.drop_anchor()
         if joins:
             alone = int(SEARCH_SECONDS / PATIENCE)
             tries = OWN_STATE if self.replica.round else 0
@@ -230,6 +237,7 @@ class Peer:
             await work(lambda: self.replica.write_model(write))
             if self.rounds.follows:
                 self.session.take_part()
+        self.drop_anchor()
         for one in self._tasks:
             self.presence.attend(one())
 
@@ -269,7 +277,7 @@ class Peer:
         self.emit(kind, fields)
         if kind in ("banned", "pardoned", "revoked"):
             self.admission.save_bans()
-        if kind == "joined" and self.ready and self._alone and self.known_peers.few:
+        if kind == "joined" and self.ready and self.known_peers.few:
             self.drop_anchor()
 
     def drop_anchor(self) -> None:

@@ -88,7 +88,7 @@ class AlwaysInvariants:
         self._changed: dict[int, float] = {}
         self._told: dict[int, float] = {}
         self._wrong: dict[int, float] = {}
-        self._quiet_since = self._moved_at = self._faults_end = 0.0
+        self._quiet_since = self._moved_at = self._faults_end = self._lost_at = 0.0
         self._start = 0
         self._here: dict[Process, int] = {}
         self._rounds, self._reunion_rounds = ROUNDS * oracles.turns, REUNION_ROUNDS * oracles.turns
@@ -184,13 +184,21 @@ class AlwaysInvariants:
                 self._one_lineage(running, now)
         if self._still is not None:
             self._standstill(running, self._still, now)
-        since = max(self._quiet_since, self._moved_at)
+        if not any(machine.holds for machine in self._honest):
+            self._lost_at = now  # The peers with the state have left or are down, so the others can only wait.
+        since = max(self._quiet_since, self._moved_at, self._lost_at)
         if now > since + self._pause:
             self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")
             self._moved_at = now
+        gates = {machine.address for machine in self._machines if machine.up}
         for machine in self._honest:
             process = machine.process
-            since = max(self._quiet_since, self._told.get(machine.index, 0.0))
+            if process is not None and process.invite is not None and not machine.holds:
+                if gates.isdisjoint(seed.address for seed in process.invite.seeds):
+                    self._told[machine.index] = (
+                        now  # All peers that its invite names are gone, and it has met no other.
+                    )
+            since = max(self._quiet_since, self._told.get(machine.index, 0.0), self._lost_at)
             if process is not None and not process.ready and now > since + self._pause:
                 self._tell("progress", machine.index, "does not get in")
                 self._told[machine.index] = now

@@ -25,6 +25,7 @@ from thinwire.node.pipeline.groups.build import next_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import Disk, DiskFile
 from thinwire.node.runtime.environment import Environment
+from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.node.training.learner import Learner
 from thinwire.sims.engine.disk import SimDisk
 from thinwire.sims.engine.virtual_loop import HOST, SimLoop
@@ -129,6 +130,17 @@ class Machine:
     def up(self) -> bool:
         return self.process is not None
 
+    @property
+    def holds(self) -> bool:
+        """True if a process runs and has a state, in memory or in a checkpoint.
+
+        Replicas of gossip have no members, so each peer that is ready counts.
+        """
+        if self.process is None or LATEST in self.disk.names(RunDirectory(HOME).checkpoints):
+            return self.process is not None
+        replica = self.process.peer.replica if self.process.ready else None
+        return replica is not None and (bool(replica.members) or not replica.alike)
+
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""
         if self.process is None and not self.gone:
@@ -186,6 +198,7 @@ class Process:
         self.task: asyncio.Task[None] | None = None
         self.others: list[asyncio.Task[None]] = []
         """Task beside the lifecycle: the messages of a liar."""
+        self.invite: Invite | None = None
         self.peer: Peer
         self._disk = _Mount(machine.disk)
 
@@ -266,8 +279,8 @@ class Process:
         world = self.machine.world
         if not self.machine.index:
             return await peer.found(world.signed, self._open)
-        await peer.arrive(world.contacts(self.machine.index), self._open, 60.0)
-        return True
+        self.invite = world.contacts(self.machine.index)
+        return await peer.arrive(self.invite, self._open, 60.0)
 
     async def _open(self, admit: Admit) -> Transport:
         machine, spec = self.machine, self.machine.spec

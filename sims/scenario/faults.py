@@ -119,6 +119,9 @@ HARSH: Mix = {
 }
 """Mix of more and worse faults than the trials draw by default."""
 
+WIRE: Mix = {"clock-drift": 2.0, "corrupt": 2.0, "duplicate": 2.0, "reorder": 2.0}
+"""Mix of faults of clocks and connections that HARSH lacks."""
+
 ALL, MAJORITY = -1, -2
 """Values of `_Shape.peers`."""
 

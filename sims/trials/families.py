@@ -3,6 +3,7 @@
     python -m thinwire.sims.trials.trial 17 --family powersgd      # one seed of one family
     python -m thinwire.sims.trials.trial 0 200 --family all        # seeds 0 to 199, each with the next family
     python -m thinwire.sims.trials.trial 0 200 --mix harsh         # the same with more and worse faults
+    python -m thinwire.sims.trials.trial 0 200 --mix departures    # those, and peers that leave or die, also the founder
 
 A seed of a family has one fault of each kind in CHURN, a few more faults of other kinds, late peers, a codec, and for
 dense methods a topology.
@@ -18,7 +19,7 @@ from thinwire.node.outer.own_lineage import SETTLE
 from thinwire.node.peer.peer import PATIENCE
 from thinwire.sims.network.regions import MBIT, REGIONS
 from thinwire.sims.network.translator import KINDS
-from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, Fault, draw
+from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, WIRE, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.swarm.manifest.tables import Exchange
 
@@ -164,3 +165,29 @@ def harsh(name: str, seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed of a family with the faults of HARSH. Raises KeyError."""
     faults = draw(seed, HARSH, peers, HARSH_CALM / QUIET)
     return replace(scenario(name, seed, peers), duration=HARSH_SECONDS, interval=HARSH_SECONDS, faults=faults)
+
+
+def departures(name: str, seed: int, peers: int = PEERS) -> Scenario:
+    """Return the harsh scenario of a seed, with faults of WIRE, and peers that leave or die for good.
+
+    One or two leave or die, in half of the seeds the founder; at least two peers stay. In some of the other seeds the
+    founder loses its folder, so that it founds its run again.
+    """
+    rng, base = random.Random(f"departures/{seed}"), harsh(name, seed, peers)
+    faults = [*base.faults, *draw(seed, WIRE, peers, HARSH_CALM / QUIET)]
+    dead = {peer for fault in faults if fault.kind in ("kill", "majority-lost") for peer in fault.peers}
+    able = [peer.index for peer in base.peers if peer.index not in dead]
+    rng.shuffle(able)
+    able.sort(key=lambda peer: peer != 0 or rng.random() < 0.5)
+    gone = {peer: rng.uniform(4.0, HARSH_CALM) for peer in able[: min(rng.randint(1, 2), max(0, len(able) - 2))]}
+    left = {peer for peer in sorted(gone) if rng.random() < 0.5}
+    faults += [Fault(at, "kill", (peer,)) for peer, at in gone.items() if peer not in left]
+    if 0 not in gone and rng.random() < 0.25:
+        at = rng.uniform(4.0, HARSH_CALM)
+        faults.append(Fault(at, "lost-folder", (0,), rng.uniform(0.1, 1.0) * (HARSH_CALM - at)))
+    leaving = tuple(
+        replace(peer, leave=max(peer.join + 3.0, gone[peer.index])) if peer.index in left else peer
+        for peer in base.peers
+    )
+    ordered = tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.peers)))
+    return replace(base, peers=leaving, faults=ordered)

@@ -61,8 +61,8 @@ MIXED = 4
 CHURN = ("kill", "restart", "pause", "partition", "one-way", "clog", "loss", "half-open", "reset", "liar")
 """Kinds of faults in small runs with rings or sparse butterflies: those that affect the data plane."""
 
-MixName: TypeAlias = Literal["usual", "harsh"]
-"""Faults of a seed of a family: those of `families.churn`, or of `families.harsh`."""
+MixName: TypeAlias = Literal["usual", "harsh", "departures"]
+"""Faults of a seed of a family: those of `families.churn`, `families.harsh` or `families.departures`."""
 
 _MANIFEST = """
 [run]
@@ -146,18 +146,19 @@ def check(
 def check_family(seed: int, name: str, *, mix: MixName = "usual", shrink: bool = True) -> FailedSeed | None:
     """Run one seed of a family ("all": the next one in turn); return None without a violation.
 
-    The turns leave out translators, whose seeds are played separately, and those of the mix "harsh" merge, whose single
+    The turns leave out translators, whose seeds are played separately, and those of the harsh mixes merge, whose single
     round ends before most of the faults.
     """
-    harsh = mix == "harsh"
-    turns = [one for one in families.FAMILIES if one != "translators" and not (harsh and one == "merge")]
+    usual = mix == "usual"
+    make = {"usual": families.scenario, "harsh": families.harsh, "departures": families.departures}[mix]
+    turns = [one for one in families.FAMILIES if one != "translators" and (usual or one != "merge")]
     name = turns[seed % len(turns)] if name == "all" else name
 
     def command(seed: int, faults: Sequence[Fault] | None) -> str:
-        return f"python -m thinwire.sims.trials.trial {seed} --family {name}{' --mix harsh' if harsh else ''}"
+        return f"python -m thinwire.sims.trials.trial {seed} --family {name}{'' if usual else f' --mix {mix}'}"
 
-    scenario, stall = (families.harsh if harsh else families.scenario)(name, seed), families.FAMILIES[name].stall
-    if harsh:  # After an outage of all, each peer first searches for a newer state than its own.
+    scenario, stall = make(name, seed), families.FAMILIES[name].stall
+    if not usual:  # After an outage of all, each peer first searches for a newer state than its own.
         stall += OWN_STATE * PATIENCE
     return examine(scenario, preset=PACE, stall=stall, shrink=shrink, command=command)
 
@@ -173,7 +174,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--family", choices=("all", *families.FAMILIES))
     parser.add_argument("--mix", choices=get_args(MixName), default="usual")
     given = parser.parse_args(words)
-    if given.mix == "harsh":
+    if given.mix != "usual":
         given.family = given.family or "all"
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)
     played = (

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from thinwire.sims.scenario.faults import HARSH, SEVERE, Fault
+from thinwire.sims.scenario.faults import HARSH, SEVERE, WIRE, Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import families, trial
 from thinwire.sims.trials.trial import PACE
@@ -49,6 +49,9 @@ def _scenario(seed):
 DEFAULT, TRIAL, SOAK = range(100, 103), range(103, 111), range(111, 10_111)
 """Seeds of the harsh mix in the default suite, with `make trial`, and with `make soak` (docs/scenarios.md)."""
 
+DEPARTURES = (range(2), range(2, 10), range(10, 2_010))
+"""Seeds of the mix with departures, in the same suites."""
+
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
@@ -89,6 +92,23 @@ def test_family_under_the_harsh_mix_violates_no_invariant(seeds):
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(pytest.param([seed], id=str(seed)) for seed in DEPARTURES[0]),
+        *(pytest.param([seed], id=str(seed), marks=pytest.mark.trial) for seed in DEPARTURES[1]),
+        *(
+            pytest.param(range(first, first + TOGETHER), id=str(first), marks=pytest.mark.soak)
+            for first in DEPARTURES[2][::TOGETHER]
+        ),
+    ],
+)
+def test_family_whose_peers_leave_for_good_violates_no_invariant(seeds):
+    failed = [found.text for seed in seeds if (found := trial.check_family(seed, "all", mix="departures")) is not None]
+    assert not failed, "\n".join(failed)
+
+
 @pytest.mark.parametrize("seed", MENDED)
 def test_seed_that_once_failed_under_the_harsh_mix_violates_no_invariant(seed):
     assert trial.check_family(seed, "all", mix="harsh", shrink=False) is None
@@ -112,6 +132,20 @@ def test_harsh_scenario_draws_severe_faults_that_end_before_the_quiet_part():
     kinds = {fault.kind for fault in faults}
     assert SEVERE.keys() <= kinds <= HARSH.keys() and len(faults) > 10 * len(scenarios)
     assert all(scenario.duration > families.HARSH_CALM + 25.0 for scenario in scenarios)
+
+
+def test_departures_end_some_peers_the_founder_among_them_and_leave_two():
+    scenarios = [families.departures("diloco", seed) for seed in range(40)]
+    ends = []
+    for scenario in scenarios:
+        killed = {peer for fault in scenario.faults if fault.kind in ("kill", "majority-lost") for peer in fault.peers}
+        left = {peer.index for peer in scenario.peers if peer.leave is not None}
+        assert len(scenario.peers) - len(killed | left) >= 2 and not killed & left
+        ends += ["left" if 0 in left else "killed" if 0 in killed else "stays"]
+    assert set(ends) == {"left", "killed", "stays"}
+    assert any(fault.kind == "lost-folder" and 0 in fault.peers for scenario in scenarios for fault in scenario.faults)
+    kinds = {fault.kind for scenario in scenarios for fault in scenario.faults}
+    assert kinds >= WIRE.keys()
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,31 @@ def test_returning_member_admits_former_peers_while_it_searches(tmp_path, damage
         await returned.close()
 
     virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_peer_that_was_the_only_member_continues_without_the_founder(tmp_path, alone):
+    """Another one, which may have been cut off, ends its search without a swarm."""
+
+    async def main():
+        world = World(tmp_path)
+        founder = world.admission(FOUNDER)
+        await founder.found(SIGNED, world.opener(FOUNDER))
+        for admission in (await world.arrive(MEMBER), founder):
+            await admission.close()
+        book = KnownPeersFile(tmp_path / CONTACTS[MEMBER].address / "anchors.json", RealDisk())
+        book.save([CONTACTS[FOUNDER]], alone=alone)
+        began = virtual_loop.current().time()
+        if not alone:
+            with pytest.raises(NoSwarm):
+                await world.arrive(MEMBER)
+            return
+        admission = world.admission(MEMBER)
+        seed = CONTACTS[FOUNDER]
+        invite = Invite(RUN, (Seed(seed.address, seed.transport_key),))
+        assert not await admission.arrive(invite, world.opener(MEMBER), 60.0)
+        assert virtual_loop.current().time() < began + 8.0 and admission.known.signed == SIGNED
+        assert isinstance(await world.knock(STRANGER), Welcome)
+        await admission.close()
+
+    virtual_loop.run(main(), seed=1)
