@@ -96,7 +96,8 @@ class Admission:
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> bool:
         """Find the swarm of an invite within `search` seconds; return True if another peer runs it.
 
-        A peer that returns, and was the only member when its last process ended, is the swarm if it finds no other peer.
+        A peer that returns, and was the only member when its last process ended, is the swarm if it finds no other peer. So is
+        each peer of a run of pairs, whose rounds need no other peer.
         Raises NoSwarm, Refused, ManifestMismatch, TokenError.
         """
         offered, wall = token_of(invite, self._identity), self._environment.wall()
@@ -105,8 +106,7 @@ class Admission:
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
-        # A stage of a pipeline is no swarm.
-        alone = self.terms is not None and not self.terms.manifest.pipeline.stages and self._known_peers.return_alone()
+        alone = self.terms is not None and self._known_peers.return_alone(self.terms.manifest)
         refusal = await self._knock(contacts, min(search, BACK_SECONDS) if alone else search, ())
         if refusal is not None and not (alone and isinstance(refusal, NoSwarm)):
             raise refusal

@@ -13,6 +13,7 @@ from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import PeerId
 
@@ -40,7 +41,7 @@ class KnownPeers:
     def __init__(self, path: Path, environment: Environment) -> None:
         self._path, self._environment, self._file = path, environment, KnownPeersFile(path, environment.disk)
         self.returns = False
-        """True if this peer returns and was the run's only member when it left."""
+        """True if this peer returns and may continue the run without others."""
         self.founds = False
         """True if the run starts with this process, again or for the first time: others need a new invite."""
 
@@ -70,10 +71,10 @@ class KnownPeers:
 
     # Return
 
-    def return_alone(self) -> bool:
-        """Return True if this peer returns as the run's only member, by the common decision of its last process."""
+    def return_alone(self, manifest: Manifest) -> bool:
+        """Return True if this peer, which returns, may continue the run without others; a stage of a pipeline never may."""
         self._file.load()
-        self.returns = self._file.alone
+        self.returns = not manifest.pipeline.stages and (self._file.alone or manifest.outer.gossip)
         return self.returns
 
     @property

@@ -184,11 +184,11 @@ class Peer:
             if not joins:  # Rounds of this model would replace the checkpoints of the other one.
                 raise
             self.emit("checkpoint", {"detail": str(error)})
-        if self._arrived and not self.replica.round and (self.known_peers.returns or not joins):
+        if self._arrived and not self.replica.round:  # Only a founder begins a run.
             self.known_peers.returns = False
             if not joins:
                 raise NoSwarm(
-                    "this peer was the only member of the run, and no checkpoint of it can be read",
+                    "no peer of the run was found, and no checkpoint of it can be read",
                     "restore the run's folder; or start a new run, with --from if an export of the weights exists",
                 )
         if not joins and not given and not self.replica.round:

@@ -166,6 +166,7 @@ class AlwaysInvariants:
             self._outcasts(machine, machine.process, overdue, now)
             self._caps(machine, machine.process)
         frontier = self._oracles.frontier
+        staying = [machine for machine in running if not machine.gone]  # A peer that leaves makes no more rounds.
         # A round that only dead peers know is not a round that the others must reach; a peer that joins with a round
         # has not made it.
         here = {m.process: m.process.peer.replica.round for m in running if m.process is not None}
@@ -179,9 +180,9 @@ class AlwaysInvariants:
             self._start = frontier
         elif now > self._quiet_since + REUNION_SECONDS and self._oracles.together:
             if frontier >= self._start + self._rounds:
-                self._lockstep(running, frontier, now)
+                self._lockstep(staying, frontier, now)
             if frontier >= self._start + self._reunion_rounds:
-                self._one_lineage(running, now)
+                self._one_lineage(staying, now)
         if self._still is not None:
             self._standstill(running, self._still, now)
         if not any(machine.holds for machine in self._honest):
@@ -194,10 +195,9 @@ class AlwaysInvariants:
         for machine in self._honest:
             process = machine.process
             if process is not None and process.invite is not None and not machine.holds:
+                # All peers that its invite names are gone, and it has met no other.
                 if gates.isdisjoint(seed.address for seed in process.invite.seeds):
-                    self._told[machine.index] = (
-                        now  # All peers that its invite names are gone, and it has met no other.
-                    )
+                    self._told[machine.index] = now
             since = max(self._quiet_since, self._told.get(machine.index, 0.0), self._lost_at)
             if process is not None and not process.ready and now > since + self._pause:
                 self._tell("progress", machine.index, "does not get in")

@@ -136,7 +136,15 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     clocks = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0)
     machines = [
         SimpleNamespace(
-            index=index, lie="", process=None, clocks=clocks, up=True, identity=SimpleNamespace(peer_id=bytes([index]))
+            index=index,
+            lie="",
+            process=None,
+            clocks=clocks,
+            up=True,
+            holds=True,
+            gone=False,
+            address=f"10.0.0.{index}:7000",
+            identity=SimpleNamespace(peer_id=bytes([index])),
         )
         for index in (0, 1)
     ]
@@ -157,7 +165,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     )
 
     class PeerLifecycle:
-        ready = True
+        ready, invite = True, None
 
         def __init__(self, round):
             self.peer = SimpleNamespace(replica=SimpleNamespace(round=round))
@@ -177,7 +185,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
 class _Swarm:
     """Machines without processes' contents, their invariants, and the violations: (oracle, peer)."""
 
-    def __init__(self, peers, frontier=0, settle=1e9, honest=None, **more):
+    def __init__(self, peers, frontier=0, settle=1e9, honest=None, pause=1e9, **more):
         clocks, self.told = SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0), []
         self.others = SimpleNamespace(frontier=frontier, together=True, turns=1)
         self.machines = [
@@ -188,6 +196,9 @@ class _Swarm:
                 clocks=clocks,
                 up=True,
                 frozen=False,
+                holds=True,
+                gone=False,
+                address=f"10.0.0.{index}:7000",
                 identity=SimpleNamespace(peer_id=bytes([index])),
             )
             for index in range(peers)
@@ -199,13 +210,13 @@ class _Swarm:
             lambda oracle, peer, detail: self.told.append((oracle, peer)),
             preset=trial.PACE,
             settle=settle,
-            pause=1e9,
+            pause=pause,
             window=0,
             **more,
         )
 
     class Process:
-        ready, transport = True, None
+        ready, transport, invite = True, None, None
 
         def __init__(self, peer):
             self.peer = peer
@@ -238,6 +249,41 @@ def test_two_lineages_are_a_violation_five_rounds_and_ten_seconds_after_the_last
     swarm.invariants.look(at)
     late = rounds == 5 and at == 11.0
     assert swarm.told == ([("lineage", -1)] if late and lineages == {1: b"new"} else [])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_swarm_stands_still_without_a_violation_if_no_running_peer_has_the_state(held):
+    swarm = _Swarm(2, pause=14.0)
+    for machine in swarm.machines:
+        machine.process.ready, machine.holds = False, held and machine.index == 0
+    for second in range(30):
+        swarm.invariants.look(float(second))
+    assert bool(swarm.told) == held
+    if held:
+        assert {"progress"} == {oracle for oracle, _ in swarm.told} and {peer for _, peer in swarm.told} == {-1, 0, 1}
+
+
+@pytest.mark.parametrize(("seed", "told"), [("10.0.0.0:7000", True), ("10.0.0.2:7000", False)])
+def test_newcomer_need_not_get_in_if_all_peers_of_its_invite_are_gone(seed, told):
+    swarm = _Swarm(3, pause=14.0)
+    swarm.machines[2].up, swarm.machines[2].process = False, None
+    newcomer = swarm.machines[1]
+    newcomer.process.ready = newcomer.holds = False
+    newcomer.process.invite = SimpleNamespace(seeds=(SimpleNamespace(address=seed),))
+    for second in range(30):
+        swarm.invariants.look(float(second))
+    assert (("progress", 1) in swarm.told) == told
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_peer_that_leaves_need_not_keep_up(gone):
+    swarm = _Swarm(3)
+    swarm.invariants.disturb(0.0)
+    swarm.machines[1].gone = gone
+    swarm.machines[1].process.peer.replica.lineage = b"new"
+    swarm.set(60, 1, 60)
+    swarm.invariants.look(100.0)
+    assert set(swarm.told) == (set() if gone else {("lockstep", 1), ("lineage", -1)})
 
 
 def test_lineage_that_is_founded_long_after_the_last_fault_is_a_violation():
