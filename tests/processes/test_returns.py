@@ -1,4 +1,4 @@
-"""Return of the only daemon that can be dialled: the others announce an address at which nobody listens."""
+"""Return of the only daemon that can be dialled: the others announce an address without a process."""
 
 import pytest
 

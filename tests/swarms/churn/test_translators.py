@@ -101,7 +101,7 @@ def test_founder_that_restarts_joins_peers_whose_addresses_refuse() -> None:
 
 
 def test_two_members_that_search_and_admit_each_other_find_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They restart behind one translator, each with an invite of the other, and nobody else can dial them.
+    """They restart behind one translator, each with an invite of the other, and no other peer can dial them.
 
     They dial the others soon, not only after a reconnect period, within which they would found a lineage.
     """
