@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
 import pytest
 from kit.histories import digests_of, played, save_each_round, short_rounds, troubles
+from thinwire.node.peer.peer import PATIENCE
 from thinwire.sims.scenario.faults import Fault
 
 
@@ -47,3 +52,30 @@ def test_swarm_continues_after_outage_of_all_peers(monkeypatch, at, saves):
         save_each_round(monkeypatch)
     run = played(short_rounds(5, Fault(at, "outage", (0, 1, 2, 3, 4), 4.0), seconds=70.0))
     assert troubles(run, at + 4.0) == []
+
+
+@pytest.mark.parametrize("end", ["leave", "kill"])
+def test_swarm_returns_from_an_outage_without_its_founder(monkeypatch, end):
+    save_each_round(monkeypatch)
+    faults = [Fault(14.0, "outage", (1, 2, 3, 4), 6.0), *[Fault(8.0, "kill", (0,))] * (end == "kill")]
+    scenario = short_rounds(5, *faults, seconds=70.0)
+    if end == "leave":
+        peers = (replace(peer, leave=8.0) if peer.index == 0 else peer for peer in scenario.peers)
+        scenario = replace(scenario, peers=tuple(peers))
+    assert troubles(played(scenario), 20.0) == []
+
+
+@pytest.mark.parametrize(("at", "stall"), [(9.5, 8.0), (10.5, 2.0)])
+def test_kill_stall_join_and_leave_in_one_second_delay_the_rounds_by_a_patience_each_at_most(at, stall):
+    """The delay is the time beyond usual rounds, of all rounds until the end."""
+    faults = Fault(at, "kill", (1,)), Fault(at + 0.3, "pause", (2,), stall)
+    scenario = short_rounds(7, *faults, seconds=50.0, joins={6: at + 0.6})
+    peers = (replace(peer, leave=at + 0.9) if peer.index == 3 else peer for peer in scenario.peers)
+    run = played(replace(scenario, peers=tuple(peers)))
+    assert troubles(run, at + stall) == []
+    first: dict[int, float] = {}
+    for event in run.journal.of("round"):
+        first.setdefault(event.fields["round"], event.at)
+    spans = [later - earlier for earlier, later in pairwise(first[number] for number in sorted(first))]
+    usual = median(spans)
+    assert sum(span - usual for span in spans) <= 4 * PATIENCE
