@@ -59,19 +59,14 @@ def methods(question: Question) -> list[MethodCosts]:
         _streaming(question, 1),
         _eager(question),
         _sparse(question),
-        *([_powersgd(question)] if question.method == "powersgd" else []),
+        *([_powersgd(question)] if question.row == "powersgd" else []),
         _gossip(question),
     ]
 
 
 def row_of(question: Question, found: list[MethodCosts]) -> MethodCosts:
     """Return the costs of the manifest's method; for asynchronous ones those of a round with all peers."""
-    streaming = "streaming, overlapped" if question.hidden else "streaming"
-    names = {
-        "streaming": streaming, "eager": "eager", "co2": "eager", "sparseloco": "sparse", "demo": "sparse",
-        "powersgd": "powersgd", "noloco": "gossip",
-    }  # fmt: skip
-    name = names.get(question.method, "DiLoCo")
+    name = "streaming, overlapped" if question.row == "streaming" and question.hidden else question.row
     return next(method for method in found if method.name == name)
 
 
@@ -219,7 +214,7 @@ def _eager(question: Question) -> MethodCosts:
 
 def _kept_bits(question: Question) -> float:
     """Return the bits per parameter of a sparse contribution, with the manifest's codec or a usual one."""
-    return question.own_bits if question.method in ("sparseloco", "demo") else SPARSE_BITS[KEPT]
+    return question.own_bits if question.row == "sparse" else SPARSE_BITS[KEPT]
 
 
 def _sparse_bytes(parameters: float, peers: int, bits: float) -> tuple[float, bool]:

@@ -18,7 +18,9 @@ from thinwire.swarm.choices import MethodName, Topology
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.tables import Exchange
+from thinwire.swarm.method_specs.base import CostRow
 from thinwire.swarm.method_specs.noloco import NoLoCo
+from thinwire.swarm.method_specs.registry import METHODS
 
 
 class PlanError(HintedError):
@@ -73,6 +75,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     own_bits: float = 0.0
     hidden: bool = False
     turns: int = 1
+
+    @property
+    def row(self) -> CostRow:
+        """Row of the manifest's method in the planner's table of methods."""
+        return METHODS[self.method].costs
+
+    @property
+    def paired(self) -> bool:
+        """True if rounds are those of pairs or gossip groups."""
+        return METHODS[self.method].gossip
 
     @property
     def peers(self) -> int:

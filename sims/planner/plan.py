@@ -115,7 +115,7 @@ def plan(question: Question) -> Plan:
     model = question.parameters * 4.0 * (2 + question.moments)
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
-    paired, own = question.method == "noloco", row_of(question, found)
+    paired, own = question.paired, row_of(question, found)
     cut = grids(question.parameters, _sized(question))
     round = round_costs(question, own, chunks=sum(map(len, cut)), fragments=len(cut))
     held = model + own.memory
@@ -139,7 +139,7 @@ def plan(question: Question) -> Plan:
 def _sites(question: Question) -> SiteBytes | None:
     """Return the traffic through lines that peers share; None for pairs, which have no choice of topology."""
     line = question.line
-    if line is None or question.method == "noloco":
+    if line is None or question.paired:
         return None
     nbytes = bits(question) * question.parameters / 8
     own = min(min(machine.down, machine.up) for machine in question.machines)
@@ -148,7 +148,7 @@ def _sites(question: Question) -> SiteBytes | None:
 
 def _sized(question: Question) -> Sized:
     """Return the codec of the chunks with the manifest's method."""
-    return question.halves if question.method == "noloco" else dense_codec(question.codec)
+    return question.halves if question.paired else dense_codec(question.codec)
 
 
 def _row(question: Question, method: MethodCosts, model: float) -> MethodRow:
@@ -239,7 +239,7 @@ def _ways(question: Question) -> str:
 
 def _notes(question: Question, late: int, fragments: int, held: float, chain: Pipeline | None) -> list[str]:
     notes = [f"assumed: {text}" for text in question.assumed]
-    dense = question.method != "noloco" and not question.own_bits
+    dense = not question.paired and not question.own_bits
     if dense:
         sized, equal = (rounds(msgspec.structs.replace(question, sized=how), question.every) for how in (True, False))
         if sized.exchange < 0.95 * equal.exchange:
@@ -254,7 +254,7 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
     if fragments > 1:
         most = largest_fragment(_sized(question))
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
-    if question.peers > MAX_GROUP and question.method != "noloco":
+    if question.peers > MAX_GROUP and not question.paired:
         notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip (outer.method noloco)")
     if dense:
         notes.append(_ways(question))

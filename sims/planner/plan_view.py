@@ -65,7 +65,7 @@ def _parts(plan: Plan, wide: bool) -> list[RenderableType]:
 def _facts(plan: Plan) -> Text:
     asked, now = plan.question, plan.round
     best, here = plan.best, plan.best_here
-    paired = asked.method == "noloco"
+    paired = asked.paired
     way, talk = (
         (("pairs" if asked.group == 2 else f"groups of {asked.group}") + " (NoLoCo)", "asking")
         if paired

@@ -20,9 +20,6 @@ from thinwire.swarm.method_specs.registry import METHODS
 BOUNDARIES = ("fp32", "bf16", "fp16", "rows", "tah", "subspace")
 """Codecs of activations and gradients between stages, by the first word of their names."""
 
-SCORED = ("diloco", "muloco")
-"""Methods whose contributions members can score: dense vectors of the whole model."""
-
 MODULE_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 """Form of the name of a function that makes a model."""
 
@@ -204,7 +201,7 @@ def _aggregation(manifest: Manifest) -> Contradictions:
 
 def _trial(manifest: Manifest) -> Contradictions:
     """Runs whose members cannot score the contributions of newcomers."""
-    if manifest.admission.trial and (manifest.outer.method not in SCORED or manifest.model.kind == "custom"):
+    if manifest.admission.trial and (not manifest.outer.scored or manifest.model.kind == "custom"):
         what = "a custom model" if manifest.model.kind == "custom" else f"the method {manifest.outer.method!r}"
         yield (
             f"admission.mode = 'open' has a trial of newcomers, which does not work with {what}",
@@ -221,7 +218,7 @@ def _pipeline(manifest: Manifest) -> Contradictions:
         return
     if pipeline.stages < 2:
         yield "pipeline.stages = 1 is a peer that holds the whole model", "set pipeline.stages to 2 or more, or to 0"
-    if outer.method != "streaming":
+    if not outer.fragmented:
         yield (
             f"pipeline.stages needs the method 'streaming', whose fragments have separate rounds, not {outer.method!r}",
             "set outer.method = 'streaming'; its default overlap of 0 is DiLoCo, fragment by fragment",

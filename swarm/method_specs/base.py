@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,9 @@ BufferSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
 
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "e3m0")
 """Codecs of all elements of a vector, by the first word of their names."""
+
+CostRow: TypeAlias = Literal["DiLoCo", "streaming", "eager", "sparse", "powersgd", "gossip"]
+"""Method of the planner's table, see collectives/costs/method_costs.py."""
 
 Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Table of a manifest -> key -> default value."""
@@ -77,6 +80,10 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     """True if a peer trains from parameters that only it knows."""
     fragmented: ClassVar[bool] = False
     """True if each fragment of the model has separate rounds."""
+    scored: ClassVar[bool] = False
+    """True if members can score contributions: dense vectors of the whole model."""
+    costs: ClassVar[CostRow] = "DiLoCo"
+    """Row of the planner's table of methods with this method's costs."""
     rounds_per_step: ClassVar[int] = 1
     """Rounds of one outer step."""
     fixed_timeout: ClassVar[str] = ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.method_specs.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import CostRow, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 
 class CO2(MethodSpec, frozen=True, tag="co2"):
@@ -14,6 +14,8 @@ class CO2(MethodSpec, frozen=True, tag="co2"):
     lr, momentum: α and β of the paper; the momentum has a staleness penalty.
     momentum_clip: φ, largest absolute element of the momentum, in units of a parameter; 0 = not clipped.
     """
+
+    costs: ClassVar[CostRow] = "eager"
 
     sync_every: Steps = 30
     lr: LearningRate = 1.0

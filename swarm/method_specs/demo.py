@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from thinwire.swarm.choices import Collective, Denominator, OnExclusion
 from thinwire.swarm.method_specs.base import (
+    CostRow,
     Defaults,
     LearningRate,
     MethodSpec,
@@ -40,6 +41,7 @@ class DeMo(MethodSpec, frozen=True, tag="demo"):
         )
     }
     tracks_data: ClassVar[bool] = True
+    costs: ClassVar[CostRow] = "sparse"
 
     sync_every: Steps = 1
     lr: LearningRate = 4e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from thinwire.swarm.method_specs.base import LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import CostRow, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 
 class Eager(MethodSpec, frozen=True, tag="eager"):
@@ -14,6 +14,7 @@ class Eager(MethodSpec, frozen=True, tag="eager"):
     """
 
     private_start: ClassVar[bool] = True
+    costs: ClassVar[CostRow] = "eager"
 
     sync_every: Steps = 30
     lr: LearningRate = 0.2

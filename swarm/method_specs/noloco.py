@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.method_specs.base import Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import CostRow, Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
 
 NEAR = 0.9
 """Part of the stable range of gamma from which on a manifest is used with a warning."""
@@ -22,6 +22,7 @@ class NoLoCo(MethodSpec, frozen=True, tag="noloco"):
 
     defaults: ClassVar[Defaults] = {"exchange": {"aggregation": "mean"}}
     gossip: ClassVar[bool] = True
+    costs: ClassVar[CostRow] = "gossip"
     fixed_timeout: ClassVar[str] = "pairs have a separate time-out"
 
     sync_every: Steps = 50

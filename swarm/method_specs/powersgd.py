@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from thinwire.swarm.choices import OnExclusion
-from thinwire.swarm.method_specs.base import Defaults, ResidualRule
+from thinwire.swarm.method_specs.base import CostRow, Defaults, ResidualRule
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 
@@ -18,6 +18,8 @@ class PowerSGDMethod(DiLoCo, frozen=True, tag="powersgd"):
     codecs: ClassVar[tuple[str, ...]] = ("powersgd",)
     defaults: ClassVar[Defaults] = {"exchange": {"codec": "powersgd(rank=4)"}}
     tracks_data: ClassVar[bool] = False
+    scored: ClassVar[bool] = False
+    costs: ClassVar[CostRow] = "powersgd"
     rounds_per_step: ClassVar[int] = 2
 
     on_exclusion: OnExclusion = "drop"

@@ -9,6 +9,7 @@ from msgspec import Meta
 from thinwire.swarm.choices import Balancing, Collective, Denominator, OnExclusion
 from thinwire.swarm.method_specs.base import (
     DEFAULT_RATIO,
+    CostRow,
     Defaults,
     LearningRate,
     MethodSpec,
@@ -44,6 +45,7 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
         "exchange": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "all-gather"}
     }
     tracks_data: ClassVar[bool] = True
+    costs: ClassVar[CostRow] = "sparse"
 
     sync_every: Steps = 30
     lr: LearningRate = 1.0

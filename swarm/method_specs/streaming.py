@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
-from thinwire.swarm.method_specs.base import DENSE, Defaults, LearningRate, MethodSpec, Momentum, OuterSgd, Steps
+from thinwire.swarm.method_specs.base import (
+    DENSE,
+    CostRow,
+    Defaults,
+    LearningRate,
+    MethodSpec,
+    Momentum,
+    OuterSgd,
+    Steps,
+)
 
 MAX_SEPARATE = 64
 """Maximum number of fragments with separate rounds: a join is announced for each of them."""
@@ -26,6 +35,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
 
     codecs: ClassVar[tuple[str, ...]] = (*DENSE, "topk")
     fragmented: ClassVar[bool] = True
+    costs: ClassVar[CostRow] = "streaming"
 
     sync_every: Steps = 30
     lr: LearningRate = 0.4
