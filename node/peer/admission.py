@@ -19,6 +19,7 @@ from thinwire.node.peer.known_peers import BACK_SECONDS, KnownPeers, contacts_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.address import dialable
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, preferred, token_of
 from thinwire.swarm.identity.errors import HintedError
@@ -30,6 +31,9 @@ from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+
+DIALS = 8
+"""Peers that a peer dials in each reconnect period while its roster lacks them."""
 
 LAST_VISITS, LAST_SECONDS = 4, 3.0
 """Peers that get the last record of a process whose key another one uses, and the time for it."""
@@ -71,6 +75,7 @@ class Admission:
         self._identity, self._run_id, self._environment, self._emit = identity, run_id, environment, emit
         self._files, self._token_file = (directory.manifest, directory.signature), directory.token
         self._known_peers, self._preset, self.site = known_peers, preset, site
+        self._saved = directory.checkpoints
         self._name = name
         self._ban_file = BanFile(directory.bans, environment.disk)
         self._revocations = BanFile(directory.revocations, environment.disk)
@@ -88,7 +93,7 @@ class Admission:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
         self.terms = self._accepted(signed)
         await self._open(open_transport)
-        joins = await self._known_peers.come_back(self._knock)
+        joins = await self._known_peers.come_back(self._knock, continues=self._continues(self.terms))
         self._searching = False
         self._seek_others(())
         return joins
@@ -96,8 +101,8 @@ class Admission:
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> bool:
         """Find the swarm of an invite within `search` seconds; return True if another peer runs it.
 
-        A peer that returns, and was the only member when its last process ended, is the swarm if it finds no other peer. So is
-        each peer of a run of pairs, whose rounds need no other peer.
+        A peer that returns with a checkpoint continues without others if it finds none, like one that has lost all links; after
+        BACK_SECONDS if it was the only member, or rounds are those of pairs.
         Raises NoSwarm, Refused, ManifestMismatch, TokenError.
         """
         offered, wall = token_of(invite, self._identity), self._environment.wall()
@@ -106,14 +111,25 @@ class Admission:
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
-        alone = self.terms is not None and self._known_peers.return_alone(self.terms.manifest)
-        refusal = await self._knock(contacts, min(search, BACK_SECONDS) if alone else search, ())
-        if refusal is not None and not (alone and isinstance(refusal, NoSwarm)):
+        continues = self._continues(self.terms)
+        if continues and self.terms is not None and self._known_peers.return_alone(self.terms.manifest):
+            search = min(search, BACK_SECONDS)
+        refusal = await self._knock(contacts, search, ())
+        if refusal is not None and not (continues and isinstance(refusal, NoSwarm)):
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)
         self._seek_others(seeds)
         return refusal is None
+
+    def _continues(self, terms: RunTerms | None) -> bool:
+        """Return True if this peer returns with a state, and may continue the run alone.
+
+        Not with a stage of a pipeline, nor if the manifest forbids lineages.
+        """
+        if terms is None or terms.manifest.pipeline.stages or LATEST not in self._environment.disk.names(self._saved):
+            return False
+        return terms.manifest.outer.gossip or terms.manifest.exchange.orphan > 0
 
     def _stored_terms(self) -> RunTerms | None:
         """Return the terms of the run from our last process; None if there are none, or they are damaged."""
@@ -152,7 +168,7 @@ class Admission:
             self.presence.attend(self._seek())
 
     async def _seek(self) -> None:
-        """Dial all `_sought` that the roster lacks, then one in each reconnect period, at most for a day.
+        """Dial all `_sought` that the roster lacks, then some in each reconnect period, at most for a day.
 
         From then on the roster reconnects to them. Without this, two parts of a swarm would never find each other again if
         the peers that know both have restarted or gone. All at first: the peer that ended our search may be another one that
@@ -165,7 +181,7 @@ class Admission:
             records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
             known = {record.transport_key for record in records}
             missing = [contact for contact in missing if contact.transport_key not in known]
-            count = 1 if pause == preset.reconnect_period else len(missing)
+            count = DIALS if pause == preset.reconnect_period else len(missing)
             missing, pause = missing[count:] + missing[:count], preset.reconnect_period
             self._sought = missing
             await asyncio.gather(*(self._knock([one], 0.0, (), enter=self._learn) for one in missing[-count:]))

@@ -72,9 +72,9 @@ class KnownPeers:
     # Return
 
     def return_alone(self, manifest: Manifest) -> bool:
-        """Return True if this peer, which returns, may continue the run without others; a stage of a pipeline never may."""
+        """Return True if this peer, which returns, needs no others: it was the only member, or rounds are those of pairs."""
         self._file.load()
-        self.returns = not manifest.pipeline.stages and (self._file.alone or manifest.outer.gossip)
+        self.returns = self._file.alone or manifest.outer.gossip
         return self.returns
 
     @property
@@ -84,13 +84,12 @@ class KnownPeers:
             return "start again: alone, or where all say that they have no state, this peer continues the run"
         return "ask for a new invite"
 
-    async def come_back(self, knock: Knock) -> bool:
+    async def come_back(self, knock: Knock, *, continues: bool) -> bool:
         """Search for a run that this peer has founded; return True if peers still run it.
 
-        A founder that was in a swarm with others and can reach none of them may be cut off, so it does not start the
-        run again beside them. It does if it was alone before, or if no process listens at their addresses any more and none
-        of them comes to its gate: they may have other addresses.
-        Raises NoSwarm, Refused.
+        A founder that was in a swarm with others and can reach none of them may be cut off. Then it `continues` from its
+        checkpoint, as a lineage, or raises NoSwarm. If it was alone before, or no process listens at their addresses any more
+        and none of them comes to its gate (they may have other addresses), it starts the run again. Raises Refused, too.
         """
         known_peers = list(self.known())
         if self._file.damaged:
@@ -109,6 +108,8 @@ class KnownPeers:
             return refusal is None
         if isinstance(refusal, Refused):
             raise refusal
+        if continues:
+            return False
         raise NoSwarm(
             f"none of the {len(known_peers)} peers that this run had can be reached, and they may continue it",
             f"start again when they can; if they are gone for good, remove {self._path} first",

@@ -14,7 +14,7 @@ from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
 from thinwire.sims.network.link import CONTROL_WINDOW
 from thinwire.sims.network.network import EPOCH
-from thinwire.sims.peers.machine import Machine, Process
+from thinwire.sims.peers.machine import SEARCH_SECONDS, Machine, Process
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.membership.broadcast_queue import MAX_QUEUE
 from thinwire.swarm.membership.presets import Preset
@@ -37,7 +37,7 @@ one to fetch the state; a patience is 2 s.
 ORPHAN, SPARE = 10.0, 10.0
 """Seconds without a quorum until the remaining peers found a lineage, and more until a round."""
 
-SOONEST = 0.5
+SOONEST = 0.4
 """Least fraction of `exchange.orphan` between a round and a lineage founded with its state.
 
 It is below 1 because peers may report rounds late.
@@ -134,7 +134,8 @@ class AlwaysInvariants:
         """
         quiet = now - max(self._quiet_since, self._faults_end)  # a full disk excuses no round, but it prevents votes
         honest = machine.index in self._ids.values()
-        if honest and quiet > ORPHAN + SPARE and not self._excused(machine, now):
+        searches = now <= self._changed.get(machine.index, -SEARCH_SECONDS) + SEARCH_SECONDS + SPARE
+        if honest and quiet > ORPHAN + SPARE and not searches and not self._excused(machine, now):
             self._tell("lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s")
         waited = now - self._committed.get(place, -self._soonest)
         started = now < self._changed.get(machine.index, -self._soonest) + self._soonest

@@ -49,6 +49,9 @@ AGAIN_SECONDS = 5.0
 
 HOME = Path("/", "home")
 
+SEARCH_SECONDS = 20.0
+"""Seconds for which a peer searches for the swarm: runs are shorter than real ones."""
+
 Played = StubLearner | TorchLearner | StagedLearner
 """Learner of a simulated peer."""
 
@@ -280,7 +283,7 @@ class Process:
         if not self.machine.index:
             return await peer.found(world.signed, self._open)
         self.invite = world.contacts(self.machine.index)
-        return await peer.arrive(self.invite, self._open, 60.0)
+        return await peer.arrive(self.invite, self._open, SEARCH_SECONDS)
 
     async def _open(self, admit: Admit) -> Transport:
         machine, spec = self.machine, self.machine.spec

@@ -34,6 +34,9 @@ PAGE_ITEMS = 32
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
 
+RECONNECTS = 4
+"""Dead peers that are probed in each reconnect period: one of many may be back."""
+
 
 class Roster:
     """Membership of one run, as known to this peer.
@@ -343,9 +346,9 @@ class Roster:
         return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
 
     def _reconnect(self, now: float) -> Letters:
-        """Probe one dead peer. Without this, the two halves of a partition would never find each other again."""
+        """Probe some dead peers. Without this, the two halves of a partition would never find each other again."""
         self._reconnect_at = now + self.preset.reconnect_period
-        dead = self._sample([peer for peer, _ in self._dead()], 1)
+        dead = self._sample([peer for peer, _ in self._dead()], RECONNECTS)
         return [letter for peer in dead for letter in self._prober.start(peer, now)]
 
     # --- items

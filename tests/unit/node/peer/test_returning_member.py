@@ -8,10 +8,11 @@ from thinwire.collectives.transport.interface import Contact
 from thinwire.node.membership.join import NoSwarm
 from thinwire.node.membership.known_peers_file import KnownPeersFile
 from thinwire.node.peer.admission import Admission
-from thinwire.node.peer.known_peers import KnownPeers
+from thinwire.node.peer.known_peers import BACK_SECONDS, KnownPeers
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
+from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import EPOCH, SimNet
 from thinwire.sims.network.translator import Translator
@@ -24,26 +25,30 @@ from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
 FOUNDER, MEMBER, FORMER, STRANGER = PEERS = [Identity.generate(bytes([seed]) * 32) for seed in range(1, 5)]
 CONTACTS = {peer: Contact(f"10.0.0.{index}:7000", peer.transport_public) for index, peer in enumerate(PEERS)}
-SIGNED = sign(b'[admission]\nmode = "open"', FOUNDER)
-RUN = SIGNED.verify().run_id(FOUNDER.public_key)
+SIGNED, PAIRS, NO_LINEAGES = (
+    sign(b'[admission]\nmode = "open"\ntrial_rounds = 0\n' + more, FOUNDER)
+    for more in (b"", b'[outer]\nmethod = "noloco"', b"[exchange]\norphan = 0.0")
+)
+SEARCH = 60.0
 BUSY = Refuse("busy", "still looking for the swarm; knock again")
 
 
 class World:
     """A simulated network, and peers on it whose run folders are in `path`."""
 
-    def __init__(self, path):
+    def __init__(self, path, manifest=SIGNED):
         self.path, self.net = path, SimNet(1, deadline=0.5)
+        self.run = manifest.verify().run_id(FOUNDER.public_key)
 
     def admission(self, peer):
         loop, folder = virtual_loop.current(), RunDirectory(self.path / CONTACTS[peer].address)
         environment = Environment(loop.time, lambda: EPOCH + loop.time(), random.Random(1), RealDisk())
         known_peers = KnownPeers(folder.path / "anchors.json", environment)
-        return Admission(peer, RUN, environment, folder, known_peers, LOCAL, lambda kind, fields: None, "")
+        return Admission(peer, self.run, environment, folder, known_peers, LOCAL, lambda kind, fields: None, "")
 
     def opener(self, peer):
         async def opened(admit):
-            return self.net.transport(peer, RUN, admit, CONTACTS[peer].address)
+            return self.net.transport(peer, self.run, admit, CONTACTS[peer].address)
 
         return opened
 
@@ -51,7 +56,9 @@ class World:
         """Return the admission of a peer with an invite of the founder."""
         admission, seed = self.admission(peer), CONTACTS[FOUNDER]
         try:
-            await admission.arrive(Invite(RUN, (Seed(seed.address, seed.transport_key),)), self.opener(peer), 60.0)
+            await admission.arrive(
+                Invite(self.run, (Seed(seed.address, seed.transport_key),)), self.opener(peer), SEARCH
+            )
         except NoSwarm:
             await admission.close()
             raise
@@ -61,11 +68,11 @@ class World:
         """Return the answer of the member to a peer, which cannot be dialled and stays there."""
         if peer.peer_id in self.net.peers:
             self.net.peers[peer.peer_id].vanish()
-        transport = self.net.transport(peer, RUN, lambda hello, record: BUSY, CONTACTS[peer].address)
+        transport = self.net.transport(peer, self.run, lambda hello, record: BUSY, CONTACTS[peer].address)
         transport.translator = Translator("symmetric")
         wall = self.net.wall()
-        record = PeerRecord.create(peer, run_id=RUN, addresses=transport.addresses(), sequence=wall, issued=wall)
-        return await transport.meet(CONTACTS[MEMBER], Hello(VERSION, RUN, record.wire))
+        record = PeerRecord.create(peer, run_id=self.run, addresses=transport.addresses(), sequence=wall, issued=wall)
+        return await transport.meet(CONTACTS[MEMBER], Hello(VERSION, self.run, record.wire))
 
 
 @pytest.mark.parametrize(
@@ -107,29 +114,40 @@ def test_returning_member_admits_former_peers_while_it_searches(tmp_path, damage
     virtual_loop.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_peer_that_was_the_only_member_continues_without_the_founder(tmp_path, alone):
-    """Another one, which may have been cut off, ends its search without a swarm."""
+@pytest.mark.parametrize(
+    ("manifest", "alone", "saved", "seconds"),
+    [
+        (SIGNED, True, True, BACK_SECONDS),  # the only member is the swarm
+        (PAIRS, False, True, BACK_SECONDS),  # rounds of pairs need no other peer
+        (SIGNED, False, True, SEARCH),  # one that has lost all links founds a lineage
+        (SIGNED, True, False, None),  # without a state there is nothing to continue
+        (NO_LINEAGES, False, True, None),
+    ],
+)
+def test_returning_member_that_finds_no_other_peer_continues_from_its_checkpoint(
+    tmp_path, manifest, alone, saved, seconds
+):
+    """`seconds`: of the search; None: it ends without a swarm."""
 
     async def main():
-        world = World(tmp_path)
+        world = World(tmp_path, manifest)
         founder = world.admission(FOUNDER)
-        await founder.found(SIGNED, world.opener(FOUNDER))
+        await founder.found(manifest, world.opener(FOUNDER))
         for admission in (await world.arrive(MEMBER), founder):
             await admission.close()
-        book = KnownPeersFile(tmp_path / CONTACTS[MEMBER].address / "anchors.json", RealDisk())
-        book.save([CONTACTS[FOUNDER]], alone=alone)
+        folder = tmp_path / CONTACTS[MEMBER].address
+        KnownPeersFile(folder / "anchors.json", RealDisk()).save([CONTACTS[FOUNDER]], alone=alone)
+        if saved:
+            (folder / "checkpoints").mkdir()
+            (folder / "checkpoints" / LATEST).write_text("step-00000001")
         began = virtual_loop.current().time()
-        if not alone:
+        if seconds is None:
             with pytest.raises(NoSwarm):
                 await world.arrive(MEMBER)
             return
-        admission = world.admission(MEMBER)
-        seed = CONTACTS[FOUNDER]
-        invite = Invite(RUN, (Seed(seed.address, seed.transport_key),))
-        assert not await admission.arrive(invite, world.opener(MEMBER), 60.0)
-        assert virtual_loop.current().time() < began + 8.0 and admission.known.signed == SIGNED
-        assert isinstance(await world.knock(STRANGER), Welcome)
-        await admission.close()
+        returned = await world.arrive(MEMBER)
+        assert seconds <= virtual_loop.current().time() - began < seconds + 3.0
+        assert returned.known.signed == manifest and isinstance(await world.knock(STRANGER), Welcome)
+        await returned.close()
 
     virtual_loop.run(main(), seed=1)
