@@ -50,6 +50,7 @@ TARGETS = {
     "collectives/rounds/result_store.py": (f"{ROUNDS}/test_round.py", f"{ROUNDS}/test_allgather.py"),
     "collectives/rounds/ring_schedule.py": (f"{ROUNDS}/test_ring.py", f"{ROUNDS}/test_ring_schedule.py"),
     "collectives/topology/shards.py": ("tests/unit/collectives/topology/test_shards.py", ROUNDS),
+    "node/membership/presence.py": ("tests/unit/node/membership/test_presence.py",),
     "node/outer/frame_router.py": SESSION,
     "node/outer/round_session.py": SESSION,
     "node/outer/round_starter.py": SESSION,
@@ -66,6 +67,7 @@ OPERATORS = (
 """Beginnings of the names of cosmic-ray's operators. `Is` comparisons are left out: most compare with None."""
 
 CAPPED = "the power is capped far below"
+KINDS = "the other kinds of events that get there are on one side in the order of letters"
 SHARED = "no chain is shorter than the part that it shares with another one"
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
@@ -274,6 +276,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/rounds/contributions.py",
         "for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=False):",
     ): "all three have one entry for each key",
+    ("node/membership/presence.py", 'self._lose(event.peer, gone=event.kind >= "left")'): KINDS,
+    ("node/membership/presence.py", 'if event.kind <= "joined":'): KINDS,
+    (
+        "node/membership/presence.py",
+        'elif event.kind <= "banned" and event.peer == self.transport.peer_id:',
+    ): KINDS,
+    ("node/membership/presence.py", 'if event.kind <= "banned":'): KINDS,
+    ("node/membership/presence.py", 'if event.kind <= "duplicate":'): KINDS,
     ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
     ("node/outer/frame_router.py", "if number != fly.round + 1:"): "earlier rounds go elsewhere",
     (

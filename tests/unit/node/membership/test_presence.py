@@ -1,0 +1,659 @@
+"""Presence between a fake transport and a real roster, in virtual time: links, routing, bans, duplicate keys, its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import wraps
+
+import pytest
+from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
+from thinwire.collectives.allreduce.service import OPERATIONS
+from thinwire.collectives.timing import TICK
+from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
+from thinwire.node.membership.health_monitor import TELL_SECONDS
+from thinwire.node.membership.presence import Family, Handler, Presence, family_of
+from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership.member import Event
+from thinwire.swarm.membership.presets import WAN
+from thinwire.swarm.messages.agreement import SPAN_PREFIX
+from thinwire.swarm.messages.registry import (
+    LIFE,
+    Ack,
+    Ballot,
+    Behind,
+    Bereft,
+    Close,
+    Evidence,
+    Gossip,
+    Hour,
+    Nack,
+    Over,
+    Ping,
+    PingRequest,
+    PushPull,
+    Tally,
+    Verdict,
+    Vote,
+)
+
+ME, ANN, BEN, CAT, DAN = (identity.peer_id for identity in IDENTITIES[:5])
+assert DAN < ME < min(ANN, BEN, CAT)
+MOMENT = 0.001
+"""Seconds until all that an arrival causes has happened; shorter than the roster's tick."""
+
+
+class FakeTransport:
+    """Transport that logs the calls. `full`: peers to which `offer` fails; `unreachable`: to which `send` fails."""
+
+    peer_id = ME
+
+    def __init__(self):
+        self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self.sent, self.learned, self.dropped, self.allowed = [], [], [], []
+        self.full, self.unreachable, self.broken, self.closed = set(), set(), False, False
+
+    async def recv(self):
+        return await self.arrivals.get()
+
+    def offer(self, to, frame):
+        if to in self.full:
+            return False
+        self.sent.append((to, frame.message))
+        return True
+
+    async def send(self, to, frame):
+        if self.broken:
+            raise OSError("no descriptors")
+        self.sent.append((to, frame.message))
+        await asyncio.sleep(2 * MOMENT)
+        return to not in self.unreachable
+
+    def learn(self, known):
+        self.learned.append(known)
+
+    def drop(self, peer, reason, *, ban=False):
+        self.dropped.append((peer, reason, ban))
+
+    def allow(self, peer):
+        self.allowed.append(peer)
+
+    async def close(self):
+        self.closed = True
+
+
+class Log(Handler):
+    """Handler that logs all events; `calls` may be shared by several, which then have a name."""
+
+    def __init__(self, name="", calls=None):
+        self.name, self.calls, self.ticks = name, [] if calls is None else calls, 0
+
+    def on_link_up(self, peer):
+        self.calls.append((f"{self.name}up", peer))
+
+    def on_link_down(self, peer, *, gone):
+        self.calls.append((f"{self.name}down", peer, gone))
+
+    def on_frame(self, peer, frame):
+        self.calls.append((f"{self.name}frame", peer, frame.message))
+
+    def on_tick(self):
+        self.ticks += 1
+
+
+class FakeMonitor:
+    """Health monitor that logs the calls; it keeps messages of the type Hour."""
+
+    def __init__(self):
+        self.calls, self.ticks = [], 0
+
+    def saw(self, peer, frame):
+        self.calls.append(("saw", peer, type(frame.message)))
+        return isinstance(frame.message, Hour)
+
+    def on_link_down(self, peer):
+        self.calls.append(("down", peer))
+
+    def on_tick(self):
+        self.ticks += 1
+
+
+class Scene:
+    """One peer, which knows the first `others` of Ann, Ben and Cat, without links. `handled`: it has a handler of rounds."""
+
+    def __init__(self, others=3, *, wall=None, handled=True):
+        self.transport, self.events, self.times, self.log = FakeTransport(), [], {}, Log()
+        world = RosterWorld()
+        self.roster = world.add(0)
+        for index in range(1, 1 + others):
+            self.roster.learn(record(index), 0.0)
+        self.roster.events.clear()
+        self.presence = Presence(
+            self.transport,
+            self.roster,
+            now=virtual_loop.current().time,
+            emit=self._emit,
+            wall=wall,
+        )
+        if handled:
+            self.presence.attach(Family.ROUNDS, self.log)
+
+    def _emit(self, kind, fields):
+        self.events.append((kind, fields))
+        self.times[kind] = virtual_loop.current().time()
+
+    @asynccontextmanager
+    async def running(self, *beside):
+        """Run the peer. All that it has logged so far is cleared."""
+        task = asyncio.create_task(self.presence.run(*beside))
+        await asyncio.sleep(WAN.tick + MOMENT)
+        self.clear()
+        yield task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def clear(self):
+        for one in (self.transport.sent, self.transport.learned, self.events, self.log.calls):
+            one.clear()
+        self.log.ticks = 0
+
+    async def come(self, peer, *messages):
+        """Let frames arrive, and let the peer process them."""
+        for message in messages:
+            self.transport.arrivals.put_nowait(Arrival(peer, Frame(message)))
+        await asyncio.sleep(MOMENT)
+
+    async def lose(self, peer, reason=RESET):
+        self.transport.arrivals.put_nowait(Arrival(peer, None, reason))
+        await asyncio.sleep(MOMENT)
+
+    async def happen(self, *events):
+        """Let the roster have events; the next tick passes them on."""
+        self.roster.events.extend(events)
+        await asyncio.sleep(WAN.tick + MOMENT)
+
+    def sent(self, peer, kind):
+        return [message for to, message in self.transport.sent if to == peer and isinstance(message, kind)]
+
+    def kinds(self):
+        return [(kind, fields.get("peer")) for kind, fields in self.events]
+
+
+def simulated(main):
+    """Run a test in virtual time."""
+
+    @wraps(main)
+    def run(**given):
+        virtual_loop.run(main(**given), seed=1, explore=False)
+
+    return run
+
+
+def evidence():
+    ballot = Ballot(1, ANN)
+    votes = [Vote(7, 0, ballot, b"o" * 32, digest * 32, b"l" * LIFE) for digest in (b"a", b"b")]
+    return Evidence(
+        IDENTITIES[1].public_key, *votes, tuple(sign_message(one, b"", IDENTITIES[1], RUN) for one in votes)
+    )
+
+
+VERDICT = Verdict(7, 0, 3, ANN, b"l" * LIFE)
+
+
+# --- links
+
+
+@simulated
+async def test_first_frame_of_a_peer_opens_its_link_and_the_others_do_not():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1), Behind(2))
+        assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("frame", ANN, Behind(2))]
+        assert scene.presence.live == {ANN}
+
+
+@pytest.mark.parametrize("peer", [ANN, DAN])
+@simulated
+async def test_peer_without_handlers_answers_probes(peer):
+    scene = Scene(handled=False)
+    async with scene.running():
+        await scene.come(peer, Ping(1, 0, ()), Behind(1))
+        assert scene.sent(peer, Ack) and scene.presence.live == {peer}
+        await scene.lose(peer)
+        assert not scene.presence.live
+
+
+@simulated
+async def test_peer_that_joins_has_a_link_and_its_record_is_passed_to_the_transport():
+    scene = Scene(others=1)
+    async with scene.running():
+        await scene.come(ANN, Gossip((gossip_items.announce(record(2)),)))
+        assert scene.log.calls == [("up", ANN), ("up", BEN)] and scene.presence.live == {ANN, BEN}
+        assert scene.transport.learned == [record(2)] and ("joined", BEN.hex()) in scene.kinds()
+
+
+@simulated
+async def test_peer_with_a_link_has_no_second_one_when_it_joins():
+    scene = Scene(others=1)
+    async with scene.running():
+        await scene.come(BEN, Behind(1), Gossip((gossip_items.announce(record(2)),)))
+        assert [call for call in scene.log.calls if call[0] == "up"] == [("up", BEN)]
+
+
+@simulated
+async def test_new_record_is_passed_to_the_transport_but_opens_no_link():
+    scene = Scene()
+    async with scene.running():
+        moved = record(2, sequence=2, port=5000)
+        scene.roster.learn(moved, 0.2)
+        await scene.happen(Event("refuted", CAT, "why"))
+        assert scene.transport.learned == [moved] and not scene.presence.live and not scene.log.calls
+        assert scene.events == [
+            ("updated", {"peer": BEN.hex(), "detail": moved.addresses[0]}),
+            ("refuted", {"peer": CAT.hex(), "detail": "why"}),
+        ]
+        await scene.happen()
+        assert len(scene.events) == 2, "each event is passed on once"
+
+
+@simulated
+async def test_peer_without_a_record_and_this_peer_itself_have_no_link():
+    scene = Scene(others=1)
+    async with scene.running():
+        await scene.happen(Event("joined", BEN))
+        await scene.come(ME, Behind(1))
+        assert not scene.transport.learned and not scene.presence.live
+        assert [call[0] for call in scene.log.calls] == ["frame"]
+
+
+@simulated
+async def test_lost_link_is_reported_and_its_peer_probed_at_once():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.clear()
+        await scene.lose(ANN)
+        assert scene.events == [("lost", {"peer": ANN.hex(), "reason": RESET})]
+        assert scene.log.calls == [("down", ANN, False)] and not scene.presence.live
+        assert len(scene.sent(ANN, Ping)) == 1
+        await scene.lose(ANN)
+        assert len(scene.events) == len(scene.log.calls) == 1, "the link is down already"
+
+
+@simulated
+async def test_handlers_learn_of_a_dead_process_even_without_a_link():
+    scene = Scene()
+    async with scene.running():
+        await scene.lose(ANN, REFUSED)
+        assert scene.log.calls == [("down", ANN, True)] and not scene.events
+
+
+@simulated
+async def test_lost_links_are_not_reported_after_the_goodbye():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        await scene.presence.leave()
+        scene.clear()
+        await scene.lose(ANN)
+        assert not scene.events and scene.log.calls == [("down", ANN, False)]
+
+
+@simulated
+async def test_peer_that_the_transport_cannot_reach_loses_its_link_and_its_waiting_messages():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.clear()
+        scene.transport.full, scene.transport.unreachable = {ANN}, {ANN}
+        scene.presence.send_queue.control(ANN, Behind(1))
+        await asyncio.sleep(3 * MOMENT)
+        assert scene.log.calls == [("down", ANN, False)] and not scene.presence.live
+
+
+@simulated
+async def test_messages_that_wait_for_a_lost_peer_are_dropped():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.transport.full = {ANN, BEN}
+        for peer in (ANN, BEN):
+            for round in range(1, 4):
+                scene.presence.send_queue.control(peer, Behind(round))
+        await scene.lose(ANN)
+        await asyncio.sleep(10 * MOMENT)
+        taken = [(to, message.round) for to, message in scene.transport.sent if isinstance(message, Behind)]
+        assert [round for to, round in taken if to == ANN] == [1], "one was on its way"
+        assert [round for to, round in taken if to == BEN] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("kind", "gone"), [("dead", False), ("left", True), ("banned", False)])
+@simulated
+async def test_peer_that_dies_leaves_or_is_banned_has_no_link(kind, gone):
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.clear()
+        await scene.happen(Event(kind, ANN))
+        assert scene.log.calls == [("down", ANN, gone)] and not scene.presence.live
+        await scene.come(ANN, Behind(2))
+        assert (ANN in scene.presence.live) == (kind != "banned")
+
+
+@simulated
+async def test_suspicion_and_its_end_leave_the_link_as_it_is():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.clear()
+        await scene.happen(Event("suspect", ANN), Event("refuted", ANN), Event("revoked", ANN))
+        assert scene.presence.live == {ANN} and not scene.log.calls and not scene.transport.learned
+        assert not scene.presence.duplicate.is_set() and not scene.presence.banned.is_set()
+        assert [kind for kind, _ in scene.events] == ["suspect", "refuted", "revoked"]
+
+
+@simulated
+async def test_silence_is_the_time_since_the_last_message():
+    scene = Scene()
+    async with scene.running():
+        assert scene.presence.silence_of(ANN) == 0.0
+        await scene.come(ANN, Behind(1))
+        await asyncio.sleep(0.5)
+        assert scene.presence.silence_of(ANN) == pytest.approx(0.5, abs=2 * MOMENT)
+        await scene.lose(ANN)
+        assert scene.presence.silence_of(ANN) > 0.5, "a peer without a link counts, too"
+
+
+@simulated
+async def test_times_of_absent_peers_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr("thinwire.node.membership.presence.MAX_MEMBERS", 3)
+    scene = Scene()
+    async with scene.running():
+        for peer in (ANN, BEN):
+            await scene.come(peer, Behind(1))
+        await scene.lose(ANN)
+        await asyncio.sleep(0.5)
+        await scene.come(CAT, Behind(1))
+        await scene.come(BEN, Behind(2))
+        assert scene.presence.silence_of(ANN) > 0.5, "there is room for all so far"
+        await scene.come(DAN, Behind(1))
+        assert scene.presence.silence_of(ANN) == 0.0 and scene.presence.silence_of(BEN) > 0.0
+        assert scene.presence.live == {BEN, CAT, DAN}
+        await scene.come(ANN, Behind(3))
+        await scene.lose(ANN)
+        await scene.come(IDENTITIES[5].peer_id, Behind(1))
+        assert scene.presence.silence_of(ANN) == 0.0, "those with a link all count, however many they are"
+        assert scene.presence.silence_of(BEN) > 0.0
+
+
+# --- routing
+
+
+def test_each_message_beyond_membership_has_one_family():
+    ballot = Ballot(1, ANN)
+    votes = {fragment: Vote(1, fragment, ballot, bytes(32), bytes(32)) for fragment in (0, OPERATIONS)}
+    families = [family_of(one) for one in (votes[0], votes[OPERATIONS], Over("", 1, False), Close(1, ()), Bereft(0))]
+    assert families == [Family.ROUNDS, Family.OPERATIONS, Family.OPERATIONS, Family.STAGES, Family.RECOVERY]
+
+
+@simulated
+async def test_message_goes_to_the_handler_of_its_family_and_is_dropped_without_one():
+    scene, stages = Scene(), Log()
+    async with scene.running():
+        await scene.come(ANN, Tally(1, 1.0, 1, ""))
+        scene.presence.attach(Family.STAGES, stages)
+        await scene.come(ANN, Tally(2, 1.0, 1, ""), Bereft(0))
+        assert stages.calls == [("frame", ANN, Tally(2, 1.0, 1, ""))] and scene.log.calls == [("up", ANN)]
+
+
+@simulated
+async def test_handlers_learn_of_links_and_time_in_the_order_of_the_families():
+    scene, calls = Scene(), []
+    logs = {family: Log(f"{family.value} ", calls) for family in reversed(Family)}
+    for family, log in logs.items():
+        scene.presence.attach(family, Log("old ", calls))
+        scene.presence.attach(family, log)
+    async with scene.running():
+        before = logs[Family.STAGES].ticks
+        await scene.come(ANN, Behind(1))
+        await scene.lose(ANN)
+        await asyncio.sleep(3 * WAN.tick)
+        assert logs[Family.STAGES].ticks == before + 3
+    order = [family.value for family in Family]
+    expected = [(f"{name} up", ANN) for name in order]
+    expected += [("rounds frame", ANN, Behind(1)), *((f"{name} down", ANN, False) for name in order)]
+    assert calls == expected
+
+
+@simulated
+async def test_handler_may_ignore_links_and_time():
+    class Frames(Handler):
+        def on_frame(self, peer, frame):
+            frames.append(frame.message)
+
+    scene, frames = Scene(), []
+    scene.presence.attach(Family.ROUNDS, Frames())
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        await scene.lose(ANN)
+        await asyncio.sleep(2 * WAN.tick)
+    assert frames == [Behind(1)]
+
+
+@simulated
+async def test_messages_about_membership_are_answered_and_go_to_no_handler():
+    scene = Scene()
+    async with scene.running():
+        messages = [Ping(1, 5, ()), PingRequest(2, ME, ()), Ack(9, 0, ()), Nack(9), Gossip(()), PushPull(False, ())]
+        await scene.come(ANN, *messages)
+        assert scene.log.calls == [("up", ANN)]
+        assert [ack.sequence for ack in scene.sent(ANN, Ack)] == [1, 2] and scene.sent(ANN, PushPull)
+        assert scene.roster.progress_of(ANN) == 5
+
+
+@simulated
+async def test_ticks_let_the_roster_probe_its_peers():
+    scene = Scene()
+    async with scene.running():
+        await asyncio.sleep(2 * WAN.probe_period)
+        assert any(isinstance(message, Ping) for _, message in scene.transport.sent)
+
+
+@simulated
+async def test_own_new_record_is_passed_to_the_transport_once():
+    scene = Scene()
+    async with scene.running():
+        scene.roster.update(("10.9.9.9:1",), 0.2)
+        await asyncio.sleep(3 * WAN.tick)
+        assert scene.transport.learned == [scene.roster.record]
+        assert scene.roster.record.addresses == ("10.9.9.9:1",)
+
+
+# --- health
+
+
+@simulated
+async def test_peer_without_a_wall_clock_has_no_health_monitor():
+    assert Scene().presence.watch is None
+
+
+@simulated
+async def test_health_monitor_observes_frames_and_lost_links_and_keeps_its_messages():
+    scene = Scene(wall=lambda: float(EPOCH))
+    scene.presence.watch = FakeMonitor()
+    async with scene.running():
+        before = scene.presence.watch.ticks
+        await scene.come(ANN, Hour(EPOCH), Behind(1), Ping(1, 0, ()))
+        await scene.lose(ANN)
+        assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("down", ANN, False)]
+        seen = [("saw", ANN, kind) for kind in (Hour, Behind, Ping)]
+        assert scene.presence.watch.calls == [*seen, ("down", ANN)]
+        await asyncio.sleep(2 * WAN.tick)
+        assert scene.presence.watch.ticks == before + 2
+
+
+@simulated
+async def test_health_monitor_tells_our_clock_to_peers_with_a_link():
+    scene = Scene(wall=lambda: float(EPOCH))
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        await asyncio.sleep(TELL_SECONDS)
+        assert scene.sent(ANN, Hour) == [Hour(EPOCH)] and not scene.sent(BEN, Hour)
+
+
+# --- bans
+
+
+@simulated
+async def test_peer_that_is_convicted_by_evidence_gets_it_and_then_its_link_is_closed():
+    scene, loop = Scene(), virtual_loop.current()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.clear()
+        scene.presence.convict(evidence())
+        await scene.happen()
+        assert ("banned", ANN.hex()) in scene.kinds() and scene.log.calls == [("down", ANN, False)]
+        scene.clear()
+        # The peer gets 5 seconds from its ban on. The times are exact: they are those of timers in virtual time.
+        for message, seconds in ((Behind(2), 4.999), (Behind(3), 5.0), (Behind(4), 5.5)):
+            arrival = Arrival(ANN, Frame(message))
+            loop.call_at(scene.times["banned"] + seconds, scene.transport.arrivals.put_nowait, arrival)
+        await asyncio.sleep(6.0)
+        assert scene.sent(ANN, Gossip) == [Gossip((gossip_items.spread(evidence()),))]
+        assert scene.transport.dropped == 2 * [(ANN, "two votes in round 7", True)]
+        assert not scene.log.calls and not scene.presence.live
+
+
+@simulated
+async def test_peer_with_a_verdict_gets_it_and_may_come_back_after_a_pardon():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.presence.expel(VERDICT, b"l" * LIFE, 8)
+        assert scene.roster.bans == (gossip_items.keep(VERDICT, b"l" * LIFE, 8),)
+        await scene.happen()
+        scene.clear()
+        await scene.come(ANN, Behind(2))
+        assert scene.sent(ANN, Verdict) == [VERDICT] and not scene.sent(ANN, Gossip) and not scene.log.calls
+        scene.presence.pardon(ANN)
+        assert not scene.transport.allowed
+        await scene.happen()
+        assert scene.transport.allowed == [ANN] and scene.kinds() == [("pardoned", ANN.hex())]
+        await scene.come(ANN, Behind(3))
+        assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(3))]
+
+
+@simulated
+async def test_pardon_of_a_peer_that_was_never_seen_allows_its_keys():
+    scene = Scene(others=0)
+    async with scene.running():
+        await scene.happen(Event("pardoned", ANN))
+        assert scene.transport.allowed == [ANN]
+
+
+@simulated
+async def test_link_of_a_peer_with_two_records_is_closed_at_once_since_there_is_nothing_to_show():
+    scene = Scene()
+    async with scene.running():
+        proof = gossip_items.prove(record(1), record(1, port=4001))
+        await scene.come(BEN, Gossip((proof,)))
+        await scene.come(ANN, Behind(1))
+        assert scene.transport.dropped == [(ANN, scene.roster.reason_of(ANN), True)] and scene.roster.reason_of(ANN)
+        assert not scene.sent(ANN, (Verdict, Gossip))
+
+
+@simulated
+async def test_peer_that_is_banned_itself_learns_the_reason():
+    scene = Scene()
+    async with scene.running():
+        await scene.happen(*(Event("banned", peer, "another reason") for peer in (ANN, DAN)))
+        assert not scene.presence.banned.is_set() and scene.presence.ban_reason == ""
+        scene.clear()
+        await scene.happen(Event("banned", ME, "two votes"))
+        assert scene.presence.banned.is_set() and scene.presence.ban_reason == "two votes"
+        assert scene.log.calls == [], "nothing is lost yet"
+
+
+@pytest.mark.parametrize(("kind", "stops"), [("duplicate", True), ("yielded", False)])
+@simulated
+async def test_another_process_with_our_key_is_an_alarm(kind, stops):
+    scene = Scene()
+    async with scene.running():
+        await scene.happen(Event(kind, ME, "a detail"))
+        assert scene.events == [(kind, {"peer": ME.hex(), "detail": "a detail"}), ("alarm", {"detail": "a detail"})]
+        assert scene.presence.duplicate.is_set() == stops and not scene.log.calls
+
+
+# --- tasks and the goodbye
+
+
+@simulated
+async def test_tasks_beside_run_and_end_with_the_peer():
+    ended = []
+
+    async def work(name):
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            ended.append(name)
+
+    scene = Scene()
+    async with scene.running(work("beside")):
+        scene.presence.attend(work("attended"))
+        await asyncio.sleep(MOMENT)
+        assert not ended
+    assert sorted(ended) == ["attended", "beside"]
+
+
+@pytest.mark.parametrize("how", ["attend", "beside"])
+@simulated
+async def test_exception_of_a_task_ends_the_peer(how):
+    async def fail():
+        await asyncio.sleep(2 * WAN.tick)
+        raise LookupError
+
+    scene = Scene()
+    beside = [fail()] if how == "beside" else []
+    async with scene.running(*beside) as task:
+        if how == "attend":
+            scene.presence.attend(fail())
+        await asyncio.sleep(3 * WAN.tick)
+        assert task.done() and isinstance(task.exception().exceptions[0], LookupError)
+
+
+@simulated
+async def test_local_failure_of_a_send_ends_the_peer():
+    scene = Scene()
+    async with scene.running() as task:
+        scene.transport.full, scene.transport.broken = {ANN}, True
+        scene.presence.send_queue.control(ANN, Behind(1))
+        await asyncio.sleep(MOMENT)
+        assert isinstance(task.exception().exceptions[0], OSError)
+
+
+@simulated
+async def test_goodbye_goes_to_all_peers_and_has_a_moment_to_leave():
+    scene, began = Scene(), virtual_loop.current().time()
+    await scene.presence.leave()
+    assert virtual_loop.current().time() == began + TICK
+    assert sorted(to for to, message in scene.transport.sent if isinstance(message, Gossip)) == sorted((ANN, BEN, CAT))
+    assert not scene.transport.closed
+    await scene.presence.close()
+    assert scene.transport.closed and scene.presence.send_queue.failure.cancelled()
+
+
+@simulated
+async def test_measured_links_are_those_to_peers_in_the_view():
+    scene = Scene(others=1)
+    assert scene.presence.spans() == ()
+    for peer in (ANN, BEN):
+        scene.roster.distances.add(peer, 0.05)
+    assert [span.peer for span in scene.presence.spans()] == [ANN[:SPAN_PREFIX]]
+    assert scene.presence.spans()[0].rtt > 0 == scene.presence.spans()[0].rate
+    scene.presence.send_queue.ways.wait(ANN, 0.0)
+    scene.presence.send_queue.ways.sent(ANN, 10**7, 1.0)
+    await asyncio.sleep(2.0)
+    scene.presence.send_queue.ways.over(ANN, 2.0)
+    assert scene.presence.spans()[0].rate > 0
