@@ -158,8 +158,9 @@ def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
     early = virtual_loop.run(main(), seed=8)
     late(monkeypatch)
     whole = virtual_loop.run(main(), seed=8)
-    assert 1.0 + vector + 0.09 < early < 1.0 + vector + 0.2
-    assert whole - early == pytest.approx(vector, rel=0.1)
+    # A round needs its steps and one vector, the contribution. It would need a second vector without the early start.
+    assert 1.0 + vector < early < 1.0 + 2 * vector < whole
+    assert whole - early == pytest.approx(vector, abs=HOME["latency"]), "the vectors differ by a trip at most"
 
 
 @pytest.mark.trial

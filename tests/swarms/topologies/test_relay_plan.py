@@ -14,6 +14,18 @@ FAST, SLOW, PEERS, WEAK = 100_000.0, 10_000.0, 8, 3
 
 PIECE = 1250
 
+LATENCY = 0.02
+"""Mean seconds of a trip between two peers: that of the fixture's swarms."""
+
+EXTRA = (PEERS - 2) * PIECE / FAST + 6 * 2 * LATENCY + 2 * TICK
+"""Most seconds that a round takes beyond `level`.
+
+The last piece of the weak peer is sent on to all others. There are six trips: of the proposal, the piece, its copy, the
+result, the vote and the commit. A tenth of a trip's time is exponentially distributed, so that it takes more than twice
+the mean with a probability of exp(-11), which is 2e-5. Peers that wait for results, and for votes, look at the clock
+once in a tick.
+"""
+
 
 @pytest.fixture
 def uneven(swarm):
@@ -78,9 +90,9 @@ def test_weak_uplink_sends_its_payload_about_once(uneven, slow):
         await s.finish()
         s.check()
         nbytes, weak = payload(s, 2), s.nodes[WEAK]
-        assert seconds(s, 2) < 1.3 * level(nbytes, slow)
+        assert level(nbytes, slow) <= seconds(s, 2) < level(nbytes, slow) + EXTRA
         if slow == SLOW:
-            assert weak.up[3] - weak.up[2] < 1.1 * nbytes, "seven times as much if it sends to everybody"
+            assert weak.up[3] - weak.up[2] < nbytes + PIECE, "it sends no piece twice"
         assert not any(resting(s, 4)) and not any(node.missing[2] for node in s.nodes.values())
 
     virtual_loop.run(main(), seed=1)
@@ -99,7 +111,8 @@ def test_equal_uplinks_send_to_everybody(uneven):
         await s.finish()
         s.check()
         for node in s.nodes.values():
-            assert node.up[3] - node.up[2] == pytest.approx((PEERS - 1) * payload(s, 2), rel=0.05)
+            sent = node.up[3] - node.up[2]
+            assert sent == pytest.approx((PEERS - 1) * payload(s, 2), abs=(PEERS - 1) * PIECE), "each piece once"
 
     virtual_loop.run(main(), seed=1)
 
@@ -115,7 +128,7 @@ def test_killed_helper_is_replaced(uneven, after):
         rest = [i for i in range(PEERS) if i != 5]
         await s.finish(rest)
         s.check(rest)
-        assert seconds(s, 2) < 1.7 * level(payload(s, 2))
+        assert seconds(s, 2) < 2 * level(payload(s, 2)), "only the pieces of the dead helper are sent again"
         for i in rest:
             assert s.nodes[WEAK].id in s.nodes[i].contributors[2]
 
@@ -147,7 +160,7 @@ def test_helper_that_forwards_nothing_delays_one_round(uneven):
         assert seconds(s, 1) < 2 * least + s.patience + ticks, (
             "those who stand in get the same bytes of it a second time"
         )
-        assert max(seconds(s, 2), seconds(s, 3)) < 1.3 * least
+        assert max(seconds(s, 2), seconds(s, 3)) < least + EXTRA
         for node in s.nodes.values():
             assert all(len(node.contributors[number]) == PEERS for number in (1, 2, 3))
 
