@@ -89,8 +89,8 @@ class Averager:
         self._topology = topology
         self._number = 1
         self._calling = False
-        self._current: Round | None = None
-        self._past: Round | None = None
+        self.current: Round | None = None
+        self.past: Round | None = None
         self._pool = BufferPool()
 
     async def run(self) -> None:
@@ -155,7 +155,7 @@ class Averager:
 
         An undecided round of the last call continues, because its promises still hold.
         """
-        old = self._current
+        old = self.current
         if old is not None and old.complete and old.agreement.commit is not None:
             self._committed(old, old.agreement.commit)  # the others decided it after that call had given up
             old = None
@@ -167,13 +167,13 @@ class Averager:
         terms = RoundTerms(self._number, 0, self._members, self._base, plan, grace=self._grace)
         # With arrays of other sizes our votes on the results of that round still hold.
         attempt = old.attempt if old is not None else 0
-        self._current = self._round_factory.begin(terms, cut, store=self._votes, attempt=attempt)
-        return self._current
+        self.current = self._round_factory.begin(terms, cut, store=self._votes, attempt=attempt)
+        return self.current
 
     def _committed(self, current: Round, commit: Commit) -> None:
         self._members = commit.opened.members
         self._base = blake3.blake3(b"".join((self._base, commit.digest, *self._members))).digest()
-        self._past, self._current, self._number = current, None, self._number + 1
+        self.past, self.current, self._number = current, None, self._number + 1
         self._send_queue.begin(self._number)
 
     def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], bytes]:
@@ -224,8 +224,8 @@ class Averager:
             return
         if peer not in self._live:
             self._live.add(peer)
-            if self._current is not None:
-                self._current.reach(peer)
+            if self.current is not None:
+                self.current.reach(peer)
         self._routed(peer, frame)
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
@@ -234,10 +234,10 @@ class Averager:
         if isinstance(message, Behind):
             if number > self._number:
                 self._round_factory.behind.set()
-        elif number == self._number and self._current is not None:
-            self._current.on_frame(peer, frame)
-        elif number == self._number - 1 and self._past is not None:
-            self._past.on_frame(peer, frame)
+        elif number == self._number and self.current is not None:
+            self.current.on_frame(peer, frame)
+        elif number == self._number - 1 and self.past is not None:
+            self.past.on_frame(peer, frame)
         elif 0 < number < self._number and frame.signature:
             self._send_queue.control(peer, Behind(self._number - 1))
         elif number in (self._number, self._number + 1) and frame.signature:
@@ -248,7 +248,7 @@ class Averager:
     def _lost(self, peer: PeerId) -> None:
         self._live.discard(peer)
         self._send_queue.drop(peer)
-        for butterfly in (self._current, self._past):
+        for butterfly in (self.current, self.past):
             if butterfly is not None:
                 butterfly.on_link_down(peer)
 
@@ -256,7 +256,7 @@ class Averager:
         while True:
             await asyncio.sleep(TICK)
             self._send_queue.look()
-            for butterfly in (self._current, self._past):
+            for butterfly in (self.current, self.past):
                 if butterfly is not None:
                     butterfly.tick()
 

@@ -67,7 +67,7 @@ class AllreduceService:
 
     def begin(self, name: str, plan: Plan, share: LocalPart, *, grace: float) -> Operation:
         """Start an operation; its result arrives in `ended`. Raises ValueError if too many are in progress."""
-        if len(self._running()) >= AT_ONCE:
+        if len(self.running()) >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait until some of them finish")
         self._prune()
         self._move(name)  # reports from before the call are dropped
@@ -161,7 +161,8 @@ class AllreduceService:
 
     # --- calls
 
-    def _running(self) -> list[Operation]:
+    def running(self) -> list[Operation]:
+        """Return the operations that have not ended."""
         return [operation for operation in self._known.values() if not operation.ended.done()]
 
     def _put(self, operation: Operation) -> None:
@@ -220,7 +221,7 @@ class AllreduceService:
         early = self._early.get(peer, OrderedDict())
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
             del early[name, number]
-        for operation in self._running():
+        for operation in self.running():
             begun = operation.fly is not None
             if (
                 operation.name == message.name
@@ -240,7 +241,7 @@ class AllreduceService:
 
     def _waiting(self, name: str) -> list[Operation]:
         """Return the operations of a name that have not begun, the lowest number first."""
-        found = [one for one in self._running() if one.name == name and one.fly is None]
+        found = [one for one in self.running() if one.name == name and one.fly is None]
         return sorted(found, key=lambda one: one.number)
 
     def _move(self, name: str) -> None:
@@ -271,7 +272,7 @@ class AllreduceService:
             self._put(operation)
             _alone(operation, operation.call)
             self._replay(operation)
-        top = 1 + max(one.number for one in {*waiting, *self._running()} if one.name == name)
+        top = 1 + max(one.number for one in {*waiting, *self.running()} if one.name == name)
         self._count(name, top if by < 0 else max(top, self._next.get(name, 0)))
 
     def _voices(self, name: str, operation: Operation, said: Collection[PeerId]) -> set[PeerId]:

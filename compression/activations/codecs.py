@@ -87,7 +87,7 @@ class Tah:
             raise ValueError(f"encode writes {expected} bytes, got room for {out.dtype} {out.shape}")
         flat, marks = x.reshape(-1), x.size // TILE
         turned = np.empty_like(flat)
-        _turn(flat, turned, out[:marks])
+        turn(flat, turned, out[:marks])
         _INTEGERS.encode(turned, out[marks:])
 
     def decode(self, payload: Buffer, out: NDArray[np.float32]) -> None:
@@ -100,7 +100,7 @@ class Tah:
         if (marks & 0x40).any() or ((marks < TURNED) & (marks != 0)).any():
             raise CodecError("a tile's mark is none")
         _INTEGERS.decode(found[marks.size :].data, flat)
-        _turn_back(flat, marks)
+        turn_back(flat, marks)
 
 
 _INTEGERS = Integers(4, TILE, asymmetric=True)
@@ -128,7 +128,8 @@ def _hadamard(x: NDArray[np.float32]) -> None:
 
 
 @kernel
-def _turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+def turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+    """Turn the tiles of `x` for which that pays into `out`; note in `marks` which ones."""
     bits = x.view(np.uint32)
     for tile in range(marks.size):
         start = tile * TILE
@@ -156,7 +157,8 @@ def _turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.ui
 
 
 @kernel
-def _turn_back(x: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+def turn_back(x: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+    """Turn the marked tiles of `x` back, in place."""
     for tile in range(marks.size):
         if marks[tile] >= TURNED:
             target = x[tile * TILE : tile * TILE + TILE]

@@ -95,13 +95,14 @@ def _command(named: str, seed: int, level: str, options: Mapping[str, object]) -
 
 def _player(level: str, scenario: Scenario) -> Player:
     if level == "L0":
-        return _virtual
+        return virtual
     from thinwire.sims.processes.player import player
 
     return player(level, scenario)
 
 
-def _virtual(scenario: Scenario, view: LiveView) -> PlayResult:
+def virtual(scenario: Scenario, view: LiveView) -> PlayResult:
+    """Play a scenario in virtual time."""
     from thinwire.sims.simulation.world import simulate
 
     run = simulate(scenario, watch=view.watch)

@@ -77,7 +77,7 @@ def _announce(
     session.average = lying  # type: ignore[method-assign, assignment]
 
 
-def _values(
+def change_values(
     session: RoundSession | GossipSession, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
 ) -> None:
     """Change the values of an update, which is then encoded and announced honestly."""
@@ -237,7 +237,8 @@ def _equivocate(process: Process) -> None:
     send_queue.bulk = lying  # type: ignore
 
 
-def _blame_book(session: RoundSession | GossipSession) -> list[Message]:
+def blame_book(session: RoundSession | GossipSession) -> list[Message]:
+    """Return false accusations of the other peers."""
     if isinstance(session, GossipSession):
         return [Decline(round_of(session), 0, "a liar")]
     agreement = session.current.agreement
@@ -282,22 +283,22 @@ def _silence(process: Process) -> None:
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "hash": each(lambda session: _announce(session, _flip_bits, openly=False)),
     "nan": each(lambda session: _announce(session, _poison)),
-    "huge": each(lambda session: _values(session, lambda values: values * np.float32(1e6))),
-    "flip": each(lambda session: _values(session, lambda values: -values)),
-    "zero": each(lambda session: _values(session, np.zeros_like)),
+    "huge": each(lambda session: change_values(session, lambda values: values * np.float32(1e6))),
+    "flip": each(lambda session: change_values(session, lambda values: -values)),
+    "zero": each(lambda session: change_values(session, np.zeros_like)),
     "boast": each(_boast),
     "base": lambda process: change_outgoing(
         process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
     ),
     "equivocate": _equivocate,
-    "blame": lambda process: repeat(process, _blame_book),
+    "blame": lambda process: repeat(process, blame_book),
     "behind": lambda process: repeat(process, lambda session: [Behind(round_of(session) + 1000, fragment_of(session))]),
     "silent": _silence,
-    "flip10": each(lambda session: _values(session, lambda values: np.float32(-10) * values)),
-    "scale900": each(lambda session: _values(session, lambda values: np.float32(900) * values)),
-    "1e30": each(lambda session: _values(session, lambda values: np.full_like(values, 1e30))),
+    "flip10": each(lambda session: change_values(session, lambda values: np.float32(-10) * values)),
+    "scale900": each(lambda session: change_values(session, lambda values: np.float32(900) * values)),
+    "1e30": each(lambda session: change_values(session, lambda values: np.full_like(values, 1e30))),
     "inf": each(lambda session: _announce(session, _blow_up)),
-    "constant": each(lambda session: _values(session, _level)),
+    "constant": each(lambda session: change_values(session, _level)),
     "repeat": each(_repeat),
     "mimic": _mimic,
     "double-result": _falsify(_double),

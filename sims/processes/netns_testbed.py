@@ -47,7 +47,7 @@ def lacking() -> str:
     return ""
 
 
-def _netem() -> bool:
+def has_netem() -> bool:
     """Return True if the kernel has netem; tested in a temporary namespace."""
     command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
     return subprocess.run(command, capture_output=True).returncode == 0
@@ -82,7 +82,7 @@ class NetnsTestbed:
             raise EmulationError(f"--namespaces cannot be had: {reason}", "--real needs nothing of the kind")
         try:
             if self._netem is None:
-                self._netem = _netem()
+                self._netem = has_netem()
             # One for each peer; with netem, one more for the bridge between them.
             for _ in range(self._count + self._netem):
                 self._holders.append(_holder())
@@ -131,10 +131,10 @@ class NetnsTestbed:
             _batch(pid, ["link set lo up", f"addr add {address}/16 dev eth0", "link set eth0 up"])
             down = int(self._scenario.peers[i].down * 8)
             _tc(hub, f"qdisc add dev port{i} root tbf rate {down}bit burst {_burst(down)} latency 300ms")
-            for line in self._uplink(i):
+            for line in self.uplink_commands(i):
                 _tc(pid, line)
 
-    def _uplink(self, i: int) -> Iterator[str]:
+    def uplink_commands(self, i: int) -> Iterator[str]:
         """Yield a class per destination; they share the uplink's rate, and each has its own delay."""
         up = int(self._scenario.peers[i].up * 8)
         share = max(8000, up // self._count)
@@ -145,11 +145,12 @@ class NetnsTestbed:
             if j != i:
                 number = f"{j + 16:x}"
                 yield f"class add dev eth0 parent 1:1 classid 1:{number} htb rate {share}bit ceil {up}bit"
-                yield f"qdisc add dev eth0 parent 1:{number} handle {number}: {self._netem_of(i, j)}"
+                yield f"qdisc add dev eth0 parent 1:{number} handle {number}: {self.netem_of(i, j)}"
                 match = f"protocol ip u32 match ip dst {self.addresses[j]}/32"
                 yield f"filter add dev eth0 parent 1: {match} flowid 1:{number}"
 
-    def _netem_of(self, i: int, j: int) -> str:
+    def netem_of(self, i: int, j: int) -> str:
+        """Return the netem options of the path from host i to host j."""
         way = self.ways[i, j]
         loss = 100.0 if way.held else 100 * way.loss
         words = f"netem limit 20000 delay {way.latency * 1e3:.3f}ms {way.jitter * 1e3:.3f}ms loss {loss:.4f}%"
@@ -158,7 +159,7 @@ class NetnsTestbed:
     def _update(self, i: int, j: int) -> None:
         if self._netem and self._holders:
             number = f"{j + 16:x}"
-            line = f"qdisc change dev eth0 parent 1:{number} handle {number}: {self._netem_of(i, j)}"
+            line = f"qdisc change dev eth0 parent 1:{number} handle {number}: {self.netem_of(i, j)}"
             _tc(self._holders[i].pid, line)
 
     def meet(self, processes: Mapping[int, int]) -> None:

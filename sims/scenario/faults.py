@@ -179,7 +179,7 @@ class _Shape:
     amount: tuple[float, float] = (0.0, 0.0)
 
 
-_SHAPES = {
+SHAPES = {
     "kill": _Shape(1),
     "restart": _Shape(1, 20.0),
     "lost-folder": _Shape(1, 20.0),
@@ -220,15 +220,15 @@ def draw(seed: int, mix: Mix, peers: int, duration: float, *, liars: Sequence[st
     "lying-sync": a founder without its folder starts its run again. `liars`: kinds of lies to choose from. Raises
     ValueError for an unknown kind.
     """
-    unknown = sorted(mix.keys() - _SHAPES.keys())
+    unknown = sorted(mix.keys() - SHAPES.keys())
     if unknown:
-        raise ValueError(f"no fault is called {unknown[0]!r}; there are {', '.join(sorted(_SHAPES))}")
+        raise ValueError(f"no fault is called {unknown[0]!r}; there are {', '.join(sorted(SHAPES))}")
     end = QUIET * duration
     doomed = random.Random(f"{seed}/doomed").sample(range(2, peers), max(0, peers - 2) // 3)
     faults: list[Fault] = []
     drawn: set[str] = set()
     for kind in sorted(mix):
-        rng, at, shape = random.Random(f"{seed}/{kind}"), 0.0, _SHAPES[kind]
+        rng, at, shape = random.Random(f"{seed}/{kind}"), 0.0, SHAPES[kind]
         spare = doomed[::2] if kind == "kill" else doomed[1::2] if kind == "liar" else None
         while mix[kind] > 0 and (at := at + rng.expovariate(mix[kind] / 60.0)) < end:
             if spare is not None:

@@ -20,7 +20,7 @@ from thinwire.sims.trials.trial import PACE, STALL, trial
 
 PEERS = 16
 
-_MANIFEST = """
+MANIFEST = """
 [run]
 name = "trial-of-pairs"
 [outer]
@@ -45,7 +45,7 @@ GROUPS = (2, 2, 3, 4)
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
-    manifest = _MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
+    manifest = MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
     return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest)
 
 

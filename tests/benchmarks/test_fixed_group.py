@@ -170,12 +170,12 @@ def test_second_call_of_same_round_keeps_earlier_promises_and_votes():
         group = Group(3, "fp32")
         mine = group.averagers[0]
         assert (await mine.average([np.ones(9, np.float32)])).commit is None
-        acceptor, attempt = mine._current.agreement.acceptor, mine._current.attempt
+        acceptor, attempt = mine.current.agreement.acceptor, mine.current.attempt
         assert (await mine.average([np.ones(9, np.float32)])).commit is None
-        assert mine._current.agreement.acceptor is acceptor and mine._current.attempt > attempt
+        assert mine.current.agreement.acceptor is acceptor and mine.current.attempt > attempt
         # With arrays of other sizes it has other terms, and its votes still hold.
         assert (await mine.average([np.ones(7, np.float32)])).commit is None
-        assert mine._current.agreement.acceptor.promised >= acceptor.promised and mine._current.attempt > attempt + 1
+        assert mine.current.agreement.acceptor.promised >= acceptor.promised and mine.current.attempt > attempt + 1
 
     virtual_loop.run(main(), seed=1)
 
@@ -228,7 +228,7 @@ def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
         group = Group(peers, "fp32", latency=latency, bandwidth=rate, patience=60.0, topology="ring")
         given = [[np.full(total, 2.0**i, np.float32)] for i in range(peers)]
         await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
-        flies = [averager._past for averager in group.averagers]
+        flies = [averager.past for averager in group.averagers]
         assert all(len(fly.exchange.opened.order) == peers for fly in flies)
         return max(fly.moved for fly in flies) - max(fly.opened_at for fly in flies)
 

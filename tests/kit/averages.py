@@ -55,6 +55,7 @@ class Member:
             sequence,
             lambda: self.link,
         )
+        self.shares = {}
         self.operations = AllreduceService(place, gone=gone, patience=1.0)
         self.presence.attach(Family.OPERATIONS, self.operations)
         self.task = loop.create_task(self.presence.run())
@@ -72,7 +73,15 @@ class Member:
         hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
         share = LocalPart(payloads, hashes, weight, cut, parts)
         plan = plan_of(op, element, codec, least, [("", array.shape)])
-        return self.operations.begin(name, plan, share, grace=grace), array
+        operation = self.operations.begin(name, plan, share, grace=grace)
+        self.shares[operation] = share
+        return operation, array
+
+    def decode(self, operation, ended, out):
+        """Decode the results of an operation that this member has begun, into a flat array."""
+        share = self.shares.pop(operation)
+        for i, payload in enumerate(ended.outcome.results):
+            share.elements.decode(payload, out[slice(*share.grid.span(i))])
 
     async def average(self, array, **options):
         operation, array = self.begin(array, **options)
@@ -80,8 +89,7 @@ class Member:
         if ended.failure:
             return ended, None
         out = np.empty(array.size, numpy_type(options.get("element") or str(array.dtype)))
-        for i, payload in enumerate(ended.outcome.results):
-            operation._share.elements.decode(payload, out[slice(*operation._share.grid.span(i))])
+        self.decode(operation, ended, out)
         return ended, out.reshape(array.shape)
 
     def kill(self):

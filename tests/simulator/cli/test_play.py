@@ -51,7 +51,7 @@ def test_sim_command_writes_report(in_place, monkeypatch, capsys):
         view.watch(journal())
         return PlayResult("L0", 0.0, "feed")
 
-    monkeypatch.setattr(play, "_virtual", virtual)
+    monkeypatch.setattr(play, "virtual", virtual)
     assert cli("mine.toml", "--seed", "9", "--duration", "50") == 0
     assert "rounds" in capsys.readouterr().out and (in_place / "sims-mine-9" / "loss.png").exists()
     assert cli("mine.toml", "--seed", "9", "--duration", "50", "--json", "--out", "elsewhere") == 0
@@ -60,7 +60,7 @@ def test_sim_command_writes_report(in_place, monkeypatch, capsys):
 
 def test_sim_command_with_violation_fails_and_prints_reproduction(in_place, monkeypatch, capsys):
     monkeypatch.setattr(
-        play, "_virtual", lambda s, v: PlayResult("L0", 0.0, violations=[Violation(3.0, "finite", 1, "NaN")])
+        play, "virtual", lambda s, v: PlayResult("L0", 0.0, violations=[Violation(3.0, "finite", 1, "NaN")])
     )
     assert cli("mine.toml", "--peers", "5") == 1
     said = capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_interrupted_sim_command_leaves_partial_report(in_place, monkeypatch, ca
         signal.raise_signal(signal.SIGINT)
         view.watch(journal())
 
-    monkeypatch.setattr(play, "_virtual", virtual)
+    monkeypatch.setattr(play, "virtual", virtual)
     assert cli("mine.toml") == 130
     summary = json.loads((in_place / "sims-mine-0" / "summary.json").read_text())
     assert not summary["finished"] and summary["rounds"] == 3
@@ -87,7 +87,7 @@ def test_failed_sim_command_leaves_partial_report(in_place, monkeypatch):
         view.watch(journal())
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(play, "_virtual", virtual)
+    monkeypatch.setattr(play, "virtual", virtual)
     assert cli("mine.toml") == 1
     assert json.loads((in_place / "sims-mine-0" / "summary.json").read_text())["rounds"] == 3
 

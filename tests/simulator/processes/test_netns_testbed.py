@@ -14,7 +14,7 @@ from thinwire.sims.scenario.parser import parse
 
 REASON = netns_testbed.lacking()
 needed = pytest.mark.skipif(bool(REASON), reason=REASON)
-netem = pytest.mark.skipif(bool(REASON) or not netns_testbed._netem(), reason=REASON or "the kernel has no netem")
+netem = pytest.mark.skipif(bool(REASON) or not netns_testbed.has_netem(), reason=REASON or "the kernel has no netem")
 tun = pytest.mark.skipif(bool(REASON) or not netns_testbed.TUN.exists(), reason=REASON or "there is no /dev/net/tun")
 
 SCENARIO = """
@@ -188,13 +188,13 @@ def test_machine_without_namespaces_reports_the_reason(monkeypatch):
 
 def test_netem_arguments_match_link():
     ground = NetnsTestbed(parse(SCENARIO + "[random]\n"), netem=True)
-    lines = list(ground._uplink(1))
+    lines = list(ground.uplink_commands(1))
     assert "qdisc add dev eth0 parent 1:10 handle 10: netem limit 20000 delay 40.000ms 0.000ms loss 0.0000%" in lines
     assert sum(line.startswith("filter") for line in lines) == 2 and not any(
         ground.addresses[1] in line for line in lines
     )
     ground.hold(1, 2)
-    assert ground._netem_of(1, 2).endswith("loss 100.0000%")
+    assert ground.netem_of(1, 2).endswith("loss 100.0000%")
     ground.release(1, 2)
     ground.lose(0.25)
-    assert ground._netem_of(1, 2).endswith("loss 25.0000%")
+    assert ground.netem_of(1, 2).endswith("loss 25.0000%")

@@ -61,7 +61,7 @@ def test_proxy_delivers_bytes_in_order_and_passes_on_eof():
                 writer.write(b"hello")
                 await writer.drain()
         await emulation.close()
-        assert not emulation._connections
+        assert not emulation.between(0, 1)
 
     async def limited():
         async with asyncio.timeout(30):

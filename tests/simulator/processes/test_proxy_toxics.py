@@ -46,7 +46,7 @@ def played(scene):
                     await scene(world, dial)
                 finally:
                     await world.close()
-                    assert not world._connections
+                    assert not world.between(0, 1)
                     while not heard.empty():
                         heard.get_nowait()[1].close()
 

@@ -1,13 +1,13 @@
 import pytest
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import (
-    _SHAPES,
     ALL_LIES,
     FLAP,
     HARSH,
     KINDS,
     QUIET,
     SEVERE,
+    SHAPES,
     Fault,
     draw,
     flaps,
@@ -20,7 +20,7 @@ EVERYTHING = dict.fromkeys(KINDS, 6.0)
 
 
 def test_every_fault_kind_can_be_drawn() -> None:
-    assert _SHAPES.keys() == KINDS.keys()
+    assert SHAPES.keys() == KINDS.keys()
     assert {fault.kind for fault in draw(1, EVERYTHING, 20, 600.0, liars=("nan",))} == KINDS.keys()
 
 

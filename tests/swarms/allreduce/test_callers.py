@@ -119,9 +119,9 @@ def test_two_peers_without_link_both_contribute(count):
             inside = set(ends[0].outcome.contributors)
             assert inside >= everybody - two and inside & two
             whole += inside == everybody
-            for operation, ended in zip(begun, ends, strict=True):
+            for member, operation, ended in zip(group, begun, ends, strict=True):
                 out = np.empty(size)
-                operation._share.elements.decode(ended.outcome.results[0], out[slice(*operation._share.grid.span(0))])
+                member.decode(operation, ended, out)
                 is_sum_of_those_named(group, ended, out)
         assert whole
         assert all(set(member.roster.view.peers) == everybody for member in group)  # no peer is excluded from the swarm

@@ -178,7 +178,7 @@ def test_liar_about_numbers_does_not_keep_two_peers_apart():
         for _ in range(90):
             await asyncio.sleep(0.1)
             for peer, other in ((ahead, behind), (behind, ahead)):
-                number = min((o.number for o in other.operations._running()), default=0)
+                number = min((o.number for o in other.operations.running()), default=0)
                 liar.presence.send_queue.control(peer.id, Over("", number, False))
         for ended, out in await asyncio.gather(*calls):
             assert set(ended.outcome.contributors) == {ahead.id, behind.id} and out[0] == 4.0

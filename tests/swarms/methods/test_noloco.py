@@ -337,7 +337,7 @@ def test_frames_from_non_partners_change_nothing(swarm, codec):
 
 def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2):
     """Run of pairs or groups with these codec and faults."""
-    manifest = trial_gossip._MANIFEST.format(codec=codec, gamma=gamma, group=group)
+    manifest = trial_gossip.MANIFEST.format(codec=codec, gamma=gamma, group=group)
     return replace(trial_gossip.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
 
 
@@ -456,14 +456,12 @@ def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, m
 
 def test_error_inside_a_lie_is_a_crash_violation(monkeypatch):
     """Lies are our code: an error in one is not a lie."""
-    monkeypatch.setattr(byzantine, "_blame_book", lambda session: session.nothing)
-    monkeypatch.setitem(
-        byzantine.IMPLEMENTED, "blame", lambda process: byzantine.repeat(process, byzantine._blame_book)
-    )
+    monkeypatch.setattr(byzantine, "blame_book", lambda session: session.nothing)
+    monkeypatch.setitem(byzantine.IMPLEMENTED, "blame", lambda process: byzantine.repeat(process, byzantine.blame_book))
     monkeypatch.setitem(
         byzantine.IMPLEMENTED,
         "flip",
-        byzantine.each(lambda session: byzantine._values(session, lambda values: values.nothing)),
+        byzantine.each(lambda session: byzantine.change_values(session, lambda values: values.nothing)),
     )
     for kind in ("blame", "flip"):
         run = play(pairs("fp32", peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))

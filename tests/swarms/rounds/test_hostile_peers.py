@@ -23,6 +23,8 @@ from thinwire.swarm.messages.registry import (
     Record,
     Result,
     StateAsk,
+    StateChunk,
+    StateOffer,
     Vote,
 )
 
@@ -67,7 +69,8 @@ def _lead(node, liar):
 
 def _promise(node, liar):
     number, agreement = node.session.current.round, node.session.current.agreement
-    leading = agreement._proposer.ballot or Ballot(1, node.id)
+    promised = agreement.acceptor.promised
+    leading = promised if promised.leader == node.id else Ballot(1, node.id)
     empty = Open(number, 0, leading, (), (), (), (), None, ())
     return [Frame(Promise(number, 0, leading, empty, bytes(32))), Frame(Promise(number, 0, leading, empty, None))]
 
@@ -120,15 +123,21 @@ def test_unread_answers_to_one_peer_are_bounded(swarm):
         victim = s.nodes[0]
         s.net.cut(victim.id, liar.id, one_way=True)
         past = victim.session.history.get(victim.replica.round)
+        control, told = victim.presence.send_queue.control, []
+
+        def counted(to, message):
+            told.extend([message] * (to == liar.id))
+            control(to, message)
+
+        victim.presence.send_queue.control = counted
         for _ in range(1000):
             everything = tuple(range(len(past.exchange.results)))
             for message in (Fetch(past.round, 0, past.exchange.results.digest, everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
-        lane = victim.presence.send_queue._bulk[liar.id]
-        assert len(lane._urgent) + len(lane._later) <= len(past.exchange.results) + 2 * IN_FLIGHT + 2
-        control = victim.presence.send_queue._control
-        assert liar.id not in control or len(control[liar.id]._urgent) < 100
+        waiting = sum(victim.presence.send_queue.later(liar.id, kind) for kind in (Result, StateChunk, StateOffer))
+        assert 0 < waiting <= len(past.exchange.results) + 2 * IN_FLIGHT + 2
+        assert len(told) < 100
 
     virtual_loop.run(main(), seed=3)
 
@@ -157,8 +166,8 @@ def _announces_anew(s, liar):
 
     def on_frame(peer, frame):
         current = session.current
-        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.exchange._source:
-            current.announce(current.exchange._source, weight=100, loss=1.0, speed=1.0)
+        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.exchange.source:
+            current.announce(current.exchange.source, weight=100, loss=1.0, speed=1.0)
         routed(peer, frame)
 
     session.on_frame = on_frame

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import blake3
 import pytest
 from kit.round_harness import (
@@ -20,6 +23,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound, 
 from thinwire.collectives.rounds.allgather import SOON, AllGather
 from thinwire.collectives.rounds.payload import EMPTY, cut_up, put_together, room
 from thinwire.collectives.topology.shards import Grid
+from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.codec import CodecError
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
@@ -182,7 +186,7 @@ def test_pieces_of_uneven_length_are_refused():
 
 def test_payload_with_absurd_norm_is_excluded():
     harness = Harness(payloads={LEADER: b"\x01", ME: b"\x01", OTHER: b"\xff" * 3})
-    harness.round.exchange._contributions._usual[0] = 1e-3
+    harness.usual[0] = 1e-3
     harness.send(OTHER)
     harness.send(LEADER)
     assert (OTHER, "norm") in blamed(harness) and not harness.sent(Vote)
@@ -295,8 +299,15 @@ def test_adopted_payload_overrides_equivocating_announcement(told):
     assert harness.round.complete
 
 
-def held(harness):
-    return {key: sorted(map(bytes, pieces.values())) for key, pieces in harness.round.exchange._payloads.pieces.items()}
+class Piece(bytearray):
+    """Payload whose end can be observed with a weak reference."""
+
+
+def send_piece(harness, attempt, content):
+    """Let the one piece of OTHER's payload arrive; return a weak reference to it."""
+    piece = Piece(content)
+    harness.on_message(OTHER, Chunk(1, 0, attempt, 0), piece)
+    return weakref.ref(piece)
 
 
 def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):
@@ -312,8 +323,8 @@ def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):
             return blake3.blake3(chunk)
 
     monkeypatch.setattr("thinwire.swarm.frame.blake3", Counting)
-    replays, take = [], harness.round.exchange._early.take
-    monkeypatch.setattr(harness.round.exchange._early, "take", lambda: replays.append(1) or take())
+    replays, take = [], PendingFrames.take
+    monkeypatch.setattr(PendingFrames, "take", lambda self: replays.append(1) or take(self))
     for _ in range(5):
         harness.announce(LEADER)
     assert not replays
@@ -324,20 +335,29 @@ def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):
     assert harness.round.exchange.early[0] == 0 and b"y" * 10 in hashed, "judged as soon as they mean something"
 
 
-def test_early_payloads_are_bounded_by_round_size():
-    assert Harness().round.exchange._early._most == room(CUT) * CUT.total
+def test_early_payloads_are_bounded_by_round_size(monkeypatch):
+    bounds = []
+
+    class Noted(PendingFrames):
+        def __init__(self, total, each, nbytes=None):
+            super().__init__(total, each, nbytes)
+            bounds.append(nbytes)
+
+    monkeypatch.setattr("thinwire.collectives.rounds.data_plane.PendingFrames", Noted)
+    Harness()
+    assert bounds == [room(CUT) * CUT.total]
 
 
 def test_payloads_of_replaced_announcements_are_freed():
-    harness = Harness()
-    harness.send(OTHER)
-    assert held(harness) == {(ME, 1): [b"me"], (OTHER, 1): [b"x" * 10]}
+    harness = Harness(payloads=PAYLOADS | {OTHER: b"x" * 10})
+    old = send_piece(harness, 1, b"x" * 10)
+    assert old() is not None
     harness.announce(OTHER, hashes_of([b"z" * 10]), attempt=2)
     entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
     harness.open(ballot=Ballot(2, LEADER), contributors=entries)
-    harness.on_message(OTHER, Chunk(1, 0, 2, 0), b"z" * 10)
-    assert held(harness) == {(ME, 1): [b"me"], (OTHER, 2): [b"z" * 10]}
-    assert (OTHER, 1) not in harness.round.exchange._contributions._norms
+    new = send_piece(harness, 2, b"z" * 10)
+    gc.collect()
+    assert old() is None and new() is not None
 
 
 def test_voted_payloads_are_kept_for_other_peers():
@@ -348,7 +368,6 @@ def test_voted_payloads_are_kept_for_other_peers():
     harness.announce(OTHER, hashes_of([b"z" * 10]), attempt=2)
     entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
     harness.open(ballot=Ballot(2, LEADER), contributors=entries)
-    assert held(harness)[(OTHER, 1)] == [b"x" * 10]
     harness.open(ballot=Ballot(3, LEADER), adopted=DIGEST, sources=(LEADER,), kept=tuple(IDS))
     hashes = hashes_of(slots(*(PAYLOADS[peer] for peer in IDS)))
     harness.on_message(LEADER, Record(1, 0, Ballot(3, LEADER), tuple(range(9)), hashes))

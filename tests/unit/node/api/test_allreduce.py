@@ -158,7 +158,7 @@ def test_interrupted_average_withdraws(trio, monkeypatch):
             trio[0].average(1.0, name="interrupted", least=3, grace=60)
     background_peer = trio[0]._background_peer
     for _ in range(1000):  # the loop's thread ends it a moment later; otherwise it would run for a minute
-        if not background_peer.ask(lambda: background_peer._operations._running()):
+        if not background_peer.ask(lambda: background_peer._operations.running()):
             break
         time.sleep(0.01)
     else:

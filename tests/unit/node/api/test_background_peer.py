@@ -12,44 +12,85 @@ from thinwire.node.api.background_peer import BackgroundPeer
 COMMIT = SimpleNamespace(opened=SimpleNamespace(contributors=()))
 
 
+async def nothing(*given, **options):
+    pass
+
+
+async def for_ever(*given):
+    await asyncio.Event().wait()
+
+
+class FakeSinks:
+    """Outputs that keep only the speed that the peer reports."""
+
+    def __init__(self, *given, **options):
+        self.report = SimpleNamespace(speed=0.0, phase="", device="", emit=lambda kind, fields: None)
+        self.keep_telling, self.tell, self.close = for_ever, lambda peer: None, lambda: None
+
+
+def services(outcomes, replica, speeds):
+    """Return the class of a peer's services, whose exchanges end with these outcomes."""
+
+    class FakeServices:
+        def __init__(self, peer, report, *, meanwhile, work):
+            self._peer, self._report, self._meanwhile = peer, report, meanwhile
+            self.trouble, self.follow = for_ever, lambda: None
+            self.gather = self.checkpoint = self.written = self.leave = nothing
+
+        async def exchange(self, *, steps, weight, loss):
+            speeds.append(self._report.speed)
+            if self._peer.manifest.overlap:
+                await self._meanwhile()
+            outcome = next(outcomes)
+            if outcome is not None:
+                replica.contents = (0, replica.contents[1] + 1)
+            return Outcome(commit=outcome if outcome != "adopted" else None), 0.0
+
+    return FakeServices
+
+
 @pytest.mark.parametrize("overlap", [0, 2])
-def test_speed_counts_weight_without_round_once(overlap):
+def test_speed_counts_weight_without_round_once(tmp_path, monkeypatch, overlap):
     """The loop passes the weight again with later training; the speed is that of the later steps."""
     clock, speeds = SimpleNamespace(now=0.0), []
     replica = SimpleNamespace(contents=(0, 0), round=0)
-    outcomes = iter([None, None, COMMIT, None, "adopted", None])
-
-    async def exchange(*, steps, weight, loss):
-        speeds.append(background_peer._report.speed)
-        if overlap:
-            await background_peer._until_due()
-        outcome = next(outcomes)
-        if outcome is not None:
-            replica.contents = (0, replica.contents[1] + 1)
-        return Outcome(commit=outcome if outcome != "adopted" else None), 0.0
-
-    async def settled():
-        pass
-
-    background_peer = BackgroundPeer.__new__(BackgroundPeer)
-    background_peer.peer = SimpleNamespace(
+    peer = SimpleNamespace(
         replica=replica,
         environment=SimpleNamespace(now=lambda: clock.now),
         manifest=SimpleNamespace(overlap=overlap),
         workload=SimpleNamespace(steps=lambda speed: 4),
         traffic=lambda: (0, 0),
-        rounds=SimpleNamespace(settled=settled, follows=False),
+        rounds=SimpleNamespace(settled=nothing, follows=False),
+        take_up=nothing,
     )
-    background_peer._report, background_peer._traffic = SimpleNamespace(speed=0.0), (0, 0)
-    background_peer._services = SimpleNamespace(exchange=exchange)
-    background_peer._begun, background_peer._due = asyncio.Event(), asyncio.Event()
-    background_peer._due.set()
-    background_peer._exchanged_at, background_peer._carried = 0.0, 0
-
-    async def live():
+    outcomes = iter([None, None, COMMIT, None, "adopted", None])
+    place = "thinwire.node.api.background_peer."
+    monkeypatch.setattr(place + "ReportSinks", FakeSinks)
+    monkeypatch.setattr(place + "PeerServices", services(outcomes, replica, speeds))
+    monkeypatch.setattr(place + "operations_of", lambda peer: None)
+    monkeypatch.setattr(place + "compile_kernels", nothing)
+    entry = SimpleNamespace(
+        config=SimpleNamespace(directories=SimpleNamespace(lock=tmp_path / "lock", log=tmp_path / "log")),
+        identity=SimpleNamespace(peer_id=bytes(32)),
+        run_id=bytes(32),
+        peer=lambda emit: peer,
+        begin=nothing,
+    )
+    background_peer = BackgroundPeer(entry)
+    try:
+        background_peer.open()
+        background_peer.take_up(
+            SimpleNamespace(total=1),
+            None,
+            read=None,
+            write=None,
+            synchronize=lambda: None,
+            private=lambda: None,
+            devices=(),
+        )
         for weight in (40, 80, 120, 40, 80, 40):  # 40 samples in every 4 seconds
             clock.now += 4.0
-            await background_peer._exchange(4, weight, None)
-
-    asyncio.run(live())
+            background_peer.exchange(steps=4, weight=weight)
+    finally:
+        background_peer.close()
     assert speeds == [10.0] * 6
