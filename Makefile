@@ -70,17 +70,18 @@ mutants: $(VENV)/ready
 	$(BIN)/python tests/tools/mutants.py
 
 # Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
-# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/loss.py and overlap.py need root and half an hour.
+# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/training/loss.py and overlap.py need root
+# and half an hour.
 bench: $(VENV)/ready
-	$(BIN)/python benchmarks/allreduce.py $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)")
-	$(BIN)/python benchmarks/tiny.py
-	$(BIN)/python benchmarks/outerstep.py $(if $(TORCHFT),--torchft "$(TORCHFT)")
-	$(BIN)/python benchmarks/kill.py $(if $(TORCHFT),--torchft "$(TORCHFT)")
-	$(BIN)/python benchmarks/wan.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/idle.py
-	$(BIN)/python benchmarks/monitoring.py
-	$(BIN)/python benchmarks/codecspeed.py
+	$(BIN)/python -m benchmarks.exchange.allreduce $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)")
+	$(BIN)/python -m benchmarks.exchange.tiny
+	$(BIN)/python -m benchmarks.exchange.outerstep $(if $(TORCHFT),--torchft "$(TORCHFT)")
+	$(BIN)/python -m benchmarks.exchange.kill $(if $(TORCHFT),--torchft "$(TORCHFT)")
+	$(BIN)/python -m benchmarks.exchange.wan
+	$(BIN)/python -m benchmarks.daemon.memory
+	$(BIN)/python -m benchmarks.daemon.idle
+	$(BIN)/python -m benchmarks.daemon.monitoring
+	$(BIN)/python -m benchmarks.compression.codecspeed
 
 clean:
 	rm -rf build $(VENV) *.egg-info

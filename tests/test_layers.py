@@ -96,7 +96,10 @@ PACKAGES = {
     "sims/cli": ("sims/simulation", "sims/processes", "sims/planner", "node/cli"),
 }
 # Other folders that must have few entries.
-OTHER_FOLDERS = ("docs", "docs/guides", "docs/reference", "examples", "sims/scenarios", "tests/kit")
+OTHER_FOLDERS = (
+    *("docs", "docs/guides", "docs/reference", "examples", "sims/scenarios", "tests/kit"),
+    *sorted({file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks").rglob("*.py")}),
+)
 MOST_ENTRIES = 15
 TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.trial_gossip")
 """Commands of the simulator that are run with `python -m` (docs/simulation.md)."""

@@ -6,7 +6,8 @@ import time
 
 import thinwire
 import torch
-from turns import listen, say, until
+
+from benchmarks.peers.turns import listen, say, until
 
 
 def main() -> None:

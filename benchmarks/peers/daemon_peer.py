@@ -9,10 +9,11 @@ import os
 import sys
 from typing import Any
 
-import machine
 from thinwire.node.cli import main
 from thinwire.node.daemon import daemon
 from thinwire.node.training.local_learner import prepare
+
+from benchmarks.support import machine
 
 
 def measured(*arguments: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Flood of half-open connections: opens them to the ports of a peer and reopens each one that is closed, until stdin ends.
 
-    python benchmarks/peers/flooder.py HOST:PORT... [--count 5000] [--rate 100]
+    python -m benchmarks.peers.flooder HOST:PORT... [--count 5000] [--rate 100]
 
 Every second connection stays silent; the others send half of a handshake. The sources are 16 loopback addresses, so that
 limits per source do not hit the honest peers of this machine. The first `count` connections are opened at once, later

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 
-from turns import listen, say
+from benchmarks.peers.turns import listen, say
 
 
 def serve(server: socket.socket) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import uvloop
 from thinwire.sims.processes.proxy import Proxy, ProxyAccessLink
-from turns import listen, say
+
+from benchmarks.peers.turns import listen, say
 
 
 async def main(options: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import thinwire
 import torch
-from lesson import Lesson
 from thinwire.compression.compile_kernels import warm_up
-from turns import listen, say, until
+
+from benchmarks.peers.lesson import Lesson
+from benchmarks.peers.turns import listen, say, until
 
 
 def main() -> None:

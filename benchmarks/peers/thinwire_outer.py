@@ -13,7 +13,8 @@ import time
 import thinwire
 import torch
 from thinwire.compression.compile_kernels import warm_up
-from turns import WIDTH, blocks, die, listen, say, until
+
+from benchmarks.peers.turns import WIDTH, blocks, die, listen, say, until
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import blake3
 import numpy as np
 import uvloop
-from fixed_group import Averager
 from numpy.typing import NDArray
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
@@ -19,7 +18,9 @@ from thinwire.compression.registry import dense
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
-from turns import arrays, listen, say
+
+from benchmarks.peers.fixed_group import Averager
+from benchmarks.peers.turns import arrays, listen, say
 
 RUN = bytes(32)
 

@@ -9,7 +9,7 @@ CONGESTION, NEARBY = "bbr", "cubic"
 """Congestion control of far or lossy links, and of near ones.
 
 With 1 % loss and 80 ms, cubic leaves a 100 Mbit/s link 99 % empty and BBR fills it (Cardwell et al., 2016). Without latency
-cubic fills more of a link of 100 Mbit/s than BBR (benchmarks/reallinks.py).
+cubic fills more of a link of 100 Mbit/s than BBR (benchmarks/exchange/reallinks.py).
 """
 
 NEAR_SECONDS, FEW_LOSSES = 0.005, 0.01

@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from fixed_group import Averager, Flat
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.costs.round_time import ring_data
@@ -15,6 +14,8 @@ from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Welcome
+
+from benchmarks.peers.fixed_group import Averager, Flat
 
 RUN = bytes(range(32))
 SHAPES = ((300, 70), (1,), (0,), (41_003,), ())

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/heterogeneous.py: swarms in which some peers train a projection of the model."""
+"""Tests of benchmarks/training/heterogeneous.py: swarms in which some peers train a projection of the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gradients(module, loss):
 
 
 def test_boundary_error_is_zero_for_fp32_and_grows_with_coarser_codecs(load):
-    staged, model = load("crossing").Staged, Transformer(SIZE, 1)
+    staged, model = load("benchmarks.pipeline.crossing").Staged, Transformer(SIZE, 1)
     whole = Section(model, range(2), ends=True)
     exact = gradients(whole, model(*batch())[1])
     errors = []
@@ -36,7 +36,7 @@ def test_boundary_error_is_zero_for_fp32_and_grows_with_coarser_codecs(load):
 
 
 def test_projected_model_loses_nothing_at_its_boundaries(load):
-    bench, crossing = load("heterogeneous"), load("crossing")
+    bench, crossing = load("benchmarks.training.heterogeneous"), load("benchmarks.pipeline.crossing")
     toy = type("Small", (), {"width": 32, "seed": 1, "layers": 2, "model": lambda self: Transformer(SIZE, 1)})()
 
     class Group(bench.Projected):
@@ -53,7 +53,7 @@ def test_projected_model_loses_nothing_at_its_boundaries(load):
 
 
 def test_steps_to_loss_interpolate_between_evaluations(load):
-    bench = load("timetoloss")
+    bench = load("benchmarks.pipeline.timetoloss")
     found = [(25, 3.0), (50, 2.0), (75, 2.5), (100, 1.0)]
     assert bench.steps_to(found, 2.5) == 37.5 and bench.steps_to(found, 0.5) == math.inf
     assert bench.steps_to(found, 3.5) == 25 and bench.steps_to(found, 1.75) == 87.5
@@ -66,7 +66,7 @@ def test_steps_to_loss_interpolate_between_evaluations(load):
 @pytest.mark.timeout(7200)
 def test_swarm_with_compressed_group_reaches_perplexity_of_full_replicas(load, tmp_path):
     """Perplexity is within 3 % of all-full, over two seeds; from the wrong start it is worse."""
-    bench = load("heterogeneous")
+    bench = load("benchmarks.training.heterogeneous")
     inner = bench.InnerConfig(lr=4e-3, warmup=30, schedule="cosine")
     losses = {}
     for seed in (1, 2):

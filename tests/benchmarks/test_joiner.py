@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from joiner import BEFORE, measure
 from thinwire.swarm.messages.registry import CHUNK_BYTES
+
+from benchmarks.swarms.joiner import BEFORE, measure
 
 UPLINK = 20e6 / 8
 

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/quality.py: the loss that codecs and outer methods cost a small byte language model."""
+"""Tests of benchmarks/training/quality.py: the loss that codecs and outer methods cost a small byte language model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 
 @pytest.fixture(scope="module")
 def quality(load):
-    return load("quality")
+    return load("benchmarks.training.quality")
 
 
 @pytest.mark.trial

@@ -1,4 +1,4 @@
-"""Accuracy of a small classifier that sixteen peers train, some of which lie: benchmarks/robustness.py."""
+"""Accuracy of a small classifier that sixteen peers train, some of which lie: benchmarks/training/robustness.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def bench(load):
-    return load("robustness")
+    return load("benchmarks.training.robustness")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_every_robust_rule_withstands_the_strong_attacks(bench, task, clean):
 
 @pytest.fixture(scope="module")
 def gauntlet(load):
-    return load("gauntlet")
+    return load("benchmarks.training.gauntlet")
 
 
 HARMFUL = ("labels", "sign*1", "reversed mean", "inner .6")

@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from schedules import bubble, deal, gpipe, held, one_forward_one_backward, play
+
+from benchmarks.pipeline.schedules import bubble, deal, gpipe, held, one_forward_one_backward, play
 
 SHAPES = [(stages, micros) for stages in (1, 2, 3, 4, 7) for micros in (1, 2, 5, 16)]
 

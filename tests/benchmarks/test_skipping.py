@@ -1,4 +1,4 @@
-"""Tests of benchmarks/skipping.py: a byte model trained with stages skipped works without them."""
+"""Tests of benchmarks/pipeline/skipping.py: a byte model trained with stages skipped works without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 @pytest.fixture(scope="module")
 def bench(load):
-    return load("skipping")
+    return load("benchmarks.pipeline.skipping")
 
 
 def test_skip_plans_have_the_given_length_and_change(bench):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from snr import BLOCKS, DISTRIBUTIONS, ROWS, sample, snr, table
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.dense.floats import Fp32, bf16, fp16
+
+from benchmarks.compression.snr import BLOCKS, DISTRIBUTIONS, ROWS, sample, snr, table
 
 PROMISED = {
     (8, False): {"gaussian": (44.5, 43.2, 41.3), "laplace": (42.1, 40.0, 36.8), "t3": (39.3, 35.2, 27.1)},

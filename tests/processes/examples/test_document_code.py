@@ -78,7 +78,7 @@ ELSEWHERE = {
     r"thinwire sim mine\.toml --namespaces": SPACES,
     r"make demo.*": DEMO,
     r"make (test|trial|lint|lowest)|\.ci/run": CHECKS,
-    r"make bench.*|python benchmarks/simulation\.py.*": FIGURES,
+    r"make bench.*|python -m benchmarks\.swarms\.simulation.*": FIGURES,
     r"pip install \.": "`make .venv/ready`, which every target does first, installs the package",
     r"sudo .*|echo RUN=.*": UNIT,
     r"docker .*": CONTAINER,

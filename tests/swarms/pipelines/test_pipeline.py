@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
-import sys
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +29,8 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Activation, Gossip, Passed, Tally, Welcome
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from benchmarks.pipeline import skipping
+
 RUN = b"r" * 32
 SEED, MICROS, LR = 3, 6, 0.25
 CONFIG = ModelConfig(vocab=23, layers=4, width=16, heads=2, context=12)
@@ -535,14 +533,7 @@ def test_hosts_apply_step_outcomes_under_random_faults(seed):
 
 @pytest.mark.parametrize("by_visits", [False, True])
 def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
-    """benchmarks/skipping.py makes the same steps in one process: AdamW, clipping, both divisors."""
-    spec = importlib.util.spec_from_file_location("benchmarks_skipping", BENCHMARKS / "skipping.py")
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        bench = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(bench)
-    finally:
-        sys.path.pop(0)
+    """benchmarks/pipeline/skipping.py makes the same steps in one process: AdamW, clipping, both divisors."""
     inner = InnerConfig(lr=0.02, warmup=2, clip=0.3)
     whole = Transformer(CONFIG, SEED)
     sections = [Section(whole, span, ends=not stage) for stage, span in enumerate(SPANS)]
@@ -554,8 +545,8 @@ def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
         for turn, paths in enumerate(plans * 2):
             visits = [[(stage, None) for stage in path[1:]] for path in paths]
             outcome = await replica.step(seed=turn, visits=visits)
-            assert outcome.loss == pytest.approx(bench.gradient(sections, batches(seed=turn), paths), abs=1e-5)
-            bench.apply(updates, turn, paths, 16, inner.clip, by_visits)
+            assert outcome.loss == pytest.approx(skipping.gradient(sections, batches(seed=turn), paths), abs=1e-5)
+            skipping.apply(updates, turn, paths, 16, inner.clip, by_visits)
         await replica.settled()
         for peer in (replica.origin, *replica.hosts):
             for name, parameter in peer.section.named_parameters():

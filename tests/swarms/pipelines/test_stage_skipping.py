@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,26 +16,14 @@ from thinwire.node.pipeline.planner.constraints import violations
 from thinwire.node.pipeline.planner.problem import Problem
 from thinwire.sims.engine import virtual_loop
 
-FILE = Path(__file__).parents[3] / "benchmarks" / "skippipe.py"
+from benchmarks.pipeline import skippipe
+
 MICROS, ROOM = 12, 3
 
 
 @pytest.fixture(scope="module")
-def bench():
-    sys.path.insert(0, str(FILE.parent))
-    try:
-        spec = importlib.util.spec_from_file_location("benchmarks_skippipe", FILE)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-@pytest.fixture(scope="module")
-def cities(bench):
-    return bench.cities()
+def cities():
+    return skippipe.cities()
 
 
 def executed(replica):
@@ -68,13 +53,13 @@ def check(replica, length):
 
 
 @pytest.mark.parametrize(("rates", "gain"), [(False, 0.40), pytest.param(True, 0.30, marks=pytest.mark.trial)])
-def test_planned_step_takes_planned_time_and_less_than_full_pipeline(bench, cities, rates, gain):
+def test_planned_step_takes_planned_time_and_less_than_full_pipeline(cities, rates, gain):
     async def full():
-        replica = bench.Replica(cities, MICROS, ROOM, None, window=2 * ROOM, rates=rates)
+        replica = skippipe.Replica(cities, MICROS, ROOM, None, window=2 * ROOM, rates=rates)
         return [(await replica.step()).flown for _ in range(3)][-1]
 
     async def skipping():
-        replica = bench.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 20_000}, rates=rates)
+        replica = skippipe.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 20_000}, rates=rates)
         outcomes = []
         for _ in range(8):
             outcomes.append(await replica.step())
@@ -90,9 +75,9 @@ def test_planned_step_takes_planned_time_and_less_than_full_pipeline(bench, citi
     assert last.flown < (1 - gain) * whole, (last.flown, whole)
 
 
-def test_step_finishes_after_a_death_and_next_step_is_replanned(bench, cities):
+def test_step_finishes_after_a_death_and_next_step_is_replanned(cities):
     async def main():
-        replica = bench.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 5_000}, rates=False)
+        replica = skippipe.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 5_000}, rates=False)
         for _ in range(4):
             await replica.step()
             paths = check(replica, 4)
@@ -129,9 +114,9 @@ def even(works, delay=0.05, stages=None):
     return Problem("", delays, stages, np.array(works, float), memory, len(stages), 1, gap=0.0)
 
 
-def test_load_follows_changing_speed_without_a_plan(bench):
+def test_load_follows_changing_speed_without_a_plan():
     async def main():
-        replica = bench.Replica(even([0.01, 4.0, 2.0, 1.0]), 28, 64, None, window=28)
+        replica = skippipe.Replica(even([0.01, 4.0, 2.0, 1.0]), 28, 64, None, window=28)
 
         async def shares(count):
             taken = Counter()
@@ -150,12 +135,12 @@ def test_load_follows_changing_speed_without_a_plan(bench):
     virtual_loop.run(main(), seed=1, limit=1e6)
 
 
-def test_hosts_move_to_slow_stage_without_emptying_another(bench):
+def test_hosts_move_to_slow_stage_without_emptying_another():
     """Stage 1 has one slow host, stage 2 has four: two of them move, one in each period."""
 
     async def main():
         instance = even([0.01, 1.0, 0.25, 0.25, 0.25, 0.25], stages=((0,), (1,), (2, 3, 4, 5)))
-        replica = bench.Replica(instance, 24, 64, None, window=8)
+        replica = skippipe.Replica(instance, 24, 64, None, window=8)
         loop, stage_holders = asyncio.get_running_loop(), replica.origin.stage_holders
         balance = Rebalancer(replica.origin.measurements, loop.time, period=60.0)
         flown, moves, sizes = [], [], []
@@ -164,8 +149,8 @@ def test_hosts_move_to_slow_stage_without_emptying_another(bench):
             """Between two steps, like a host that ends its process and starts another."""
             stage_holders.holders[source].remove(peer)
             await asyncio.sleep(3.0)
-            host, own = next(host for host in replica.hosts if host.me == peer), bench.Hollow()
-            host.stage, host.layers, host.update = target, Stage(own), StageOptimizer(own, bench.INNER)
+            host, own = next(host for host in replica.hosts if host.me == peer), skippipe.Hollow()
+            host.stage, host.layers, host.update = target, Stage(own), StageOptimizer(own, skippipe.INNER)
             stage_holders.holders[target].append(peer)
 
         while loop.time() < 250:

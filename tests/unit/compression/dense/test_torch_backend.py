@@ -12,7 +12,8 @@ from kit.reference import dense as reference
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.dense import torch_backend
 from thinwire.compression.dense.blockint import Int4, Int8, Integers
-from torchmeans import dense_decode, dense_mean
+
+from benchmarks.compression.torchmeans import dense_decode, dense_mean
 
 CODECS = [
     Integers(bits, block, asymmetric, stochastic)

@@ -15,7 +15,8 @@ from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import select
 from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.topk import Selected, Sparse
-from torchmeans import sparse_mean
+
+from benchmarks.compression.torchmeans import sparse_mean
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (1, 1)), ("d", (300, 64)), ("e", (200,))))
 

@@ -11,7 +11,8 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.square_chunks import Chunks
 from thinwire.compression.sparse import mean, torch_backend
 from thinwire.compression.sparse.topk import Sparse
-from torchmeans import sparse_mean, sparse_scatter
+
+from benchmarks.compression.torchmeans import sparse_mean, sparse_scatter
 
 SHAPES = (("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (1, 1)), ("f", (3, 5, 7)), ("h", (300,)))
 SCALES = {"t3": 1.0, "ties": 1.0, "too small": 1e-20, "too large": 1e30, "subnormal": 1e-41}

@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from round_table import RoundTable
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.state.layout import layout_of
@@ -15,6 +14,8 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import StateOffer
 from torch import nn
+
+from benchmarks.training.round_table import RoundTable
 
 METHODS = {
     "diloco": "lr = 0.7\nmomentum = 0.9",

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from round_table import RoundTable
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.trainer import Trainer
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
+
+from benchmarks.training.round_table import RoundTable
 
 EIGENVALUES = np.array([0.05, 0.3, 1.0, 4.0, 12.0])
 BASIS = np.linalg.qr(np.random.default_rng(1).standard_normal((5, 5)))[0]

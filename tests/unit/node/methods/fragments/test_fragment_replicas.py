@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, rounds_of, turn_of
 from thinwire.node.methods.fragments.fragment_schedule import ModelLock
@@ -28,6 +27,8 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse
+
+from benchmarks.training.round_table import RoundTable
 
 SIZE = 9_000
 PIECES = [("emb", (30, 100)), ("l.0.w", (2_000,)), ("l.1.w", (25, 100)), ("l.2.w", (1_500,))]

@@ -6,11 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
+
+from benchmarks.training.round_table import RoundTable
 
 SIZE = 9_000
 PIECES = [("emb", 3_000), ("l.0.w", 2_000), ("l.1.w", 2_500), ("l.2.w", 1_500)]

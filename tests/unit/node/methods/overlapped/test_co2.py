@@ -7,7 +7,6 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from round_table import RoundTable
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.node.methods.overlapped.co2 import length
@@ -15,6 +14,8 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Open, StateOffer
+
+from benchmarks.training.round_table import RoundTable
 
 SIZE, PEERS, STEPS = 5_000, 3, 4
 LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)

@@ -6,12 +6,13 @@ import asyncio
 
 import numpy as np
 import pytest
-from round_table import RoundTable
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import StateOffer
+
+from benchmarks.training.round_table import RoundTable
 
 SIZE, PEERS, STEPS = 5_000, 3, 4
 LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)

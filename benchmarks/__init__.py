@@ -1,0 +1,1 @@
+"""Measurements, each a module that is run from the root of the repository: `python -m benchmarks.exchange.tiny`."""

@@ -1,0 +1,190 @@
+"""Trainings of replicas that differ or do not wait for each other, with the product's replicas and rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from thinwire.collectives.aggregation.rule_factory import RULES
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.topology.matching import others
+from thinwire.collectives.topology.shards import grid
+from thinwire.compression.core.types import Floats
+from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
+from thinwire.node.methods.overlapped.co2 import Co2Replica
+from thinwire.node.methods.overlapped.eager import EagerReplica
+from thinwire.node.methods.registry import METHODS
+from thinwire.node.state.buffer_state import ParameterWrite, Read
+from thinwire.node.state.layout import layout_of
+from thinwire.node.training.step_balancing import steps_by_power
+from thinwire.node.training.trainer import Trainer
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
+
+from benchmarks.training.round_table import RoundTable
+from benchmarks.training.toy import PEERS, Toy
+
+
+def paired(
+    gamma: float,
+    lr: float = 0.7,
+    momentum: float = 0.5,
+    group: int = 2,
+    codec: str = "fp32",
+    seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
+) -> Callable[[Toy], float]:
+    """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
+    after each.
+    """
+
+    def run(toy: Toy) -> float:
+        trainers, view, how = toy.trainers(), sorted(toy.peers), halves(codec, lr=lr, gamma=gamma)
+        layout = layout_of(trainers[0].model)
+        cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
+        layout.read(trainers[0].model, theta)
+        replicas = [GossipReplica(layout.digest, theta, ()) for _ in trainers]
+
+        def read(trainer: Trainer) -> Read:
+            return lambda start, stop, out: layout.read(trainer.model, out, start)
+
+        for number in range(toy.rounds):
+            for trainer in trainers:
+                trainer.run_steps(toy.steps)
+            sent = [
+                [*one.offer(read(t), cut, how), *one.base(cut, how)] for one, t in zip(replicas, trainers, strict=True)
+            ]
+            for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
+                drawn = others(bytes(32), number, view, toy.peers[index], group)
+                came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)
+                pull = GossipStep(momentum, lr, gamma)
+                one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull, place=place)
+                layout.write(trainer.model, one.theta)
+            seen(number, replicas)
+        return float(np.mean([toy.loss(trainer) for trainer in trainers]))
+
+    return run
+
+
+class Naive(EagerReplica):
+    """One-round overlap without eager updates: every peer applies late results, and nothing else."""
+
+    def share(self, peers: int) -> float:
+        return 0.0
+
+
+class Heavy(Co2Replica):
+    """CO2 whose steps all count in full, however late they come."""
+
+    def penalty(self, *told: object) -> float:
+        return 1.0
+
+
+def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Callable[[Toy], float]:
+    """Methods that train while they exchange, with the product's rounds and replicas around a table."""
+
+    def run(toy: Toy) -> float:
+        manifest = parse(f'[exchange]\ncodec = "{codec}"\n[outer]\nsync_every = {toy.steps}\n{outer}')
+        trainers = toy.trainers()
+        layout = layout_of(trainers[0].model)
+
+        def learner(trainer: Trainer) -> tuple[Floats, Read, ParameterWrite]:
+            theta = np.empty(layout.total, np.float32)
+            layout.read(trainer.model, theta)
+            return (
+                theta,
+                lambda start, stop, out: layout.read(trainer.model, out, start),
+                lambda theta, start=0, keep=0.0: layout.write(trainer.model, theta, start, keep),
+            )
+
+        async def play() -> Floats:
+            table = RoundTable(manifest, layout, [learner(trainer) for trainer in trainers])
+            if naive:
+                for seat in table.seats:
+                    seat.replica.__class__ = Heavy if isinstance(seat.replica, Co2Replica) else Naive
+            await table.play(
+                toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
+            )
+            assert len({seat.replica.digest for seat in table.seats}) == 1
+            theta: Floats = table.seats[0].replica.theta
+            return theta
+
+        layout.write(trainers[0].model, asyncio.run(play()))
+        return toy.loss(trainers[0])
+
+    return run
+
+
+UNEQUAL = (1.0, 1.3, 2.0, 4.0)
+"""Time that an inner step takes each replica, where they are unequal."""
+
+
+def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
+    """Methods without waits, by the clock of unequal machines, until as many steps are made as in other runs.
+
+    A round is of those that are ready `grace` after the first, in units of the quickest one's step.
+    """
+
+    def run(toy: Toy) -> float:
+        manifest = parse(f'[exchange]\ncodec = "fp32"\n[outer]\nsync_every = {toy.steps}\n{outer}')
+        method, chosen = METHODS[manifest.outer.method], manifest.outer
+        total = toy.rounds * toy.steps * len(PEERS)
+        counts = [toy.steps] * len(PEERS)
+        if chosen.step_ratio != 1.0:
+            speeds = [1 / seconds for seconds in UNEQUAL]
+            counts = [steps_by_power(own, speeds, toy.steps, chosen.step_ratio) for own in speeds]
+        pace = sum(1 / seconds for seconds in UNEQUAL)
+        trainers = [
+            Trainer(
+                toy.model(),
+                replace(toy.inner, steps=round(total / seconds / pace)),
+                toy.batches(peer),
+                clock=time.perf_counter,
+            )
+            for peer, seconds in zip(PEERS, UNEQUAL, strict=True)
+        ]
+        layout = layout_of(trainers[0].model)
+        theta = np.empty(layout.total, np.float32)
+        layout.read(trainers[0].model, theta)
+        codec = method.codec(manifest, layout)
+        cut, made = grid(layout.total, codec), 0
+        replicas: list[Any] = [method.replica.begin(manifest, layout, codec, cut, theta, PEERS) for _ in PEERS]
+        ready = [(count * seconds, index) for index, (count, seconds) in enumerate(zip(counts, UNEQUAL, strict=True))]
+        while made < total:
+            closes = min(ready)[0] + grace
+            some = sorted(index for at, index in ready if at <= closes)
+            ready = [one for one in ready if one[0] > closes]
+            payloads, tokens = [], []
+            for index in some:
+                tokens.append(float(trainers[index].run_steps(counts[index]).tokens))
+                made += counts[index]
+                model = trainers[index].model
+                payloads.append(
+                    list(
+                        replicas[index].contribution(
+                            lambda a, b, out, m=model: layout.read(m, out, a), attempt=1, peers=len(PEERS)
+                        )
+                    )
+                )
+            results = []
+            for chunk in range(len(cut)):
+                mean = np.empty(cut.size(chunk), np.float32)
+                RULES["mean"](codec, [payload[chunk] for payload in payloads], tokens, mean)
+                results.append(mean.view(np.uint8).data)
+            entries = tuple(Contribution(PEERS[index], 1, 1) for index in some)
+            opened = Open(1, 0, Ballot(1, PEERS[0]), tuple(PEERS), tuple(PEERS), entries, (), adopted=None, sources=())
+            for replica in replicas:
+                replica.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), PEERS[0])
+            for index in some:
+                replicas[index].reset()
+                layout.write(trainers[index].model, replicas[index].theta)
+                ready.append((closes + counts[index] * UNEQUAL[index], index))
+        assert len({replica.digest for replica in replicas}) == 1
+        layout.write(trainers[0].model, replicas[0].theta)
+        return toy.loss(trainers[0])
+
+    return run
