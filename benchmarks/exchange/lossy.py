@@ -3,9 +3,9 @@
     python -m benchmarks.exchange.lossy       as root; 4 peers, 20 Mbit/s each way, 80 ms, no loss and 1 %, 20 MB, int8
 
 The bound is that of benchmarks/exchange/wan.py: the bytes that a peer sends, divided by its rate, plus two round trips. "with
-headers" is the time of the same bytes in packets of 1500 bytes, 52 of which are IP's and TCP's. A lost packet is sent again, so
-with loss p a link carries at most 1 − p of its rate; no bound includes that. The links of 20 Mbit/s are what two cores can emulate
-packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at 320 Mbit/s.
+headers" is the time of the same bytes in packets of 1500 bytes, 52 of which are IP's and TCP's. A lost packet is sent again,
+so with loss p a link carries at most 1 − p of its rate; no bound includes that. The links of 20 Mbit/s are what two cores can
+emulate packet by packet; the window of a link, its rate by its round trip, is that of 5 ms at 320 Mbit/s.
 
 Between two turns nothing is sent for longer than 10 s, as between two rounds of training: a connection that BBR has seen busy
 for 10 s is slowed to four packets a round trip for 0.2 s, to measure the round trip of an empty link; with `--apart 0` that

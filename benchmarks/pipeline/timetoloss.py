@@ -4,10 +4,10 @@
     python -m benchmarks.pipeline.timetoloss --seeds 1 --steps 200
 
 Seconds of a step are those of benchmarks/pipeline/pipeline.py: virtual time, real frames and codecs, four stages, 100 Mbit/s
-each way, 50 ms round trip, a model of width 1024. Steps are those of a byte model on the source of Python's standard library that is
-small enough to be trained here, its activations encoded and decoded at every boundary; subspaces are as large a part of its
-width. The loss is held out, and what exact boundaries come to in `--steps`; who has not come there in `--patience` times as
-many has "inf".
+each way, 50 ms round trip, a model of width 1024. Steps are those of a byte model on the source of Python's standard library
+that is small enough to be trained here, its activations encoded and decoded at every boundary; subspaces are as large a part
+of its width. The loss is held out, and what exact boundaries come to in `--steps`; who has not come there in `--patience`
+times as many has "inf".
 """
 
 from __future__ import annotations
