@@ -70,6 +70,42 @@ def test_documents_name_code():
     assert sum(len(paths_in(document)) for document in DOCUMENTS) > 200
 
 
+# --- form of the documents
+
+DESIGN = ROOT / "docs" / "design"
+TABLES = {"decisions.md", "timeouts.md"}
+"""Pages of `docs/design` that are about all parts."""
+
+
+def missing_sections(text: str) -> list[str]:
+    """Return the sections that a design page needs and lacks."""
+    patterns = {
+        "purpose": r"^\*\*Purpose\.\*\* |^## Purpose$",
+        "modules": r"^\*\*Modules\.\*\*|^## Modules$",
+        "invariants": r"^## Invariants\b",
+        "limits": r"^## Limits$",
+        "time-outs": r"^## Time-outs$|\b[Tt]ime-outs\b.*\]\(timeouts\.md(#[a-z-]+)?\)",
+    }
+    return [name for name, pattern in patterns.items() if not re.search(pattern, text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", sorted({path.name for path in DESIGN.glob("*.md")} - TABLES))
+def test_design_page_has_purpose_modules_invariants_limits_and_timeouts(page):
+    assert missing_sections((DESIGN / page).read_text()) == []
+
+
+def test_missing_sections_of_a_page_without_any_names_all():
+    text = "# Gossip\n\nPurpose. Invariants: none. Limits: none.\n"
+    assert missing_sections(text) == ["purpose", "modules", "invariants", "limits", "time-outs"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_heading_of_a_document_is_not_a_paragraph(document):
+    text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert [heading for heading in headings if len(heading) > 80 or "**" in heading] == []
+
+
 # --- code of the documents
 
 SKIPPED = "…"
