@@ -106,6 +106,13 @@ def test_heading_of_a_document_is_not_a_paragraph(document):
     assert [heading for heading in headings if len(heading) > 80 or "**" in heading] == []
 
 
+def test_architecture_is_two_pages_with_few_nouns():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    nouns = re.search(r"^## Nouns\n\|.*\n\|[-|]*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert nouns and 5 < nouns[1].count("\n") <= 15
+    assert len(text.split()) <= 1200
+
+
 # --- code of the documents
 
 SKIPPED = "…"
