@@ -659,6 +659,62 @@ def test_language_of_package_and_tests_is_plain():
     assert found == {}
 
 
+EXAMPLES = "| do not write | write |"
+"""Head of the table in CONTRIBUTING.md that quotes banned phrases."""
+
+
+def paragraphs(document):
+    """Yield (line, text) of each paragraph, list item and table row; without code, and without the table of examples."""
+    text = re.sub(
+        r"^( *)```.*?^\1```$", lambda block: "\n" * block[0].count("\n"), document, flags=re.MULTILINE | re.DOTALL
+    )
+    parts, start, examples = [], 0, False
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        if not line.strip() or re.match(r" *(\||[-*] |\d+\. |#)", line):
+            if parts:
+                yield start, re.sub(r"`[^`]*`", "`", " ".join(parts))
+            parts = []
+        examples = line.startswith("|") and (examples or line == EXAMPLES)
+        if line.strip() and not examples:
+            start = start if parts else number
+            parts.append(line.strip())
+
+
+def prose_riddles(document):
+    """Yield (line, finding) for the banned phrases in a document."""
+    for line, text in paragraphs(document):
+        yield from ((line, found[0]) for found in BANNED.finditer(text))
+
+
+def test_language_of_documents_is_plain():
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))]
+    assert len(files) > 40
+    found = {}
+    for file in files:
+        bad = list(prose_riddles(file.read_text()))
+        if bad:
+            found[file.relative_to(ROOT).as_posix()] = bad
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ("The peers\ngo on without it.", [1]),
+        ("A peer.\n\n- It says so.\n- Nobody waits.", [3, 4]),
+        ("| case | then |\n|---|---|\n| it starts anew | `x` |", [3]),
+        (f"{EXAMPLES}\n|---|---|\n| says | states |\n\nIt says.", [5]),
+    ],
+)
+def test_document_lint_finds_violations(document, lines):
+    assert [line for line, _ in prose_riddles(document)] == lines
+
+
+@pytest.mark.parametrize("document", ["The page `a\nsays b` is short.", "```\nit says\n```", "It reports the error."])
+def test_document_lint_accepts_code_and_plain_english(document):
+    assert not list(prose_riddles(document))
+
+
 @pytest.mark.parametrize(
     "source",
     [

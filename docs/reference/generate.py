@@ -161,7 +161,7 @@ def manifest() -> str:
             continue
         parts += [
             "## [outer]\n",
-            "`method` chooses the outer method, and the method says which other keys there are.\n",
+            "`method` chooses the outer method, which decides what other keys there are.\n",
         ]
         for name, spec in METHODS.items():
             text = sys.modules[spec.__module__].__doc__ or ""
@@ -306,8 +306,8 @@ def frames() -> str:
         _text(
             f"""A signed frame travels on the control connection, or on the express stream if rounds wait for it. The control
             connection is ZeroMQ (ZMTP 3.1) with CURVE: each frame is one message, whose second part is the payload, if there
-            is one. A message of no bytes says that the handshake is over; the byte {link.SWITCH.hex()} that messages of
-            rounds now use the express stream; one that begins with the byte {link.BYE.hex()} has the reason why the link
+            is one. A message of no bytes ends the handshake; the byte {link.SWITCH.hex()} announces that messages of
+            rounds now use the express stream; a message that begins with the byte {link.BYE.hex()} has the reason why the link
             ends."""
         ),
         "## Frame without signature, sealed for a stream\n",
@@ -323,7 +323,7 @@ def frames() -> str:
             ],
             head + payload,
         ),
-        "A stream is a TCP connection of its own. The dialler begins it with\n",
+        "A stream is a separate TCP connection. The dialler begins it with\n",
         _layout(
             [
                 ("session", opening[:16], "names the link: from its secret"),
