@@ -640,9 +640,11 @@ def texts(source, strings=True):
 def riddles(source, strings=True, longest=LONGEST_FIRST_LINE):
     """Yield (line, finding) for the language rules of CONTRIBUTING.md; names in backticks do not count."""
     for line, docstring, text in texts(source, strings):
-        first = docstring.split("\n")[0]
+        first, _, rest = docstring.partition("\n")
         if len(first) > longest:
             yield line, f"first line has {len(first)} characters"
+        if rest and rest.lstrip(" ")[0] != "\n":
+            yield line, f"no empty line after {first!r}"
         if STARTS.match(first):
             yield line, first
         yield from ((line, found[0]) for found in BANNED.finditer(re.sub(r"`[^`]*`", "`", " ".join(text.split()))))
@@ -720,6 +722,7 @@ def test_document_lint_accepts_code_and_plain_english(document):
     [
         '"""What a peer sends."""',
         '"""See Handler."""',
+        '"""Queue of frames, and the peers that\n    wait for them.\n    """',
         f'"""{"long " * 20}line."""',
         "# the others go on without it",
         'raise Error("exchange.keep says nothing but of a butterfly")',

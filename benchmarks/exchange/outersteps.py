@@ -29,8 +29,10 @@ trial_rounds = 0
 
 @dataclass
 class Steps:
-    """Peers of one program. `options`: those of all peers. `place`: folder of the homes of thinwire's peers.
-    `patience`: seconds of silence after which a peer counts as stuck.
+    """Peers of one program.
+
+    `options`: those of all peers. `place`: folder of the homes of thinwire's peers. `patience`: seconds of
+    silence after which a peer counts as stuck.
     """
 
     name: str

@@ -29,8 +29,10 @@ class Crossing(torch.autograd.Function):
 
 
 class Staged(nn.Module):
-    """A whole model, as a Section with its ends, in stages of so many layers each. Called as a Transformer with targets is; in
-    place of the logits it gives what came to the head. In evaluation nothing is encoded.
+    """Whole model, as a Section with its ends, in stages of `shares` layers each.
+
+    It is called like a Transformer with targets, and returns the input of the head in place of the logits. In evaluation
+    nothing is encoded.
     """
 
     def __init__(self, section: Section, shares: Sequence[int], boundary: Boundary) -> None:

@@ -45,8 +45,9 @@ def peer(index: int, step: float, stage: int | None) -> PeerSpec:
 
 
 def speed(way: str, slow: float) -> float:
-    """Tokens per second that the group's origin says of its last turns. `slow`: seconds of a step at one of its hosts; the
-    others need one.
+    """Return the tokens per second that the group's origin reports for its last turns.
+
+    `slow`: seconds of a step at one of its hosts; the others need one.
     """
     hosts = [peer(index, slow if index == 3 else 1.0, 1 + index % 2) for index in range(2, 7)]
     peers = (peer(0, 0.5, None), peer(1, 0.1, 0), *hosts)

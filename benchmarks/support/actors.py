@@ -24,8 +24,10 @@ PATIENCE = 180.0
 
 
 class Actor:
-    """A script of peers/ with its options. `prefix`: words before the command, such as those that enter a namespace.
-    `patience`: seconds of silence that `receive` accepts.
+    """Script of peers/ with its options.
+
+    `prefix`: words before the command, such as those that enter a namespace. `patience`: seconds of silence
+    that `receive` accepts.
     """
 
     def __init__(

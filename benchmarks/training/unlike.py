@@ -38,8 +38,9 @@ def paired(
     codec: str = "fp32",
     seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
 ) -> Callable[[Toy], float]:
-    """NoLoCo: in every round each replica averages with one partner, or some, drawn as the product draws them. `seen` is called
-    after each.
+    """Return NoLoCo: in every round each replica averages with one or more partners, drawn as in the product.
+
+    `seen` is called after each round.
     """
 
     def run(toy: Toy) -> float:

@@ -141,7 +141,7 @@ class Operation:
             raise
 
     def withdraw(self) -> None:
-        """Withdraw: the caller no longer waits."""
+        """Withdraw the call: the caller no longer waits."""
         self._give_up("the operation was cancelled")
 
     # --- what comes in

@@ -167,7 +167,7 @@ class Agreement:
         self._turn.progress(now)
 
     def complete(self, digest: Digest, now: float) -> None:
-        """Vote: every result of the open ballot is here; `digest` is blake3 over their hashes."""
+        """Vote for the open ballot, all of whose results are here; `digest` is blake3 over their hashes."""
         opened = self.opened
         if opened is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.

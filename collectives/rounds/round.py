@@ -186,7 +186,7 @@ class Round:
 
     @property
     def moved(self) -> float:
-        """When useful data last arrived."""
+        """Time at which useful data last arrived."""
         return self.exchange.moved
 
     @property

@@ -24,7 +24,7 @@ Order: TypeAlias = Callable[[Sequence[PeerId], Rate, Trip], Sequence[PeerId]]
 """Function that returns the order of peers in a ring; empty: no ring."""
 
 HINDERS = 0.7
-"""A link counts as slow if its rate is below this share of what the peers at both ends can do."""
+"""A link counts as slow if its rate is below this share of the lower capacity of its two ends."""
 
 NEAR, NEXT = 1e12, 1e-6
 """Rate in bytes/s and round-trip time in seconds assumed between two peers of one site.

@@ -65,7 +65,7 @@ def _filled(rates: Rates, guess: Callable[[Rates], np.float64]) -> Rates | None:
     """Return the figures with unknown ones filled in; None if they do not distinguish any orders."""
     found = np.array(rates, np.float64)
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
-        raise ValueError(f"figures of links are a square matrix, not {found.shape}")
+        raise ValueError(f"link figures must be a square matrix, not one of shape {found.shape}")
     np.fill_diagonal(found, 0.0)
     good = np.isfinite(found) & (found > 0)
     if len(found) < 3 or not good.any():

@@ -13,7 +13,7 @@ cubic fills more of a link of 100 Mbit/s than BBR (benchmarks/exchange/reallinks
 """
 
 NEAR_SECONDS, FEW_LOSSES = 0.005, 0.01
-"""Links with a shorter round trip, and a smaller share of packets sent again, are near."""
+"""A link is near if its round trip, and its share of retransmitted packets, are below these."""
 
 MAX_PACING_RATE = 47
 """Linux' SO_MAX_PACING_RATE, which Python does not define."""

@@ -220,7 +220,7 @@ class Presence:
         self.roster.convict((keep(verdict, lineage, round),), self._now())
 
     def pardon(self, peer: PeerId) -> None:
-        """Drop the verdict on a peer; the next tick lets it in again."""
+        """Remove the ban on a peer; the next tick admits it again."""
         self.roster.pardon(peer)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:

@@ -44,7 +44,7 @@ CHANCE = 2e-5
 """Most probable row of losses, for an honest member, that makes a book distrust it."""
 
 RARELY = 0.15
-"""Probability that an honest peer loses, up to which a member that has lost is drawn again at once."""
+"""Members that have lost are drawn first while an honest peer loses with at most this probability."""
 
 MOST = 4096
 """Maximum number of peers with a score."""

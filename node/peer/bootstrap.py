@@ -87,7 +87,7 @@ def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> Ru
 
 
 def _refuse_changes(manifest: Manifest, run_id: bytes, identity: Identity, home: Directories, name: str) -> None:
-    """Raise ManifestMismatch if we have trained another run of this name here, and not yet this one."""
+    """Raise ManifestMismatch if this machine has trained another run of this name, and not yet this one."""
     if _trained(home.run(run_id)):
         return
     earlier = []

@@ -81,7 +81,7 @@ class Disk(Protocol):
 
 
 _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
-"""Sync of a file whose size does not change; not all systems have one that leaves out times."""
+"""Flush of a file's data without its time stamps; `fsync` where the system has no `fdatasync`."""
 
 
 def _write_all(file: FileIO, data: bytes | memoryview) -> None:

@@ -89,7 +89,7 @@ class LoopThread:
         return self._call(work)
 
     def last_call(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """Like `call`, but also after a failure, for clean-up. Return None if the thread has ended."""
+        """Run `work` like `call`, but also after a failure, for clean-up. Return None if the thread has ended."""
         if not self._thread.is_alive():
             work.close()
             return None

@@ -41,7 +41,7 @@ class FragmentSpans:
         return self._starts[-1]
 
     def within(self, start: int, stop: int) -> Iterator[Span]:
-        """Where elements [start, stop) of the part are in the layout's vector, in order."""
+        """Yield the spans of the layout's vector that have elements [start, stop) of the part, in order."""
         index = bisect_right(self._starts, start) - 1
         while start < stop:
             low = self.spans[index][0] + start - self._starts[index]
@@ -50,7 +50,7 @@ class FragmentSpans:
             start, index = start + count, index + 1
 
     def take(self, vector: Floats) -> Floats:
-        """A copy of the part's elements."""
+        """Return a copy of the part's elements."""
         return np.concatenate([vector[start:stop] for start, stop in self.spans])
 
     def put(self, vector: Floats, values: Floats) -> None:
@@ -66,9 +66,9 @@ def shares(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def fragments_of(manifest: Manifest, layout: Layout) -> tuple[FragmentSpans, ...]:
-    """Return the parts of a run's model. Raises ManifestError.
+    """Return the fragments of a run's model. Raises ManifestError.
 
-    Layers take turns; if peers may hold one part only, parts are consecutive layers.
+    Layers go to the fragments in turn; if peers may hold single fragments, each has consecutive layers.
     """
     if manifest.pipeline.stages:
         return stages_of(layout, manifest.pipeline.stages)
@@ -151,13 +151,13 @@ def joined(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _layer(name: str) -> tuple[str, int] | None:
-    """The layer that a parameter belongs to."""
+    """Return prefix and number of the layer that a parameter belongs to; None if it belongs to none."""
     match = _LAYER.match(name)
     return (match[1], int(match[2])) if match else None
 
 
 def _gathered(layout: Layout, numbers: Sequence[int], count: int) -> tuple[FragmentSpans, ...]:
-    """Parts of which each of the layout's pieces is in the one of its number."""
+    """Return `count` fragments; piece i of the layout belongs to fragment numbers[i]."""
     spans: list[list[Span]] = [[] for _ in range(count)]
     for piece, number in zip(layout.pieces, numbers, strict=True):
         spans[number].append((piece.start, piece.stop))
@@ -165,7 +165,7 @@ def _gathered(layout: Layout, numbers: Sequence[int], count: int) -> tuple[Fragm
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """The same elements in as few spans as possible."""
+    """Return the same elements in as few spans as possible."""
     joined: list[Span] = []
     for start, stop in spans:
         if joined and joined[-1][1] == start:

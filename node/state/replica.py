@@ -139,7 +139,7 @@ class Replica(BufferState):
         return self.state[self.vectors * self.size :]
 
     def keep_ledger(self, manifest: Manifest) -> None:
-        """From the first state on have a ledger of the data, if the run has one."""
+        """Add a ledger of the data to the first state, if the run has one."""
         words = DataLedger.words(manifest)
         if words:
             self.state = np.concatenate([self.state, np.zeros(words, np.float32)])

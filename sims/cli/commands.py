@@ -177,7 +177,7 @@ def plan(
 
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> RunOutcome:
-    """Return the outcome of a run of this machine. Raises InputError, PlanError."""
+    """Return the outcome of a run stored on this machine. Raises InputError, PlanError."""
     from thinwire.collectives.costs.plan_comparison import FEWEST, outcome_of
     from thinwire.collectives.costs.question import PlanError
     from thinwire.node.runtime.event_log import read_events

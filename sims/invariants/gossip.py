@@ -26,7 +26,7 @@ KEPT = 4
 """Number of stored contributions of one peer: partners are in the same round."""
 
 ROUNDING = 16.0
-"""Tolerance of a sum of two values, in units in the last place of the largest; more for a group."""
+"""Tolerance of a sum of two values, in ULPs of the larger one; larger for a group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,9 @@ class NetnsTestbed:
 
 
 def _holder() -> subprocess.Popen[bytes]:
-    """Start a process in a new namespace that ends with this process. Raises OSError,
-    subprocess.SubprocessError.
+    """Start a process in a new namespace that ends with this process.
+
+    Raises OSError, subprocess.SubprocessError.
     """
     holder = subprocess.Popen(
         ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

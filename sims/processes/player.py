@@ -72,8 +72,9 @@ class SeenViolation:
 
 
 def player(level: str, scenario: Scenario) -> Callable[[Scenario, LiveView], PlayResult]:
-    """Return the function that plays `scenario` at "L1" (proxies) or "L2" (namespaces). Raises RealError,
-    EmulationError.
+    """Return the function that plays `scenario` at "L1" (proxies) or "L2" (namespaces).
+
+    Raises RealError, EmulationError.
     """
     if len(scenario.peers) > MOST:
         raise RealError(

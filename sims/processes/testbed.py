@@ -39,11 +39,11 @@ class PeerNetworks(Protocol):
         ...
 
     def meet(self, processes: Mapping[int, int]) -> None:
-        """Peer -> process number, whenever that changes."""
+        """Set the process number of each peer, whenever it changes."""
         ...
 
     def hold(self, i: int, j: int) -> None:
-        """Nothing that i sends reaches j until as many `release`."""
+        """Hold back all that i sends to j, until `release` was called as often."""
         ...
 
     def release(self, i: int, j: int) -> None:
@@ -51,7 +51,7 @@ class PeerNetworks(Protocol):
         ...
 
     def lose(self, probability: float) -> None:
-        """Loss everywhere, on top of what the links have."""
+        """Set a loss on all links, in addition to their own."""
         ...
 
     def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:

@@ -104,7 +104,7 @@ class FaultInjector:
         return True
 
     def _outage(self, fault: Fault) -> bool:
-        """Kill each peer that is up at its moment, and start it again at another."""
+        """Kill each running peer at a random time, and restart it later."""
         now, killed = self._net.loop.time(), set[int]()
 
         def kill(machine: Machine) -> None:
@@ -202,8 +202,9 @@ class FaultInjector:
         self._net.unclog(first, second)
 
     def _swizzle(self, fault: Fault) -> bool:
-        """Clog one link after the other in the first half, and unclog in another order in the second half (as
-        FoundationDB does).
+        """Clog one link after the other in the first half, and unclog them in another order in the second.
+
+        FoundationDB does the same.
         """
         rng, loop = random.Random(f"{fault.at}/{fault.peers}"), self._net.loop
         ids = [machine.identity.peer_id for machine in self._machines]

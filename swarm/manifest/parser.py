@@ -133,9 +133,9 @@ class SignedManifest:
     signature: bytes
 
     def verify(self, run_id: bytes | None = None) -> Manifest:
-        """The manifest, when the signature holds, it can be read, and (where given) `run_id` is its own.
+        """Return the manifest.
 
-        Raises ManifestMismatch.
+        Raises ManifestMismatch if the signature is not valid, it cannot be read, or its run id is not `run_id` (if given).
         """
         fits = len(self.toml) <= MAX_TOML and len(self.signature) == SIGNATURE_BYTES
         if not fits or not verify(self.author, _DOMAIN, self.signature, self.toml):

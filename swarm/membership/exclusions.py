@@ -21,7 +21,7 @@ REVOKED = "the author of the run has revoked its admission"
 
 
 class Exclusions:
-    """Why peers, known or not, do not belong to the run `run_id`."""
+    """Reasons why peers, known or not, do not belong to the run `run_id`."""
 
     def __init__(self, run_id: bytes) -> None:
         self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")

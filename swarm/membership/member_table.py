@@ -111,8 +111,8 @@ class Members:
     def _make_room(self) -> bool:
         """Forget a peer that we only know from others; False if there is none.
 
-        Identities are free, so a table that told records could fill would keep out peers that come in person, and one that
-        forgot any peer for a new one would lose members.
+        Identities are free. If records reported by others could fill the table, peers that connect themselves would find
+        no room; if any peer could be displaced, members would be lost.
         """
         for peer, member in self.table.items():
             if peer not in self.kept and (not member.met or member.state in ("dead", "left")):

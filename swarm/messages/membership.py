@@ -11,9 +11,7 @@ from thinwire.swarm.messages.base import U16, U32, U53, Address, Blob, Digest, I
 
 
 class Hello(Message, frozen=True):
-    """Request of a stranger for admission. `record` is its signed PeerRecord, which has
-    its admission token.
-    """
+    """Request of a stranger for admission. `record` is its signed PeerRecord, with its admission token."""
 
     limit: ClassVar[int] = 4096
     signed: ClassVar[bool] = False

@@ -113,7 +113,7 @@ class Stream(asyncio.BufferedProtocol):
     # --- lifecycle
 
     def open(self, owner: StreamOwner, secret: bytes, number: int) -> None:
-        """Dialler: prove the secret and start. Call once connected."""
+        """Prove the secret and start, on the side that dialled. Call once connected."""
         assert self._transport is not None
         self._owner = owner
         self._sealer, self._opener = stream_keys(secret, number)

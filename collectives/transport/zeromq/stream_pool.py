@@ -165,7 +165,7 @@ class StreamPool:
         return None
 
     def give_up(self) -> None:
-        """If no stream came up, bulk data is blocked on the path: make sends fail instead of waiting for ever."""
+        """Make sends fail if no stream came up: the path blocks bulk data, and they would wait for ever."""
         if not self._streams:
             self._given_up = True
             self._release()

@@ -38,7 +38,7 @@ class DelayedNesterovReplica(FedBuffReplica):
 
     @property
     def arrived(self) -> int:
-        """Arrivals in Δ. Clipped to a valid number, because a fetched state may have any value here."""
+        """Number of contributions in Δ, clipped to a valid range: a fetched state may contain any value."""
         return int(np.clip(np.nan_to_num(self.extra[self.size]), 0, MAX_GROUP))
 
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:

@@ -127,9 +127,7 @@ class GossipSession:
         return self._pace.patience
 
     def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
-        """Send the partners of the round in progress these encoded slow weights of the replica, while training
-        continues.
-        """
+        """Send encoded slow weights to the partners of the round in progress, while training continues."""
         self.current.post(base, hashes)
         if self._entered:
             self._choose()

@@ -198,8 +198,9 @@ class SparseReplica(Replica):
         return bool(weight or self.sent)
 
     def forfeit(self, read: Read) -> None:
-        """Treat the pending contribution as sent without effect, or as sent if the record names an earlier
-        announcement.
+        """Treat the pending contribution as sent without effect.
+
+        If the record names an earlier announcement, treat it as sent.
         """
         self._prepare(read)
 

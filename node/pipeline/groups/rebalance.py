@@ -63,11 +63,10 @@ def newcomer(queues: Sequence[Mapping[Peer, float]]) -> int:
 
 
 class Rebalancer:
-    """Moves of an origin's hosts, from its own measurements of how long micro-batches wait for each host
-    (Measurements.waited).
+    """Moves of an origin's hosts, from its measurements of how long micro-batches wait for each host.
 
-    `period`: seconds between two moves. A host that was asked to move and has not done so within a period has no room
-    for that stage, and is not asked for that stage again.
+    The measurements are those of `Measurements.waited`. `period`: seconds between two moves. A host that was asked to
+    move and has not done so within a period has no room for that stage, and is not asked for that stage again.
     """
 
     def __init__(self, measurements: Measurements, now: Callable[[], float], *, period: float = PERIOD) -> None:

@@ -43,7 +43,10 @@ class StageLearner(ABC):
         self._holding.write(theta, start, keep)
 
     def score(self, base: Floats, step: Floats, peer: PeerId, round: int, salt: bytes) -> tuple[float, float]:
-        """Refuse: runs with stages have no newcomers on trial (swarm/manifest/validation.py)."""
+        """Raise NotImplementedError: runs with stages have no newcomers on trial.
+
+        swarm/manifest/validation.py refuses such runs.
+        """
         raise NotImplementedError("a stage alone has no loss")
 
     def private(self) -> PrivateState:

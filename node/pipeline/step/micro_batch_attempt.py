@@ -58,16 +58,16 @@ class Attempt:
         return peer in (self.peers[self._position :] if self.backward else self.peers) or peer == self.due[0]
 
     def turn(self, since: float) -> None:
-        """The loss is known: it goes back from here on."""
+        """Reverse the direction of travel: the loss is known from `since` on."""
         self.backward, self.since, self._position = True, since, 0
 
     def fail(self, reason: str, *suspects: PeerId) -> None:
-        """It came to nothing; the first reason counts."""
+        """Mark the attempt as failed; only the first reason is stored."""
         self._failure = self._failure or Failure(reason, suspects)
         self._news.set()
 
     def heard(self, peer: PeerId, message: Passed, now: float) -> bool:
-        """A stage has passed it on, or will not. False if that is known already."""
+        """Record that a stage has passed it on, or will not; return False if that is known already."""
         if peer not in self.peers or message.attempt != self.attempt:
             return False
         at = self.peers.index(peer)
@@ -81,7 +81,7 @@ class Attempt:
         return True
 
     def _suspects(self, peer: PeerId, reason: str) -> Sequence[PeerId]:
-        """Peers that may be at fault after a peer's refusal."""
+        """Return the peers that may be at fault after a peer's refusal."""
         path = [hop.peer for hop in self.path]
         at = path.index(peer)
         if reason in (NO_WAY_ON, NO_WAY_BACK):
@@ -92,7 +92,7 @@ class Attempt:
         return (peer,)
 
     def take(self, peer: PeerId, message: Activation, payload: bytes | bytearray | memoryview) -> None:
-        """A piece of what comes out of the last stage, or out of the first one backward."""
+        """Take a piece of the output of the last stage, or of the first one backward."""
         if (message.attempt, message.backward) != (self.attempt, self.backward) or peer != self.peers[-1]:
             return
         parcel = self._back if self.backward else self._there
@@ -102,7 +102,7 @@ class Attempt:
             self._news.set()
 
     async def arrival(self, patience: Timeouts) -> bytes | Failure:
-        """The payload that comes out at the other end, or why none will."""
+        """Return the payload that comes out at the other end, or the reason why none will."""
         parcel = self._back if self.backward else self._there
         while self._failure is None and not parcel.whole:
             self._news.clear()

@@ -18,8 +18,11 @@ from thinwire.collectives.consensus.quorum import possible, tolerated
 LIES = "lies"
 
 MISTAKES = ("no justification", "highest report binds", "liars are not counted")
-"""Mistakes that can be planted: an acceptor votes for any value; of several possible values that of the highest ballot
-binds; a value is possible only if its reported voters and the silent members are a quorum."""
+"""Mistakes that can be planted.
+
+In this order: an acceptor votes for any value; of several possible values that of the highest ballot binds; a value is
+possible only if its reported voters and the silent members are a quorum.
+"""
 
 ABSENT = 99
 """Value of a proposal that only the liar reports."""

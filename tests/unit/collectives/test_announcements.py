@@ -114,7 +114,7 @@ def test_every_field_of_an_announcement_is_named(change):
 
 
 def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_ballot():
-    """The leader has one of them, another peer the other one. The complaint with the signed announcement joins them."""
+    """The leader has one announcement, another peer the other. The complaint carries the second; so the leader has both."""
     scene = Scene()
     (blame,) = [message for message in scene.sent[LEADER] if isinstance(message, Blame)]
     assert blame.reason == TWO_FACED and blame.said.statement == ready(LIAR, b"b").statement()
