@@ -1,1 +1,1 @@
-"""Pure functions that say who owns, relays and sends which chunk; every peer computes the same."""
+"""Owners, relays and senders of chunks, as pure functions: every peer computes the same ones."""

@@ -168,9 +168,9 @@ class CatchUp:
     async def newer(self, work: Work) -> FetchedState | None:
         """Fetch the state of the last committed round; return None if no peer offers a suitable one.
 
-        If a peer has proved that we are behind, only a later round will do. With `replays` the caller takes part with the
-        state that it has: the peers answer with the results of one round after the other. This is no way
-        for a state that has diverged, or after a peer has proved that we are behind: then following has failed.
+        If a peer has proved that we are behind, only the state of a later round is suitable. With `replays` the caller takes
+        part with its own state: the peers answer with the results of one round after the other. A peer whose state has
+        diverged, or which has been proved to be behind, does not replay, because following rounds has failed there.
         """
         behind, replica, patience = self.behind.is_set(), self._replica, self._round_factory.patience
         follows = not behind and not self._current().agreement.diverged

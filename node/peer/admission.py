@@ -274,7 +274,7 @@ class Admission:
         )
 
     def _met(self) -> bool:
-        """Return whether a peer of our last process has come to our gate, as one that cannot be dialled does."""
+        """Return True if a peer that our last process knew has connected to our gate (it may be undialable)."""
         roster = self.presence.roster
         records = (roster.record_of(peer) for peer in roster.others if roster.met(peer))
         return any(one is not None and one.transport_key in self._former for one in records)

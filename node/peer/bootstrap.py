@@ -121,7 +121,7 @@ def _trained(run: RunDirectory) -> Path | None:
 
 
 def arriving(invite: str | Invite, config: Config, search: float = SEARCH_SECONDS) -> RunEntry:
-    """Return the entry to the run of an invite, or of its text; the search takes at most `search` seconds.
+    """Return the entry to the run of an invite (or its text); the search takes at most `search` seconds.
 
     Raises InviteError, ConfigError.
     """

@@ -32,8 +32,8 @@ class ExportError(NoModelError):
 def export(model: StoredModel, out: Path, format: str, config: Config) -> None:
     """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-    An existing file is replaced in one step. config: names the base of an adapter that is to be merged, which raises what
-    `StoredModel.model` does.
+    An existing file is replaced in one step. config: names the base of an adapter that is to be merged; merging raises the
+    errors of `StoredModel.model`.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
