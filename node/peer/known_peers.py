@@ -72,7 +72,7 @@ class KnownPeers:
     # Return
 
     def return_alone(self, manifest: Manifest) -> bool:
-        """Return True if this peer, which returns, needs no others: it was the only member, or rounds are those of pairs."""
+        """Return True if this returning peer needs no others: the only member, or rounds of pairs."""
         self._file.load()
         self.returns = self._file.alone or manifest.outer.gossip
         return self.returns

@@ -68,7 +68,7 @@ class SwarmInvariants:
             window=window,
             still=ROUNDS * between + ORPHAN + SPARE if still else None,
             # With several rounds per step peers report steps.
-            orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 else 0.0,
+            orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 and not manifest.overlap else 0.0,
         )
         self._gave_up: set[int] = set()
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.transport.interface import Admit, Transport
+from thinwire.node.membership import join
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import DuplicateKey
@@ -50,7 +51,7 @@ AGAIN_SECONDS = 5.0
 HOME = Path("/", "home")
 
 SEARCH_SECONDS = 20.0
-"""Seconds for which a peer searches for the swarm: runs are shorter than real ones."""
+"""Seconds for which a peer with a checkpoint searches for the swarm: runs are shorter than real ones."""
 
 Played = StubLearner | TorchLearner | StagedLearner
 """Learner of a simulated peer."""
@@ -134,12 +135,17 @@ class Machine:
         return self.process is not None
 
     @property
+    def saved(self) -> bool:
+        """True if there is a checkpoint on its disk."""
+        return LATEST in self.disk.names(RunDirectory(HOME).checkpoints)
+
+    @property
     def holds(self) -> bool:
         """True if a process runs and has a state, in memory or in a checkpoint.
 
         Replicas of gossip have no members, so each peer that is ready counts.
         """
-        if self.process is None or LATEST in self.disk.names(RunDirectory(HOME).checkpoints):
+        if self.process is None or self.saved:
             return self.process is not None
         replica = self.process.peer.replica if self.process.ready else None
         return replica is not None and (bool(replica.members) or not replica.alike)
@@ -283,7 +289,8 @@ class Process:
         if not self.machine.index:
             return await peer.found(world.signed, self._open)
         self.invite = world.contacts(self.machine.index)
-        return await peer.arrive(self.invite, self._open, SEARCH_SECONDS)
+        search = SEARCH_SECONDS if self.machine.saved else join.SEARCH_SECONDS
+        return await peer.arrive(self.invite, self._open, search)
 
     async def _open(self, admit: Admit) -> Transport:
         machine, spec = self.machine, self.machine.spec

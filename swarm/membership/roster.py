@@ -346,7 +346,7 @@ class Roster:
         return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
 
     def _reconnect(self, now: float) -> Letters:
-        """Probe some dead peers. Without this, the two halves of a partition would never find each other again."""
+        """Probe some dead peers. Without this, the halves of a partition would never meet again."""
         self._reconnect_at = now + self.preset.reconnect_period
         dead = self._sample([peer for peer, _ in self._dead()], RECONNECTS)
         return [letter for peer in dead for letter in self._prober.start(peer, now)]

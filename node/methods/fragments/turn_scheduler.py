@@ -157,6 +157,10 @@ class TurnScheduler(RoundLoop):
                 await meanwhile()
                 self._lock.leave()
             outcome = await self._settle(turn)
+            if not weight and outcome.commit is None:
+                # Nothing was trained or decided: training is interrupted by a round that has committed, and whose results are
+                # still lacking. Turns without training must not follow each other at once.
+                await asyncio.sleep(TICK)
             self._turn = turn + (not self._is_still(turn))
         finally:
             self._look_ahead()

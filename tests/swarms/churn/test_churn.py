@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kit import groups
+from kit.histories import forks
 from kit.scenarios import (
     CHURN,
     INT8,
@@ -183,10 +184,14 @@ HELD_IN_PARTS = ("groups", "planned-groups", "projected")
 """Scenarios in which peers hold parts of the model: the digests of each part are compared."""
 
 
+MENDED = {("projected", 153)}
+"""Seeds that failed before a rule. Turns without training take time, as results of a committed round may be lacking."""
+
+
 def _seeds() -> Iterator[Any]:
     for name, (_, default, trial, soak) in RANDOM.items():
         for seed in range(soak):
-            marks = () if seed < default else TRIAL if seed < trial else pytest.mark.soak
+            marks = () if seed < default else TRIAL if seed < trial or (name, seed) in MENDED else pytest.mark.soak
             yield pytest.param(name, seed, id=f"{name}-{seed}", marks=marks)
 
 
@@ -195,4 +200,4 @@ def _seeds() -> Iterator[Any]:
 def test_swarm_under_random_faults_violates_no_invariant(name: str, seed: int) -> None:
     run = play(RANDOM[name][0](seed))
     if name in HELD_IN_PARTS:
-        one_state(rounds_of(run, "round"))
+        assert forks(run) == {}
