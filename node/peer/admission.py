@@ -10,7 +10,7 @@ from pathlib import Path
 
 from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
-from thinwire.node.membership.join import NoSwarm, knock, welcome
+from thinwire.node.membership.join import NoSwarm, Refused, knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.presence import Presence
 from thinwire.node.membership.reachability import Reachability
@@ -20,7 +20,7 @@ from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.checkpoint_store import LATEST
-from thinwire.swarm.identity.address import dialable
+from thinwire.swarm.identity.address import is_ip
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, expiry, preferred, token_of
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
@@ -82,6 +82,7 @@ class Admission:
         self._token = b""
         self._former: set[bytes] = set()
         self._sought: list[Contact] = []
+        self._claims = frozenset[Contact]()
         self._searching = True
         """True until `found` or `arrive` has found the swarm, or founds the run."""
         self.terms: RunTerms | None = None
@@ -110,12 +111,13 @@ class Admission:
         self.terms = self._stored_terms()
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
-        contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
+        contacts = tuple(dict.fromkeys((*seeds, *self._known_peers.known(), *self._known_peers.absent())))
         continues = self._continues(self.terms)
         if continues and self.terms is not None and self._known_peers.return_alone(self.terms.manifest):
             search = min(search, BACK_SECONDS)
-        refusal = await self._knock(contacts, search, ())
-        if refusal is not None and not (continues and isinstance(refusal, NoSwarm)):
+        refusal = await self._knock(contacts, search, (), least=search if continues else 0.0)
+        nobody = isinstance(refusal, NoSwarm) or (isinstance(refusal, Refused) and refusal.nobody)
+        if refusal is not None and not (continues and nobody):
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)
@@ -129,7 +131,7 @@ class Admission:
         """
         if terms is None or terms.manifest.pipeline.stages or LATEST not in self._environment.disk.names(self._saved):
             return False
-        return terms.manifest.outer.gossip or terms.manifest.exchange.orphan > 0
+        return terms.manifest.outer.gossip or terms.manifest.exchange.orphan > 0 or self._known_peers.alone
 
     def _stored_terms(self) -> RunTerms | None:
         """Return the terms of the run from our last process; None if there are none, or they are damaged."""
@@ -153,17 +155,22 @@ class Admission:
 
     @property
     def absent(self) -> list[Contact]:
-        """Peers that cannot be reached: the dead ones, and those that we know no record of."""
+        """Peers that cannot be reached: the dead ones, and those that we seek.
+
+        Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
+        """
         roster = self.presence.roster
         dead = [peer for peer, state in roster.states().items() if state == "dead"]
-        found = {contact.transport_key: contact for contact in (*self._sought, *contacts_of(roster, dead))}
+        sought = [contact for contact in self._sought if contact not in self._claims]
+        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]
 
     def _seek_others(self, seeds: Sequence[Contact]) -> None:
         """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
-        contacts = (*self._known_peers.known(), *self._known_peers.absent(), *seeds, *self._sought)
-        found = {one.transport_key: one for one in contacts if one.transport_key != self._identity.transport_public}
-        self._sought = list(found.values())
+        contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent(), *self._claims)
+        found = dict.fromkeys(one for one in contacts if one.transport_key != self._identity.transport_public)
+        self._claims = self._claims.difference((*seeds, *self._known_peers.known(), *self._known_peers.absent()))
+        self._sought = list(found)
         if self._sought:
             self.presence.attend(self._seek())
 
@@ -185,6 +192,7 @@ class Admission:
             missing, pause = missing[count:] + missing[:count], preset.reconnect_period
             self._sought = missing
             await asyncio.gather(*(self._knock([one], 0.0, (), enter=self._learn) for one in missing[-count:]))
+        self._sought = []
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)
@@ -283,7 +291,7 @@ class Admission:
         self.terms = self._accepted(SignedManifest(told.manifest, told.author, told.manifest_signature))
         self._judge(self.terms)
         self._learn(told)
-        self._sought = [Contact(address, key) for address, key in told.absent if dialable(address)]
+        self._claims = frozenset(Contact(address, key) for address, key in told.absent if is_ip(address))
 
     def _learn(self, told: Welcome) -> None:
         """Learn the records of the peer that admits us, and of others that it knows."""

@@ -42,6 +42,8 @@ class KnownPeers:
         self._path, self._environment, self._file = path, environment, KnownPeersFile(path, environment.disk)
         self.returns = False
         """True if this peer returns and may continue the run without others."""
+        self.cut_off = False
+        """True if this founder returns from its checkpoint, although other peers may continue the run."""
         self.founds = False
         """True if the run starts with this process, again or for the first time: others need a new invite."""
 
@@ -53,6 +55,12 @@ class KnownPeers:
         """Return the peers that the last process knew and could not reach at its end."""
         self._file.load()
         return self._file.absent
+
+    @property
+    def alone(self) -> bool:
+        """True if this peer was the only member when its last process ended."""
+        self._file.load()
+        return self._file.alone
 
     def drop(self, roster: Roster, *, alone: bool, absent: Iterable[Contact]) -> None:
         """Store the addresses of the other peers, and of the `absent` ones, see KnownPeersFile.
@@ -73,8 +81,7 @@ class KnownPeers:
 
     def return_alone(self, manifest: Manifest) -> bool:
         """Return True if this returning peer needs no others: the only member, or rounds of pairs."""
-        self._file.load()
-        self.returns = self._file.alone or manifest.outer.gossip
+        self.returns = self.alone or manifest.outer.gossip
         return self.returns
 
     @property
@@ -91,7 +98,7 @@ class KnownPeers:
         checkpoint, as a lineage, or raises NoSwarm. If it was alone before, or no process listens at their addresses any more
         and none of them comes to its gate (they may have other addresses), it starts the run again. Raises Refused, too.
         """
-        known_peers = list(self.known())
+        known_peers = list(dict.fromkeys((*self.known(), *self._file.absent)))
         if self._file.damaged:
             raise NoSwarm(
                 f"{self._path}, which has the addresses of this run's peers, cannot be read",
@@ -106,9 +113,10 @@ class KnownPeers:
         refusal = await knock(known_peers, seconds, (REFUSED,), least)
         if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
             return refusal is None
-        if isinstance(refusal, Refused):
+        if not isinstance(refusal, NoSwarm):
             raise refusal
         if continues:
+            self.cut_off = True
             return False
         raise NoSwarm(
             f"none of the {len(known_peers)} peers that this run had can be reached, and they may continue it",

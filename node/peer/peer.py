@@ -184,7 +184,8 @@ class Peer:
             if not joins:  # Rounds of this model would replace the checkpoints of the other one.
                 raise
             self.emit("checkpoint", {"detail": str(error)})
-        if self._arrived and not self.replica.round:  # Only a founder begins a run.
+        # Only a founder begins a run, and not beside peers that it could not reach.
+        if (self._arrived or self.known_peers.cut_off) and self.checkpointer.digest is None:
             self.known_peers.returns = False
             if not joins:
                 raise NoSwarm(

@@ -112,13 +112,14 @@ class PeerServices:
     async def _others_contribute(self) -> None:
         """Wait for the contributions of the peers that `gather` counted, before the first one of a member.
 
-        A round waits for members only, and these peers become members by the first round. They do not wait themselves. Wait
-        no longer than a round waits for a member.
+        A synchronous round waits for members only, and these peers become members by the first round. Those that are no members
+        do not wait, so no two peers wait for each other. Wait no longer than a round waits for an unknown member.
         """
         peer, others = self._peer, self._gathered.difference(self._peer.replica.members)
-        self._gathered = frozenset()
-        if peer.session.me not in peer.replica.members:
+        self._gathered, outer = frozenset(), self._peer.manifest.outer
+        if outer.gossip or outer.asynchronous or peer.session.me not in peer.replica.members:
             return
+        others = frozenset(one for one in others if not peer.session.roster.on_trial(one))
         seconds, told = peer.manifest.exchange.timeout_seconds, False
         until = self._now() + seconds
         while missing := others.intersection(peer.session.live).difference(peer.session.announced):

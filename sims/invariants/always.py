@@ -186,8 +186,9 @@ class AlwaysInvariants:
                 self._one_lineage(staying, now)
         if self._still is not None:
             self._standstill(running, self._still, now)
-        if not any(machine.holds for machine in self._honest):
-            self._lost_at = now  # The peers with the state have left or are down, so the others can only wait.
+        # The peers with the state have left or are down, and the founder does not begin again: the others can only wait.
+        if not self._machines[0].up and not any(machine.holds for machine in self._honest):
+            self._lost_at = now
         since = max(self._quiet_since, self._moved_at, self._lost_at)
         if now > since + self._pause:
             self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")

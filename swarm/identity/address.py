@@ -86,10 +86,10 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(match[2])
 
 
-def dialable(address: str) -> bool:
-    """Return True if `split_address` accepts an address."""
+def is_ip(address: str) -> bool:
+    """Return True if an address can be dialled without resolving a name."""
     try:
-        split_address(address)
+        ipaddress.ip_address(split_address(address)[0])
     except ValueError:
         return False
     return True

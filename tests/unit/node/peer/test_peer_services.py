@@ -18,7 +18,9 @@ class Training:
 
     def __init__(self, members):
         self.began, self.exchanged_at, self.told = 0.0, [], []
-        session = SimpleNamespace(me=ME, ready=[ME, OTHER, THIRD], live={OTHER, THIRD}, announced={})
+        roster = SimpleNamespace(on_trial=lambda peer: peer in self.on_trial)
+        session = SimpleNamespace(me=ME, ready=[ME, OTHER, THIRD], live={OTHER, THIRD}, announced={}, roster=roster)
+        self.on_trial = set()
         self.rounds = SimpleNamespace(overtaken=False, sync=self.sync)
         self.peer = SimpleNamespace(
             environment=SimpleNamespace(now=virtual_loop.current().time),
@@ -115,6 +117,29 @@ def test_peer_that_came_after_the_start_is_not_waited_for():
         training.session.ready.append(THIRD)
         training.session.announced[OTHER] = "contribution"
         await asyncio.wait_for(training.exchange(), 0.01)
+        assert training.exchanged_at == [0.0]
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_contributions_of_peers_on_trial_are_not_waited_for():
+    async def main():
+        training = Training((ME,))
+        training.on_trial = {OTHER, THIRD}
+        await training.gather(3)
+        await training.exchange()
+        assert training.exchanged_at == [0.0]
+
+    virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("method", ["noloco", "buffered-async"])
+def test_first_exchange_of_methods_without_common_rounds_waits_for_no_peer(method):
+    async def main():
+        training = Training((ME,))
+        training.peer.manifest = parse(f"[outer]\nmethod = '{method}'")
+        await training.gather(3)
+        await training.exchange()
         assert training.exchanged_at == [0.0]
 
     virtual_loop.run(main(), seed=1)

@@ -117,6 +117,7 @@ def test_returning_member_admits_former_peers_while_it_searches(tmp_path, damage
 @pytest.mark.parametrize(
     ("manifest", "alone", "saved", "seconds"),
     [
+        (NO_LINEAGES, True, True, BACK_SECONDS),  # it needs no lineage
         (SIGNED, True, True, BACK_SECONDS),  # the only member is the swarm
         (PAIRS, False, True, BACK_SECONDS),  # rounds of pairs need no other peer
         (SIGNED, False, True, SEARCH),  # one that has lost all links founds a lineage
@@ -149,5 +150,42 @@ def test_returning_member_that_finds_no_other_peer_continues_from_its_checkpoint
         assert seconds <= virtual_loop.current().time() - began < seconds + 3.0
         assert returned.known.signed == manifest and isinstance(await world.knock(STRANGER), Welcome)
         await returned.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_founder_asks_the_absent_peers_of_its_book_too(tmp_path):
+    """Those that were present refuse, so only the absent one can admit it."""
+
+    async def main():
+        world = World(tmp_path)
+        founder = world.admission(FOUNDER)
+        await founder.found(SIGNED, world.opener(FOUNDER))
+        member = await world.arrive(MEMBER)
+        await founder.close()
+        book = KnownPeersFile(tmp_path / CONTACTS[FOUNDER].address / "anchors.json", RealDisk())
+        book.save([CONTACTS[FORMER]], absent=[CONTACTS[MEMBER]])
+        returned = world.admission(FOUNDER)
+        assert await returned.found(SIGNED, world.opener(FOUNDER))
+        for admission in (returned, member):
+            await admission.close()
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_claims_of_a_welcome_are_not_passed_on(tmp_path):
+    """A Welcome is not signed, so a false address would stay in the swarm for ever."""
+
+    async def main():
+        world, lost = World(tmp_path), CONTACTS[FORMER]
+        book = KnownPeersFile(tmp_path / CONTACTS[FOUNDER].address / "anchors.json", RealDisk())
+        book.save([lost], alone=True)
+        founder = world.admission(FOUNDER)
+        assert not await founder.found(SIGNED, world.opener(FOUNDER))
+        assert founder.absent == [lost]
+        member = await world.arrive(MEMBER)
+        assert member.absent == []
+        for admission in (member, founder):
+            await admission.close()
 
     virtual_loop.run(main(), seed=1)
