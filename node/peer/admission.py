@@ -161,9 +161,17 @@ class Admission:
         """
         roster = self.presence.roster
         dead = [peer for peer, state in roster.states().items() if state == "dead"]
-        sought = [contact for contact in self._sought if contact not in self._claims]
+        sought = [contact for contact in self._unknown if contact not in self._claims]
         found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]
+
+    @property
+    def _unknown(self) -> list[Contact]:
+        """Those of `_sought` that the roster does not know."""
+        roster = self.presence.roster
+        records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
+        known = {record.transport_key for record in records}
+        return [contact for contact in self._sought if contact.transport_key not in known]
 
     def _seek_others(self, seeds: Sequence[Contact]) -> None:
         """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
@@ -181,13 +189,11 @@ class Admission:
         the peers that know both have restarted or gone. All at first: the peer that ended our search may be another one that
         searched, and without the others both would found a lineage.
         """
-        missing, preset, roster = self._sought, self._preset, self.presence.roster
+        missing, preset = self._sought, self._preset
         until, pause = self._environment.now() + preset.tombstone, preset.probe_period
         while missing and self._environment.now() < until:
             await asyncio.sleep(pause)
-            records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
-            known = {record.transport_key for record in records}
-            missing = [contact for contact in missing if contact.transport_key not in known]
+            missing = self._unknown
             count = DIALS if pause == preset.reconnect_period else len(missing)
             missing, pause = missing[count:] + missing[:count], preset.reconnect_period
             self._sought = missing
