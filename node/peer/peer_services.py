@@ -116,8 +116,10 @@ class PeerServices:
         do not wait, so no two peers wait for each other. Wait no longer than a round waits for an unknown member.
         """
         peer, others = self._peer, self._gathered.difference(self._peer.replica.members)
-        self._gathered, outer = frozenset(), self._peer.manifest.outer
-        if outer.gossip or outer.asynchronous or peer.session.me not in peer.replica.members:
+        self._gathered, manifest = frozenset(), self._peer.manifest
+        common = not (manifest.outer.gossip or manifest.outer.asynchronous or manifest.pipeline.stages)
+        # With `exactly_once` only members have data.
+        if not common or manifest.data.exactly_once or peer.session.me not in peer.replica.members:
             return
         others = frozenset(one for one in others if not peer.session.roster.on_trial(one))
         seconds, told = peer.manifest.exchange.timeout_seconds, False

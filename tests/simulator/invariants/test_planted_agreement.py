@@ -42,7 +42,7 @@ CASES = {
     "vote_before_it_is_stored": Case({"agreement"}, plot=(0, "restarts")),
     "farewell_without_vote": Case({"agreement"}, plot=(0, "leaves")),
     "chain_not_checked": Case({"agreement"}, 5, (Fault(5.0, "liar", (2,), 20.0, 0.0, agreement.LIE),), 20.0, {4: 8.0}),
-    "older_state_taken": Case({"lineage"}, 5, (Fault(8.0, "outage", (0, 1, 2, 3, 4), 6.0),), 50.0),
+    "older_state_taken": Case({"lineage", "lockstep"}, 5, (Fault(8.0, "outage", (0, 1, 2, 3, 4), 6.0),), 50.0),
     "lineage_never_yields": Case({"lineage", "lockstep"}, 5, (MINORITY,), 50.0),
     "both_halves_decide": Case({"agreement"}, 4, (HALF,), 20.0),
     "lost_folder_keeps_its_vote": Case({"agreement"}, plot=(0, "loses its folder")),

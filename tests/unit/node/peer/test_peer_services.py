@@ -133,11 +133,13 @@ def test_contributions_of_peers_on_trial_are_not_waited_for():
     virtual_loop.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("method", ["noloco", "buffered-async"])
-def test_first_exchange_of_methods_without_common_rounds_waits_for_no_peer(method):
+@pytest.mark.parametrize(
+    "toml", ['[outer]\nmethod = "noloco"', '[outer]\nmethod = "buffered-async"', "[data]\nexactly_once = true"]
+)
+def test_first_exchange_waits_for_no_peer_where_the_others_cannot_contribute_to_it(toml):
     async def main():
         training = Training((ME,))
-        training.peer.manifest = parse(f"[outer]\nmethod = '{method}'")
+        training.peer.manifest = parse(toml)
         await training.gather(3)
         await training.exchange()
         assert training.exchanged_at == [0.0]

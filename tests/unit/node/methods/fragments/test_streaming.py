@@ -180,7 +180,9 @@ def test_streaming_non_finite_model_sends_nothing_and_resets(text, monkeypatch):
             spoilt.append(2)
 
     said = []
-    monkeypatch.setattr("round_table.StubSession.report", lambda self, name, detail: said.append(name))
+    monkeypatch.setattr(
+        "benchmarks.training.round_table.StubSession.report", lambda self, name, detail: said.append(name)
+    )
     table, models = asyncio.run(drive(text, 6, look=look))
     assert said == ["unsent"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)
