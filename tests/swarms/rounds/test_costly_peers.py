@@ -99,9 +99,9 @@ def test_peer_that_becomes_fast_again_contributes_within_three_rounds(monkeypatc
 @pytest.mark.trial
 def test_peer_that_was_late_once_is_waited_for(monkeypatch):
     late_by_8 = FAST + 0.4
-    change_speed(monkeypatch, [(0.0, late_by_8), (40.0, SLOW), (46.0, late_by_8)])
+    change_speed(monkeypatch, [(0.0, late_by_8), (38.0, SLOW), (44.0, late_by_8)])
     run, seen = play(monkeypatch, (FAST,) * 5 + (SLOW,), duration=200.0)
-    late = [round for round, (at, opened) in seen.items() if at > 40.0 and reasons(opened, 5)]
+    late = [round for round, (at, opened) in seen.items() if at > 38.0 and reasons(opened, 5)]
     assert len(late) == 1, "its steps of one round began in the slow spell"
     after = [round for round in sorted(seen) if round > late[0] + 1]
     assert len(after) > 5 and all(contributes(seen[round][1], 5) for round in after)
