@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kit.histories import played, short_rounds, troubles
+from kit.histories import played, save_each_round, short_rounds, troubles
+from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
 from thinwire.sims.scenario.faults import Fault
 
 AT = 9.5
@@ -59,3 +60,21 @@ def test_parts_that_restart_during_a_partition_meet_afterwards(restarted):
     restarts = (Fault(22.0 + 0.5 * peer, "restart", (peer,), 2.0) for peer in restarted)
     run = played(short_rounds(5, Fault(4.0, "refuse", (3, 4), 34.0), *restarts, seconds=90.0))
     assert troubles(run, 38.0) == []
+
+
+@pytest.mark.trial
+def test_founder_without_a_readable_checkpoint_begins_no_run_beside_peers_that_it_cannot_reach(monkeypatch):
+    """It ends, is started again, and joins the others after the partition."""
+    save_each_round(monkeypatch)
+    real = CheckpointStore.load
+
+    def load(self, run_id=None):
+        found = real(self, run_id)
+        return found if found.snapshot is None else Loaded(None, None, ("bit rot",))
+
+    monkeypatch.setattr(CheckpointStore, "load", load)
+    faults = Fault(17.0, "partition", (0,), 80.0), Fault(18.0, "restart", (0,), 4.0)
+    run = played(short_rounds(3, *faults, seconds=140.0))
+    rounds = [event for event in run.journal.of("round") if event.peer == 0 and event.at > 22.0]
+    assert rounds and min(event.at for event in rounds) > 97.0 and min(event.fields["round"] for event in rounds) > 40
+    assert run.violations == ()
