@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from thinwire.collectives.transport.interface import Contact, Transport
@@ -175,7 +176,12 @@ class Admission:
 
     def _seek_others(self, seeds: Sequence[Contact]) -> None:
         """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
-        contacts = (*seeds, *self._known_peers.known(), *self._known_peers.absent(), *self._claims)
+        contacts = (
+            *seeds,
+            *self._known_peers.known(),
+            *self._known_peers.absent(),
+            *sorted(self._claims, key=attrgetter("transport_key")),
+        )
         found = dict.fromkeys(one for one in contacts if one.transport_key != self._identity.transport_public)
         self._claims = self._claims.difference((*seeds, *self._known_peers.known(), *self._known_peers.absent()))
         self._sought = list(found)
