@@ -103,7 +103,7 @@ def test_missing_sections_of_a_page_without_any_names_all():
 def test_heading_of_a_document_is_not_a_paragraph(document):
     text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    assert [heading for heading in headings if len(heading) > 90 or "**" in heading] == []
+    assert [heading for heading in headings if len(heading) > 80 or "**" in heading] == []
 
 
 def test_architecture_is_two_pages_with_few_nouns():

@@ -52,17 +52,17 @@ async def knock(
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None once admitted, or if `met` returns True after a contact has not admitted us; else return the error.
+    Return None once admitted, or once `met` returns True while no contact has admitted us; else return the error.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
-    `least` seconds: until then a peer may come to our gate.
+    `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait.
     """
     began, said = environment.now(), "no peer answered"
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
     there, open_until = False, began + least
-    while contacts or environment.now() < open_until:
+    while contacts or (environment.now() < open_until and not there):
         words, hopeful = hello(), environment.now() < open_until
         for contact in contacts:
             answer, again = await transport.meet(contact, words), True

@@ -84,6 +84,7 @@ class Admission:
         self._former: set[bytes] = set()
         self._sought: list[Contact] = []
         self._claims = frozenset[Contact]()
+        """Those of `_sought` that only our Welcome has named."""
         self._searching = True
         """True until `found` or `arrive` has found the swarm, or founds the run."""
         self.terms: RunTerms | None = None
@@ -95,7 +96,7 @@ class Admission:
         """Found a run, or return to it, see `KnownPeers.come_back`. Raises NoSwarm, Refused."""
         self.terms = self._accepted(signed)
         await self._open(open_transport)
-        joins = await self._known_peers.come_back(self._knock, continues=self._continues(self.terms))
+        joins = await self._known_peers.come_back(self._knock, continues=self._continues)
         self._searching = False
         self._seek_others(())
         return joins
@@ -113,8 +114,8 @@ class Admission:
         await self._open(open_transport)
         seeds = [Contact(seed.address, seed.transport_key) for seed in invite.seeds]
         contacts = tuple(dict.fromkeys((*seeds, *self._known_peers.known(), *self._known_peers.absent())))
-        continues = self._continues(self.terms)
-        if continues and self.terms is not None and self._known_peers.return_alone(self.terms.manifest):
+        continues = self._continues
+        if continues and self._known_peers.return_alone(self.known.manifest):
             search = min(search, BACK_SECONDS)
         refusal = await self._knock(contacts, search, (), least=search if continues else 0.0)
         nobody = isinstance(refusal, NoSwarm) or (isinstance(refusal, Refused) and refusal.nobody)
@@ -125,14 +126,17 @@ class Admission:
         self._seek_others(seeds)
         return refusal is None
 
-    def _continues(self, terms: RunTerms | None) -> bool:
-        """Return True if this peer returns with a state, and may continue the run alone.
+    @property
+    def _continues(self) -> bool:
+        """True if this peer returns with a state, and may continue the run alone.
 
-        Not with a stage of a pipeline, nor if the manifest forbids lineages.
+        Not with a stage of a pipeline, nor with others left if the manifest forbids lineages.
         """
-        if terms is None or terms.manifest.pipeline.stages or LATEST not in self._environment.disk.names(self._saved):
+        if self.terms is None or LATEST not in self._environment.disk.names(self._saved):
             return False
-        return terms.manifest.outer.gossip or terms.manifest.exchange.orphan > 0 or self._known_peers.alone
+        manifest = self.terms.manifest
+        lineages = manifest.outer.gossip or manifest.exchange.orphan > 0 or self._known_peers.alone
+        return lineages and not manifest.pipeline.stages
 
     def _stored_terms(self) -> RunTerms | None:
         """Return the terms of the run from our last process; None if there are none, or they are damaged."""
@@ -176,14 +180,10 @@ class Admission:
 
     def _seek_others(self, seeds: Sequence[Contact]) -> None:
         """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
-        contacts = (
-            *seeds,
-            *self._known_peers.known(),
-            *self._known_peers.absent(),
-            *sorted(self._claims, key=attrgetter("transport_key")),
-        )
+        ours = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
+        self._claims = self._claims.difference(ours)
+        contacts = (*ours, *sorted(self._claims, key=attrgetter("transport_key")))
         found = dict.fromkeys(one for one in contacts if one.transport_key != self._identity.transport_public)
-        self._claims = self._claims.difference((*seeds, *self._known_peers.known(), *self._known_peers.absent()))
         self._sought = list(found)
         if self._sought:
             self.presence.attend(self._seek())

@@ -190,7 +190,7 @@ class Peer:
             if not joins:
                 raise NoSwarm(
                     "no peer of the run was found, and no checkpoint of it can be read",
-                    "restore the run's folder; or start a new run, with --from if an export of the weights exists",
+                    "start again when other peers can be reached, or restore the run's folder",
                 )
         if not joins and not given and not self.replica.round:
             raise missing_weights(named)

@@ -37,7 +37,7 @@ one to fetch the state; a patience is 2 s.
 ORPHAN, SPARE = 10.0, 10.0
 """Seconds without a quorum until the remaining peers found a lineage, and more until a round."""
 
-SOONEST = 0.4
+SOONEST = 0.5
 """Least fraction of `exchange.orphan` between a round and a lineage founded with its state.
 
 It is below 1 because peers may report rounds late.
@@ -123,7 +123,7 @@ class AlwaysInvariants:
         self._quiet_since, self._start = max(self._quiet_since, until), self._oracles.frontier
 
     def committed(self, machine: Machine, place: tuple[int, int], now: float) -> None:
-        """Note that a peer has applied a round. `place`: fragment and round."""
+        """Note that a peer knows that a round is decided. `place`: fragment and round."""
         if machine.index in self._ids.values():
             self._committed.setdefault(place, now)
 

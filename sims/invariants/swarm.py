@@ -68,7 +68,7 @@ class SwarmInvariants:
             window=window,
             still=ROUNDS * between + ORPHAN + SPARE if still else None,
             # With several rounds per step peers report steps.
-            orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 and not manifest.overlap else 0.0,
+            orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 else 0.0,
         )
         self._gave_up: set[int] = set()
 
@@ -113,7 +113,7 @@ class SwarmInvariants:
         peer = machine.process.peer
         if kind == "phase" and fields["phase"] == "announce":
             self._announced(peer, int(fields.get("fragment", 0)))
-        elif kind == "round":
+        elif kind == "phase" and fields["phase"] == "commit":  # The step of an overlapped method follows later.
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
             self._installed(machine.index, peer, fields.get("fragment"), founds=kind == "lineage")
