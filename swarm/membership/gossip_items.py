@@ -10,6 +10,7 @@ An item with a Verdict is only stored on disk: it has no signature, because each
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,6 +21,8 @@ from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.messages.registry import U53, Evidence, Id, Verdict
 
 MAX_BYTES = 3072
+PAGE_BYTES, PAGE_ITEMS = 50_000, 32
+"""Most bytes and items of one PushPull."""
 RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = 1, 2, 3, 4, 5, 6, 7
 
 
@@ -160,3 +163,16 @@ def read_evidence(item: bytes) -> Evidence | None:
 
 def _domain(kind: int) -> str:
     return {ACCUSATION: "accusation", DEPARTURE: "departure"}[kind]
+
+
+def pages(items: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """Yield items in pages that each fit in one PushPull; without items an empty page."""
+    page: list[bytes] = []
+    size = 0
+    for item in items:
+        if len(page) == PAGE_ITEMS or size + len(item) > PAGE_BYTES:
+            yield tuple(page)
+            page, size = [], 0
+        page.append(item)
+        size += len(item)
+    yield tuple(page)

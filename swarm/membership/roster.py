@@ -29,8 +29,6 @@ from thinwire.swarm.membership.suspicion import Awareness
 from thinwire.swarm.membership.view import View
 from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
 
-PAGE_BYTES = 50_000
-PAGE_ITEMS = 32
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
 
@@ -269,7 +267,7 @@ class Roster:
                 last = self._answered.get(sender, -math.inf)
                 if not message.reply and now - last >= self.preset.probe_period:
                     self._answered[sender] = now
-                    return [(sender, PushPull(True, page)) for page in self._pages(now)]
+                    return [(sender, PushPull(True, page)) for page in gossip_items.pages(self._table_items(now))]
             case _:
                 raise TypeError(f"{type(message).__name__} is no message of the roster")
         return []
@@ -343,7 +341,9 @@ class Roster:
             self._prober.forget(peer)
             self.distances.forget(peer)
         partner = self._sample(self._members.live.others(), 1)
-        return [(peer, PushPull(False, page)) for peer in partner for page in self._pages(now)]
+        return [
+            (peer, PushPull(False, page)) for peer in partner for page in gossip_items.pages(self._table_items(now))
+        ]
 
     def _reconnect(self, now: float) -> Letters:
         """Probe some dead peers. Without this, the halves of a partition would never meet again."""
@@ -378,18 +378,6 @@ class Roster:
         rest -= sum(map(len, first))
         times = self.preset.retransmissions(self._members.live.size)
         return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
-
-    def _pages(self, now: float) -> Iterator[tuple[bytes, ...]]:
-        """Yield the whole table, in pages of items that each fit in one PushPull."""
-        page: list[bytes] = []
-        size = 0
-        for item in self._table_items(now):
-            if len(page) == PAGE_ITEMS or size + len(item) > PAGE_BYTES:
-                yield tuple(page)
-                page, size = [], 0
-            page.append(item)
-            size += len(item)
-        yield tuple(page)
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield gossip_items.announce(self.record)
