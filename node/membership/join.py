@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
 from typing import ClassVar
 
 from thinwire.collectives.transport.interface import Contact, Transport
@@ -14,10 +15,13 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import Hello, Welcome
+from thinwire.swarm.messages.registry import Hello, Refuse, Welcome
 
 SEARCH_SECONDS = 60.0
 """Default time for which `join` looks for a swarm before it gives up."""
+
+DIALS = 8
+"""Contacts that are dialled at the same time: one that does not answer takes seconds."""
 
 MAX_RECORDS = 10
 
@@ -52,7 +56,8 @@ async def knock(
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
-    Return None once admitted, or once `met` returns True while no contact has admitted us; else return the error.
+    Return None once admitted, or once `met` returns True while no contact has admitted us; else return the error. Each contact
+    is asked at least once, DIALS at the same time.
 
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
@@ -63,28 +68,29 @@ async def knock(
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
     there, open_until = False, began + least
     while contacts or (environment.now() < open_until and not there):
-        words, hopeful = hello(), environment.now() < open_until
-        for contact in contacts:
-            answer, again = await transport.meet(contact, words), True
-            if isinstance(answer, Welcome):
-                try:
-                    enter(answer)
+        hopeful = environment.now() < open_until
+        async with aclosing(_answers(contacts, hello(), transport)) as answers:
+            async for contact, answer in answers:
+                again = True
+                if isinstance(answer, Welcome):
+                    try:
+                        enter(answer)
+                        return None
+                    except ManifestMismatch as error:
+                        refusals[contact], again = error, False
+                elif met():
                     return None
-                except ManifestMismatch as error:
-                    refusals[contact], again = error, False
-            elif met():
-                return None
-            else:
-                said = f"{contact.address}: {answer.detail or answer.code}"
-                again = answer.code not in ADVICE and answer.code not in lasting
-                if answer.code in ADVICE:
-                    text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
-                    refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
-            if again:
-                hopeful = True
-                refusals.pop(contact, None)  # it was asked again, and gives another answer
-            elif isinstance(answer, Welcome) or answer.code != "signature":
-                contacts = [other for other in contacts if other is not contact]
+                else:
+                    said = f"{contact.address}: {answer.detail or answer.code}"
+                    again = answer.code not in ADVICE and answer.code not in lasting
+                    if answer.code in ADVICE:
+                        text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
+                        refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
+                if again:
+                    hopeful = True
+                    refusals.pop(contact, None)  # it was asked again, and gives another answer
+                elif isinstance(answer, Welcome) or answer.code != "signature":
+                    contacts = [other for other in contacts if other is not contact]
         if not hopeful or environment.now() >= began + seconds:
             break
         await asyncio.sleep(0.2 + 0.8 * environment.rng.random())
@@ -98,6 +104,26 @@ async def knock(
     if not isinstance(found, ManifestMismatch):
         found.nobody = not contacts and not there
     return found
+
+
+async def _answers(
+    contacts: Sequence[Contact], hello: Hello, transport: Transport
+) -> AsyncGenerator[tuple[Contact, Welcome | Refuse]]:
+    """Yield the answer of each contact when it comes. Dials without an answer end with the generator."""
+    places = asyncio.Semaphore(DIALS)
+
+    async def dial(contact: Contact) -> tuple[Contact, Welcome | Refuse]:
+        async with places:
+            return contact, await transport.meet(contact, hello)
+
+    dials = [asyncio.create_task(dial(contact)) for contact in contacts]
+    try:
+        for answer in asyncio.as_completed(dials):
+            yield await answer
+    finally:
+        for task in dials:
+            task.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
 
 
 BANNED_HINT = (

@@ -192,7 +192,8 @@ def continue_alone(
 
     Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
     or in methods without agreement. One is needed in any case if this peer has been further (`ahead`): rounds that are made
-    again get other results.
+    again get other results. It begins with a new life, which has no vote in the parent lineage; and two copies of a run folder
+    found two lineages, not one with two results.
     """
     me = identity.peer_id
     ahead |= check_votes(replica, votes, me)
@@ -203,6 +204,7 @@ def continue_alone(
     proved = bool(replica.chain) and end_of(replica.chain).round == replica.round
     if replica.members == (me,) and replica.known_lives == {me: votes.life} and proved and not ahead:
         return None
+    votes.renew()
     founding = Founding(
         me,
         replica.round,

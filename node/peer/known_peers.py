@@ -106,7 +106,7 @@ class KnownPeers:
             )
         if not known_peers:
             return False
-        self._environment.rng.shuffle(known_peers)  # The first ones may all be gone, and each of them takes time.
+        self._environment.rng.shuffle(known_peers)  # The first ones may all be gone, and those take time.
         # A machine that answers that no process listens there need not be asked again.
         alone = self.returns = self._file.alone
         seconds, least = (BACK_SECONDS, 0.0) if alone else (SEARCH_SECONDS, BACK_SECONDS)

@@ -86,4 +86,39 @@ def test_search_ends_when_a_peer_comes_to_our_gate():
         )
         return refusal, loop.time()
 
-    assert virtual_loop.run(main(), seed=1) == (None, 10.0)
+    refusal, took = virtual_loop.run(main(), seed=1)
+    assert refusal is None and 7.0 <= took <= 12.0
+
+
+def test_contacts_that_do_not_answer_delay_the_others_little():
+    """Twenty are gone behind a firewall that drops packets; the last of 21 admits us."""
+    gone = [Contact(f"10.0.1.{at}:7000", bytes([at]) * 32) for at in range(20)]
+    dialled, given_up = [], []
+
+    async def main():
+        loop = virtual_loop.current()
+
+        async def meet(contact, words):
+            dialled.append(contact)
+            if contact is HERE:
+                return Welcome(b"", b"", bytes(32), bytes(64), (), "", "", bytes(32))
+            try:
+                await asyncio.sleep(8.0)
+            except asyncio.CancelledError:
+                given_up.append(contact)
+                raise
+            return Refuse("unreachable", "it did not answer")
+
+        refusal = await knock(
+            [*gone, HERE],
+            lambda: Hello(VERSION, bytes(32), b""),
+            lambda welcome: None,
+            SimpleNamespace(meet=meet),
+            SimpleNamespace(now=loop.time, rng=random.Random(1)),
+            seconds=5.0,
+        )
+        return refusal, loop.time()
+
+    refusal, took = virtual_loop.run(main(), seed=1)
+    assert refusal is None and took <= 16.0, "eight at a time, each once, also after 5 s"
+    assert len(dialled) <= 21 and len(given_up) == len(dialled) - 1 - took, "no dial is left over"
