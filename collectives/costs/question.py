@@ -139,7 +139,7 @@ def question_of(
         lr=gossip.lr,
         gamma=gossip.gamma,
         grace=settings.exchange.timeout_seconds,
-        quorum=settings.exchange.fraction,
+        quorum=settings.quorum,
         memory=memory,
         moments=2 if settings.inner.optimizer == "adamw" else 1,
         sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",

@@ -336,7 +336,7 @@ class Audits:
         if (
             len(agree) < 2
             or 2 * len(agree) <= len(members)
-            or not enough(agree, members, fraction=self._manifest.exchange.fraction)
+            or not enough(agree, members, fraction=self._manifest.quorum)
         ):
             return
         verdict = verdicts[min(agree)]

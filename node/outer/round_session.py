@@ -119,7 +119,7 @@ class RoundSession:
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         self.prove: Prove = partial(
             proven,
-            fraction=manifest.exchange.fraction,
+            fraction=manifest.quorum,
             verifier=self.factory.with_keys,
             gaps=staged,
         )

@@ -96,7 +96,7 @@ class RoundStarter:
         )
         """Audits of past rounds."""
         self.straggler_grace = StragglerGrace(
-            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=exchange.fraction
+            exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=manifest.quorum
         )
         self.ahead = False
         """True if our votes show that this peer has been further than its state."""
@@ -121,7 +121,7 @@ class RoundStarter:
             replica.members,
             replica.digest,
             self._plan,
-            fraction=exchange.fraction,
+            fraction=self._manifest.quorum,
             min_peers=exchange.min_peers,
             max_weight=self._manifest.max_weight,
             room=room(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,

@@ -6,7 +6,7 @@ swarm/method_specs. Absent tables and keys have defaults.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import blake3
 import msgspec
@@ -123,6 +123,18 @@ class Manifest(Table, frozen=True):
         return self.outer.asynchronous
 
     @property
+    def quorum(self) -> float:
+        """Fraction of the members that a quorum exceeds."""
+        return 2 / 3 if self._quorum == "two-thirds" else self._quorum
+
+    @property
+    def _quorum(self) -> float | Literal["two-thirds"]:
+        wanted = self.exchange.quorum
+        if wanted == "auto":
+            return "two-thirds" if self.admission.mode == "open" else 0.5
+        return wanted
+
+    @property
     def audited(self) -> bool:
         """True if members audit owners of chunks, which is possible in a butterfly only.
 
@@ -152,9 +164,10 @@ class Manifest(Table, frozen=True):
         """Return all values in the order of their definition as msgpack: equal for files of equal meaning.
 
         A key of LATER is absent if it has its default, and a table of LATER_TABLES if all its keys have, so that older runs
-        have the same id.
+        have the same id. The quorum is the one that applies.
         """
         values = msgspec.to_builtins(self)
+        values["exchange"]["quorum"] = self._quorum
         for section in LATER_TABLES:
             if getattr(self, section) == type(getattr(self, section))():
                 del values[section]

@@ -251,7 +251,8 @@ class Exchange(Table, frozen=True):
     quorum: fraction of the last round's members that must be exceeded; at least 0.5, because below it both halves of a
         partition could continue. A larger quorum loses more rounds and fewer contributions. "two-thirds", or a fraction above
         it: fewer than a third of the members may lie about votes and proposals without two results of one round. Such a
-        round may have to wait for more members than a quorum, and with fewer than four members none may lie.
+        round may have to wait for more members than a quorum, and with fewer than four members none may lie. "auto":
+        "two-thirds" in open runs, 0.5 in others.
     min_peers: least number of contributors of a round that counts.
     straggler_timeout: seconds to wait for stragglers when the quorum is ready; or "auto", computed from the lateness of each
         member in the last rounds, at most half of the quorum's training time. A later peer is left out: its pseudo-gradient of
@@ -284,7 +285,7 @@ class Exchange(Table, frozen=True):
     aggregation: Aggregation = "clip"
     max_liars: Annotated[int, Meta(ge=1, le=MAX_GROUP // 2)] = 1
     aggregation_iterations: Annotated[int, Meta(ge=0, le=1000)] = 0
-    quorum: Annotated[float, Meta(ge=0.5, lt=1)] | Literal["two-thirds"] = 0.5
+    quorum: Annotated[float, Meta(ge=0.5, lt=1)] | Literal["two-thirds", "auto"] = "auto"
     min_peers: Annotated[int, Meta(ge=1, le=MAX_GROUP)] = 1
     straggler_timeout: Annotated[float, Meta(ge=0, le=3600)] | Literal["auto"] = 10.0
     orphan: Annotated[float, Meta(ge=0, le=86400)] = 10.0
@@ -294,11 +295,6 @@ class Exchange(Table, frozen=True):
     gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
     chunk_assignment: ChunkAssignment = "bandwidth"
     audit: Annotated[float, Meta(ge=0, le=1)] | Literal["auto"] = "auto"
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the members that a quorum exceeds."""
-        return 2 / 3 if self.quorum == "two-thirds" else self.quorum
 
     @property
     def rule(self) -> AggregationSpec:

@@ -136,8 +136,8 @@ def spoil(process: Process) -> None:
     process.peer.presence.send_queue.control = lie
 
 
-@pytest.mark.parametrize("members", [3, 4])
-def test_one_lying_member_cannot_keep_an_honest_newcomer_out(played, monkeypatch, members):
+def test_one_lying_member_cannot_keep_an_honest_newcomer_out(played, monkeypatch):
+    members = 4  # with fewer, all must endorse it
     monkeypatch.setitem(byzantine.IMPLEMENTED, "flip", spoil)
     REPEATED.clear()
     monkeypatch.setattr(f"{__name__}.NEWCOMER", members)

@@ -403,7 +403,7 @@ def test_peers_of_the_last_round_are_not_asked_about_the_next_one():
 
 def test_member_of_an_open_run_asks_for_a_contribution_to_the_committed_round_to_score_it():
     async def main():
-        scene = Scene(exchange='audit = 0.0\n[admission]\nmode = "open"\n')
+        scene = Scene(exchange='quorum = 0.5\naudit = 0.0\n[admission]\nmode = "open"\n')
         await scene.session.average([bytes(400)], weight=1, loss=1.0, speed=1.0, give_up=0.0)
         scene.session.trials.hold()
         await scene.finish_round()
