@@ -50,8 +50,9 @@ def become(wanted: dict[str, Any]) -> None:
 def serve(path: str) -> None:
     """Fork a process for each request. Return in each of the new processes, never in this one."""
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
+    listening.bind(f"{path}.new")
     listening.listen(64)
+    os.rename(f"{path}.new", path)  # No test connects before it listens.
     ended, wake = socket.socketpair()
     for one in (listening, ended, wake):
         one.setblocking(False)
