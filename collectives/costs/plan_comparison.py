@@ -14,6 +14,12 @@ if TYPE_CHECKING:  # a status has comparisons, and its readers need not load the
 
 Unit: TypeAlias = Literal["seconds", "bytes", "part"]
 
+CONTROL = 500
+"""Bytes of control messages that a peer sends, and receives, in a round for each of its peers.
+
+Measured with 4 to 64 peers (docs/design/agreement.md, "Size of the messages"); most of it in tiny rounds only.
+"""
+
 FEWEST = 3
 """Rounds that a comparison needs, besides the first one of each process."""
 
@@ -102,15 +108,17 @@ def outcome_of(events: Iterable[Mapping[str, Any]]) -> RunOutcome | None:
 def comparison(question: Question, planned: RoundCosts, outcome: RunOutcome) -> tuple[Comparison, ...]:
     """Return plan and outcome of a round side by side: seconds, bytes per peer, and utilisation.
 
-    Fragments with separate rounds agree on each of them.
+    Fragments with separate rounds agree on each of them. The bytes are those of the plan and of control messages, which a
+    plan leaves out; in gossip rounds the latter go to the peers of one group.
     """
+    control = CONTROL * question.turns * (question.group if question.paired else question.peers)
     exchange = planned.agreement * question.turns + planned.data
     total = max(planned.computing, exchange) if question.hidden else planned.computing + exchange
     figures: list[tuple[str, Unit, float, float]] = [
         ("a round", "seconds", total, outcome.seconds),
         ("its exchange", "seconds", exchange, outcome.exchange),
-        ("sent a round", "bytes", planned.sent, outcome.sent),
-        ("received a round", "bytes", planned.received, outcome.received),
+        ("sent a round", "bytes", planned.sent + control, outcome.sent),
+        ("received a round", "bytes", planned.received + control, outcome.received),
         ("utilisation", "part", planned.utilisation, outcome.utilisation),
     ]
     return tuple(

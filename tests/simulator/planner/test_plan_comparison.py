@@ -46,7 +46,9 @@ def test_comparison_has_the_ratio_of_each_figure():
     exchange = answer.round.agreement + answer.round.data
     assert rows["its exchange"].ratio == pytest.approx(1.0 / exchange)
     assert rows["a round"].planned == pytest.approx(answer.round.computing + exchange)
-    assert rows["sent a round"].ratio == pytest.approx(100.0 / answer.round.sent)
+    assert rows["sent a round"].ratio == pytest.approx(100.0 / (answer.round.sent + 2 * 500)), (
+        "500 bytes a peer of control"
+    )
     assert rows["utilisation"].came == pytest.approx(0.8)
 
 
@@ -62,7 +64,7 @@ def test_a_round_of_each_fragment_is_one_round():
     asked = question(streaming.encode(), step=0.4, peers=2, links=(), rtt=0.0)
     answer = plan(asked)
     rows = {row.name: row for row in comparison(asked, answer.round, found)}
-    assert rows["sent a round"].planned == pytest.approx(answer.round.sent)
+    assert rows["sent a round"].planned == pytest.approx(answer.round.sent + 2 * 2 * 500), "and control messages"
     assert rows["its exchange"].planned == pytest.approx(2 * answer.round.agreement + answer.round.data)
 
 
