@@ -177,16 +177,17 @@ def main(words: Sequence[str]) -> int:
     if given.mix != "usual":
         given.family = given.family or "all"
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)
-    played = (
-        check_family(seed, given.family, mix=given.mix)
-        if given.family
-        else check(seed, given.peers, topology=given.topology)
-        for seed in seeds
-    )
-    failed = [found for found in played if found is not None]
-    for found in failed:
-        print(found.text)
-    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    failed = 0
+    for number, seed in enumerate(seeds):
+        print(f"\rseed {seed}: {number} of {len(seeds)} played, {failed} failed", end="", file=sys.stderr, flush=True)
+        if given.family:
+            found = check_family(seed, given.family, mix=given.mix)
+        else:
+            found = check(seed, given.peers, topology=given.topology)
+        if found is not None:
+            failed += 1
+            print(f"\n{found.text}", flush=True)
+    print(f"\n{len(seeds)} seeds, {failed} failed")
     return bool(failed)
 
 
