@@ -13,10 +13,11 @@ from thinwire.collectives.transport.interface import Contact, Transport
 from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.membership.join import NoSwarm, Refused, knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
+from thinwire.node.membership.lost_peers import LostPeers, contacts_of
 from thinwire.node.membership.presence import Presence
 from thinwire.node.membership.reachability import Reachability
 from thinwire.node.methods.registry import check_codec
-from thinwire.node.peer.known_peers import BACK_SECONDS, KnownPeers, contacts_of
+from thinwire.node.peer.known_peers import BACK_SECONDS, KnownPeers
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
@@ -32,9 +33,6 @@ from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
-
-DIALS = 8
-"""Peers that a peer dials in each reconnect period while its roster lacks them."""
 
 LAST_VISITS, LAST_SECONDS = 4, 3.0
 """Peers that get the last record of a process whose key another one uses, and the time for it."""
@@ -82,9 +80,11 @@ class Admission:
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._token = b""
         self._former: set[bytes] = set()
-        self._sought: list[Contact] = []
         self._claims = frozenset[Contact]()
-        """Those of `_sought` that only our Welcome has named."""
+        """Absent peers that our Welcome has named."""
+        self._lost_peers = LostPeers(
+            lambda: self.presence, preset, environment, self._dial, own_key=identity.transport_public
+        )
         self._searching = True
         """True until `found` or `arrive` has found the swarm, or founds the run."""
         self.terms: RunTerms | None = None
@@ -98,7 +98,7 @@ class Admission:
         await self._open(open_transport)
         joins = await self._known_peers.come_back(self._knock, continues=self._continues)
         self._searching = False
-        self._seek_others(())
+        self._seek(())
         return joins
 
     async def arrive(self, invite: Invite, open_transport: OpenTransport, search: float) -> bool:
@@ -123,7 +123,7 @@ class Admission:
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)
-        self._seek_others(seeds)
+        self._seek(seeds)
         return refusal is None
 
     @property
@@ -160,51 +160,16 @@ class Admission:
 
     @property
     def absent(self) -> list[Contact]:
-        """Peers that cannot be reached: the dead ones, and those that we seek.
+        """Peers of the run that cannot be reached, see LostPeers."""
+        return self._lost_peers.absent
 
-        Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
-        """
-        roster = self.presence.roster
-        dead = [peer for peer, state in roster.states().items() if state == "dead"]
-        sought = [contact for contact in self._unknown if contact not in self._claims]
-        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
-        return [found[key] for key in sorted(found)]
-
-    @property
-    def _unknown(self) -> list[Contact]:
-        """Those of `_sought` that the roster does not know."""
-        roster = self.presence.roster
-        records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
-        known = {record.transport_key for record in records}
-        return [contact for contact in self._sought if contact.transport_key not in known]
-
-    def _seek_others(self, seeds: Sequence[Contact]) -> None:
+    def _seek(self, seeds: Sequence[Contact]) -> None:
         """Continue to dial `seeds` (of our invite), our last process' peers, and those of our Welcome."""
         ours = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
-        self._claims = self._claims.difference(ours)
-        contacts = (*ours, *sorted(self._claims, key=attrgetter("transport_key")))
-        found = dict.fromkeys(one for one in contacts if one.transport_key != self._identity.transport_public)
-        self._sought = list(found)
-        if self._sought:
-            self.presence.attend(self._seek())
+        self._lost_peers.seek(ours, sorted(self._claims, key=attrgetter("transport_key")))
 
-    async def _seek(self) -> None:
-        """Dial all `_sought` that the roster lacks, then some in each reconnect period, at most for a day.
-
-        From then on the roster reconnects to them. Without this, two parts of a swarm would never find each other again if
-        the peers that know both have restarted or gone. All at first: the peer that ended our search may be another one that
-        searched, and without the others both would found a lineage.
-        """
-        missing, preset = self._sought, self._preset
-        until, pause = self._environment.now() + preset.tombstone, preset.probe_period
-        while missing and self._environment.now() < until:
-            await asyncio.sleep(pause)
-            missing = self._unknown
-            count = DIALS if pause == preset.reconnect_period else len(missing)
-            missing, pause = missing[count:] + missing[:count], preset.reconnect_period
-            self._sought = missing
-            await asyncio.gather(*(self._knock([one], 0.0, (), enter=self._learn) for one in missing[-count:]))
-        self._sought = []
+    async def _dial(self, contact: Contact) -> None:
+        await self._knock([contact], 0.0, (), enter=self._learn)
 
     async def _open(self, open_transport: OpenTransport) -> None:
         self.transport = await open_transport(self._admit)

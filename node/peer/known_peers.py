@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from thinwire.collectives.transport.interface import REFUSED, Contact
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, Refused
 from thinwire.node.membership.known_peers_file import MOST, KnownPeersFile
+from thinwire.node.membership.lost_peers import contacts_of
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work
@@ -15,7 +16,6 @@ from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import PeerId
 
 BACK_SECONDS = 5.0
 """Seconds for which a returning peer that was the only member searches for others.
@@ -25,14 +25,6 @@ Also the seconds for which a founder that was not alone waits for them at its ga
 
 Knock = Callable[[Sequence[Contact], float, Sequence[str], float], Awaitable[HintedError | None]]
 """Function like join.knock: contacts, seconds, codes of refusals that are final, and `least`."""
-
-
-def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
-    """Yield the contacts of those of `peers` that can be dialled, except this peer."""
-    for peer in peers:
-        record = roster.record_of(peer)
-        if record is not None and peer != roster.record.peer_id and record.addresses:
-            yield Contact(record.addresses[0], record.transport_key)
 
 
 class KnownPeers:

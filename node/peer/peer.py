@@ -17,6 +17,7 @@ from thinwire.collectives.transport.interface import Transport
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
+from thinwire.node.membership.lost_peers import contacts_of
 from thinwire.node.membership.presence import Family, Handler, Presence
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import fitted, method_of
@@ -24,7 +25,7 @@ from thinwire.node.outer.own_lineage import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.admission import Admission
-from thinwire.node.peer.known_peers import KnownPeers, contacts_of
+from thinwire.node.peer.known_peers import KnownPeers
 from thinwire.node.peer.workload import Workload
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.directories import RunDirectory

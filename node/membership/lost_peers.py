@@ -1,0 +1,91 @@
+"""Search for the peers of a run that this peer knows of, and its roster does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.presence import Presence
+from thinwire.node.runtime.environment import Environment
+from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.messages.registry import PeerId
+
+DIALS = 8
+"""Peers that a peer dials in each reconnect period while its roster lacks them."""
+
+
+class LostPeers:
+    """Peers that `seek` dials until the roster knows them; from then on the roster reconnects to them.
+
+    Without this, two parts of a swarm would never find each other again if the peers that know both have restarted or gone.
+    `presence`: returns ours, once it is open. `dial`: knocks at the gate of one peer. `own_key`: our transport key.
+    """
+
+    def __init__(
+        self,
+        presence: Callable[[], Presence],
+        preset: Preset,
+        environment: Environment,
+        dial: Callable[[Contact], Awaitable[None]],
+        *,
+        own_key: bytes,
+    ) -> None:
+        self._presence, self._preset, self._environment = presence, preset, environment
+        self._dial, self._own_key = dial, own_key
+        self._sought: list[Contact] = []
+        self._claims = frozenset[Contact]()
+
+    @property
+    def absent(self) -> list[Contact]:
+        """Peers that cannot be reached: the dead ones, and those that we seek.
+
+        Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
+        """
+        roster = self._presence().roster
+        dead = [peer for peer, state in roster.states().items() if state == "dead"]
+        sought = [contact for contact in self._unknown if contact not in self._claims]
+        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
+        return [found[key] for key in sorted(found)]
+
+    def seek(self, known: Sequence[Contact], claimed: Sequence[Contact]) -> None:
+        """Dial these peers, but not ourselves. `claimed`: those that our Welcome named."""
+        self._claims = frozenset(claimed).difference(known)
+        found = dict.fromkeys(one for one in (*known, *claimed) if one.transport_key != self._own_key)
+        self._sought = list(found)
+        if self._sought:
+            self._presence().attend(self._search())
+
+    async def _search(self) -> None:
+        """Dial all at first, then some in each reconnect period, at most for a day.
+
+        All at first, because the peer that ended our search may be another one that searched: without the others both would
+        found a lineage.
+        """
+        missing, preset = self._sought, self._preset
+        until, pause = self._environment.now() + preset.tombstone, preset.probe_period
+        while missing and self._environment.now() < until:
+            await asyncio.sleep(pause)
+            missing = self._unknown
+            count = DIALS if pause == preset.reconnect_period else len(missing)
+            missing, pause = missing[count:] + missing[:count], preset.reconnect_period
+            self._sought = missing
+            await asyncio.gather(*map(self._dial, missing[-count:]))
+        self._sought = []
+
+    @property
+    def _unknown(self) -> list[Contact]:
+        """Those that we seek and the roster does not know."""
+        roster = self._presence().roster
+        records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
+        known = {record.transport_key for record in records}
+        return [contact for contact in self._sought if contact.transport_key not in known]
+
+
+def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
+    """Yield the contacts of those of `peers` that can be dialled, except this peer."""
+    for peer in peers:
+        record = roster.record_of(peer)
+        if record is not None and peer != roster.record.peer_id and record.addresses:
+            yield Contact(record.addresses[0], record.transport_key)
