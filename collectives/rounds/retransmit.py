@@ -140,8 +140,9 @@ class Repair:
         # Voters continue with the next round and free the results soon after it.
         hurry = 1.0 if self._requests.tries else self._exchange.hurry
         if self.follows:
-            # There may be pauses: asking other sources, too, would cost the swarm the same bytes again.
-            hurry = min(LATEST / patience, 2.0 ** min(8, max(1, self._requests.tries)))
+            # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
+            # reached at the commit, the first one that can is asked at once.
+            hurry = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
         if now >= max(self._requests.at, self._exchange.moved) + hurry * patience:
             self._fetch_all()
 

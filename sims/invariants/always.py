@@ -187,7 +187,9 @@ class AlwaysInvariants:
         if self._still is not None:
             self._standstill(running, self._still, now)
         # The peers with the state have left or are down, and the founder does not begin again: the others can only wait.
-        if not self._machines[0].up and not any(machine.holds for machine in self._honest):
+        founder = self._machines[0].process
+        begins = founder is not None and founder.peer.known_peers.returns
+        if not begins and not any(machine.holds for machine in self._honest):
             self._lost_at = now
         since = max(self._quiet_since, self._moved_at, self._lost_at)
         if now > since + self._pause:

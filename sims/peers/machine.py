@@ -141,14 +141,8 @@ class Machine:
 
     @property
     def holds(self) -> bool:
-        """True if a process runs and has a state, in memory or in a checkpoint.
-
-        Replicas of gossip have no members, so each peer that is ready counts.
-        """
-        if self.process is None or self.saved:
-            return self.process is not None
-        replica = self.process.peer.replica if self.process.ready else None
-        return replica is not None and (bool(replica.members) or not replica.alike)
+        """True if a process runs and has a state, in memory or in a checkpoint."""
+        return self.process is not None and (self.saved or self.process.entered)
 
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""
@@ -202,6 +196,8 @@ class Process:
         self.machine, self.number = machine, machine.lives
         self.alive = True
         self.life: PeerLifecycle | None = None
+        self.entered = False
+        """True if it has a state."""
         self.transport: SimTransport | None = None
         self.learner: Played | None = None
         self.task: asyncio.Task[None] | None = None
@@ -281,6 +277,7 @@ class Process:
         return self.machine.seat is not None
 
     def _event(self, kind: str, fields: Mapping[str, object]) -> None:
+        self.entered |= kind == "ready"
         if self.alive:
             self.machine.world.event(self.machine, kind, fields)
 

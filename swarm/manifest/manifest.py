@@ -72,9 +72,13 @@ class Manifest(Table, frozen=True):
     @property
     def max_weight(self) -> int:
         """Most tokens that one contribution may claim."""
-        most = round(self.outer.sync_every * self.outer.step_ratio)
+        return self.exchange.max_weight or round(self.outer.sync_every * self.outer.step_ratio) * self.step_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one inner step of a peer, or of a pipeline group."""
         batch = self.inner.global_batch or self.inner.batch * max(self.inner.accumulate, self.pipeline.microbatches)
-        return self.exchange.max_weight or most * batch * self.model.context
+        return batch * self.model.context
 
     @property
     def schedule_steps(self) -> int:

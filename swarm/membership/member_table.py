@@ -278,6 +278,17 @@ class Members:
         self._broadcast.add(("accusation", accusation.accuser, accusation.target), item)
         member.note = item
 
+    def note_for(self, member: Member) -> bytes:
+        """Return the note of a member for that member itself.
+
+        An accusation in it is ours: the accused peer may not know another accuser, and would not refute what it cannot check.
+        """
+        stated = gossip_items.read(member.note)
+        if not isinstance(stated, Accusation) or stated.accuser == self.me:
+            return member.note
+        ours = Accusation(member.state == "dead", self.me, member.record.peer_id, member.record.sequence)
+        return gossip_items.sign(ours, self._identity, self.own.record.run_id)
+
     def _suspect(self, member: Member, now: float) -> None:
         peer = member.record.peer_id
         if self._suspects.begin(peer, self.live.size, now):

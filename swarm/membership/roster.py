@@ -363,12 +363,13 @@ class Roster:
     def _items(self, to: PeerId) -> tuple[bytes, ...]:
         """Return the items to piggyback on a message.
 
-        A peer under suspicion gets the accusation first, so that it can refute it.
+        A peer under suspicion gets an accusation first, so that it can refute it.
         """
         first: list[bytes] = []
         member = self._members.table.get(to)
         if member is not None and member.note and member.state != "banned":
-            first += [member.note] if member.live else [member.note, gossip_items.announce(member.record)]
+            note = self._members.note_for(member)
+            first += [note] if member.live else [note, gossip_items.announce(member.record)]
         if to in self._members.behind:
             del self._members.behind[to]
             first.insert(0, gossip_items.announce(self.record))

@@ -50,12 +50,13 @@ class FragmentSchedule(Overlap):
 
     `aired`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
     step of the replica. `last`: number of this fragment's last round in the run, 0 for none. `owed`: tokens trained
-    since the fragment was last sent. `sent`: the part of them that is in the round in progress.
+    since the fragment was last sent. `sent`: the part of them that is in the round in progress. `unbooked`: tokens trained
+    in this turn, which the next turn adds to `owed`.
     """
 
     def __init__(self, manifest: Manifest, lock: ModelLock, *, last: int) -> None:
         super().__init__(last=last)
-        self.last, self.owed, self.sent = last, 0, 0
+        self.last, self.owed, self.sent, self.unbooked = last, 0, 0, 0
         self._alpha, self._most, self._lock = manifest.method(Streaming).local_mix, manifest.max_weight, lock
         self._overlaps = manifest.overlap > 0
         self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -110,7 +111,7 @@ class FragmentSchedule(Overlap):
 
     async def _forfeit(self) -> None:
         await self.loop.forfeit()
-        self.sent = self.owed  # The residual has all training up to now, not only that before `begin`.
+        self.sent = self.owed + self.unbooked  # The residual has all training up to now, not only that before `begin`.
 
     def replaced(self) -> None:
         """Note that the model no longer has any training of this fragment."""
@@ -125,7 +126,7 @@ class FragmentSchedule(Overlap):
 
     def land(self, kept: int) -> None:
         """End a committed round. `kept`: tokens of it that have to be sent again."""
-        self.owed = max(0, self.owed - self.sent + kept * self._overlaps)
+        self.owed += kept * self._overlaps - self.sent
         self.sent = 0
 
     async def keep_up(self) -> None:

@@ -73,7 +73,7 @@ class TurnScheduler(RoundLoop):
             chain, last = session.replica.chains[number], rounds_of(number, manifest.run.rounds, self._count)
             self.links[number] = schedule = FragmentSchedule(manifest, self._lock, last=last)
             OuterLoop(link, schedule, read=chain.reader(read), write=chain.writer(write), work=work)
-        self._bounded = manifest.run.rounds > 0
+        self._bounded, self._overlap_tokens = manifest.run.rounds > 0, manifest.overlap * manifest.step_tokens
         self._flights: dict[int, _PendingRound] = {}
         # In a pipeline group all peers make the steps of the origin.
         self._most, self._pace, self._sent_at = (
@@ -148,13 +148,15 @@ class TurnScheduler(RoundLoop):
         not over.
         """
         for link in self.links.values():
-            link.owed, link.forgoes = link.owed + weight * (not link.forgoes), False
+            link.owed, link.forgoes, link.unbooked = max(0, link.owed + weight * (not link.forgoes)), False, 0
         self._lock.leave()
         try:
             turn = self._clock()
             if await self._send(turn, loss, speed) and meanwhile is not None:
                 await self._lock.take()
                 await meanwhile()
+                for link in self.links.values():
+                    link.unbooked = self._overlap_tokens
                 self._lock.leave()
             outcome = await self._settle(turn)
             if not weight and outcome.commit is None:

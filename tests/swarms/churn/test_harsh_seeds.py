@@ -66,11 +66,13 @@ prevails over that of others does not search for a newer state. 350: a restarted
 it knew. 394: a suspicion that begins just after a stall is not moved into the future.
 """
 
-MENDED_DEPARTURES = (132, 246, 356)
+MENDED_DEPARTURES = (132, 246, 356, 489, 630, 842)
 """Seeds of the mix with departures that failed before a rule.
 
 132: a returning peer with a checkpoint continues without others. 246: peers that are sought are dialled several at a time.
-356: so do peers that all return without their founder.
+356: so do peers that all return without their founder. 489: forfeited training of the turn in progress counts in no later one.
+630: a peer that follows asks the first source that can be reached at once. 842: an accused peer gets an accusation that it
+can check.
 """
 
 MENDED_USUAL = (900132, 900269, 900958)

@@ -595,6 +595,20 @@ def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
     assert waits == [[patience, patience], [2 * patience, 4 * patience]]
 
 
+def test_peer_that_follows_asks_the_first_source_that_can_be_reached_at_once():
+    """At the commit none could be; a link is up again, or a suspicion has ended."""
+    harness = Harness()
+    harness.round.agreement.terms = replace(harness.terms, members=(LEADER, OTHER))
+    for peer in (LEADER, OTHER):
+        harness.round.on_link_down(peer)
+    harness.on_message(PEERS[4], _commit(_opening(harness, LEADER, OTHER), harness))
+    assert harness.round.follows and not harness.sent(Fetch)
+    harness.now = 0.5
+    harness.round.agreement.reachable.add(OTHER)
+    harness.round.tick()
+    assert {to for to, _, _ in harness.sent(Fetch)} == {OTHER}
+
+
 def test_peer_that_does_not_read_answers_gets_no_more(harness):
     harness.finish()
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])

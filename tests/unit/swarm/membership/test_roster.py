@@ -321,6 +321,19 @@ def _until_dead(roster: Roster, index: int, *, answer: bool) -> float:
     return math.inf
 
 
+def test_accused_peer_gets_an_accusation_that_it_can_check() -> None:
+    """0 has it from peers that peer 1 never met, and that may have gone since. Peer 1 refutes it all the same."""
+    roster = _alone(others=3)
+    for accuser in (2, 3):
+        roster.handle(NAMES[3], Gossip((_accuse(accuser, 1),)), 1.0)
+    ((_, answer),) = roster.handle(NAMES[1], Ping(1, 0, ()), 2.0)
+    accused = _alone(1)
+    accused.learn(record(0), 0.0)
+    before = accused.record.sequence
+    accused.handle(NAMES[0], answer, 2.0)
+    assert accused.record.sequence > before
+
+
 def test_one_liar_in_tiny_swarm_causes_no_death() -> None:
     roster = _alone(others=3)
     roster.handle(NAMES[2], Gossip((_accuse(2, 1, dead=True), _accuse(3, 1))), 0.1)

@@ -29,3 +29,20 @@ def test_forfeited_training_counts_up_to_the_read_of_the_model():
     schedule.owed += 7
     schedule.land(0)
     assert schedule.owed == 7
+
+
+def test_forfeited_training_of_the_turn_in_progress_counts_in_no_later_turn():
+    """The residual has the steps that overlap the exchange, too, which are booked with the next turn."""
+    schedule = FragmentSchedule(MANIFEST, ModelLock(), last=0)
+
+    async def forfeit():
+        pass
+
+    replica = SimpleNamespace(error_feedback=True, owes_forfeit=bool)
+    schedule.attach(SimpleNamespace(replica=replica, forfeit=forfeit))
+    schedule.owed = schedule.sent = 100
+    schedule.unbooked = 20
+    asyncio.run(schedule.late(100))
+    schedule.land(0)
+    schedule.owed += 60  # the whole turn
+    assert schedule.owed == 40
