@@ -188,7 +188,7 @@ class AlwaysInvariants:
             self._standstill(running, self._still, now)
         # The peers with the state have left or are down, and the founder does not begin again: the others can only wait.
         founder = self._machines[0].process
-        begins = founder is not None and founder.peer.known_peers.returns
+        begins = founder is not None and founder.life is not None and founder.peer.known_peers.returns
         if not begins and not any(machine.holds for machine in self._honest):
             self._lost_at = now
         since = max(self._quiet_since, self._moved_at, self._lost_at)
