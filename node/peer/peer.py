@@ -33,7 +33,7 @@ from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.checkpoint_store import CheckpointStore, SaveOutcome
-from thinwire.node.state.checkpointer import Checkpointer
+from thinwire.node.state.checkpointer import Checkpointer, CheckpointsLost
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import PrivateState
@@ -193,6 +193,13 @@ class Peer:
                     "no peer of the run was found, and no checkpoint of it can be read",
                     "start again when other peers can be reached, or restore the run's folder",
                 )
+        if (
+            not joins and self.checkpointer.unreadable
+        ):  # Rounds from the first weights would follow, and replace what is left.
+            raise CheckpointsLost(
+                f"no checkpoint of the run can be read: {self.checkpointer.unreadable}",
+                f"restore {self._directory.checkpoints} from a copy; or remove it, and the run begins again at round 0",
+            )
         if not joins and not given and not self.replica.round:
             raise missing_weights(named)
         self.known_peers.founds = not joins

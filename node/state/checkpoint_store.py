@@ -77,6 +77,8 @@ class Loaded:
     snapshot: Snapshot | None
     path: Path | None
     remarks: tuple[str, ...]
+    saved: bool = True
+    """True if a checkpoint was completed here, readable or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class CheckpointStore:
             names = self._disk.names(self._directory)
             entries, remarks = self._entries(names)
         except OSError as error:
-            return Loaded(None, None, (_reason(error),))
+            return Loaded(None, None, (_reason(error),), saved=False)
         for entry in entries:
             if run_id is not None and entry.body.run_id != run_id.hex():
                 remarks.append(f"{entry.name}: belongs to run {entry.body.run_id[:8]}")
@@ -149,7 +151,7 @@ class CheckpointStore:
                 continue
             remarks += self._pointer_remarks(entry.name)
             return Loaded(snapshot, self._directory / entry.name, tuple(remarks))
-        return Loaded(None, None, tuple(remarks))
+        return Loaded(None, None, tuple(remarks), LATEST in names)
 
     # --- writing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
@@ -15,6 +16,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
 from thinwire.node.state.state_copy import StateCopy
 from thinwire.node.state.tensor_file import Array, Tensors
+from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.messages.registry import Digest
 
@@ -25,8 +27,16 @@ _OWN = "replica/"
 """Prefix of the replica's entries in the private part of a checkpoint."""
 
 
+class CheckpointsLost(HintedError):
+    """The checkpoints of a run cannot be read, and no other peer has its state."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class Checkpointer:
     """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known.
+
+    `unreadable`: why no checkpoint was restored although there are some; else "".
 
     During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end
     `save` writes the state itself. The caller ensures that only one of them runs.
@@ -34,6 +44,7 @@ class Checkpointer:
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
         self.digest: Digest | None = None
+        self.unreadable = ""
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
         self._copy = StateCopy()
 
@@ -47,6 +58,7 @@ class Checkpointer:
             self._emit("checkpoint", {"detail": remark})
         snapshot: Snapshot | None = loaded.snapshot
         if snapshot is None:
+            self.unreadable = loaded.remarks[0] if loaded.saved and loaded.remarks else ""
             return None
         try:
             await work(lambda: _install(snapshot, replica, layout))
