@@ -228,7 +228,7 @@ async def steps(
     for _ in range(count):
         outcome = await replica.step()
         assert len(outcome.finished) == micros and not outcome.lost, outcome
-        found.append((outcome.flown, outcome.planned, replica.route_planner.plans if replica.route_planner else 0))
+        found.append((outcome.measured, outcome.planned, replica.route_planner.plans if replica.route_planner else 0))
     for task in replica.tasks:
         task.cancel()
     return found

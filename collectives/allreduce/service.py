@@ -156,7 +156,12 @@ class AllreduceService:
         for key, operation in reversed(list(self._known.items())):
             if operation.ended.done():
                 kept, held = kept + 1, held + operation.nbytes
-                if operation.fly is None or now > operation.ended_at + KEPT_SECONDS or kept > KEPT or held > KEPT_BYTES:
+                if (
+                    operation.current is None
+                    or now > operation.ended_at + KEPT_SECONDS
+                    or kept > KEPT
+                    or held > KEPT_BYTES
+                ):
                     del self._known[key]
 
     # --- calls
@@ -222,7 +227,7 @@ class AllreduceService:
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
             del early[name, number]
         for operation in self.running():
-            begun = operation.fly is not None
+            begun = operation.current is not None
             if (
                 operation.name == message.name
                 and operation.number < message.number
@@ -241,7 +246,7 @@ class AllreduceService:
 
     def _waiting(self, name: str) -> list[Operation]:
         """Return the operations of a name that have not begun, the lowest number first."""
-        found = [one for one in self.running() if one.name == name and one.fly is None]
+        found = [one for one in self.running() if one.name == name and one.current is None]
         return sorted(found, key=lambda one: one.number)
 
     def _move(self, name: str) -> None:

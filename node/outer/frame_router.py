@@ -142,16 +142,16 @@ class FrameRouter:
             self._route_later(peer, frame, number)
 
     def _route_present(self, peer: PeerId, frame: Frame) -> None:
-        message, fly = frame.message, self._current()
-        if isinstance(message, Fetch) and fly.agreement.commit is not None:
-            self._history.follow(peer, fly.round)
+        message, current = frame.message, self._current()
+        if isinstance(message, Fetch) and current.agreement.commit is not None:
+            self._history.follow(peer, current.round)
         if isinstance(message, Ready):
-            self._straggler_grace.came(peer, fly.round, self._now(), contributes=bool(message.weight))
-        fly.on_frame(peer, frame)
+            self._straggler_grace.came(peer, current.round, self._now(), contributes=bool(message.weight))
+        current.on_frame(peer, frame)
         if isinstance(message, (Commit, Decided)):
             # Not every commit can be verified later: peers that had departed then may be here now.
-            self._catch_up.claimed(peer, fly.round)
-            fly.agreement.past.add(peer)
+            self._catch_up.claimed(peer, current.round)
+            current.agreement.past.add(peer)
         if isinstance(message, Ready):
             self._history.done(peer)
             self._prune()
@@ -171,14 +171,14 @@ class FrameRouter:
             self._send_queue.control(peer, Behind(self._replica.round, self._fragment))
 
     def _route_later(self, peer: PeerId, frame: Frame, number: int) -> None:
-        fly = self._current()
-        if number > fly.round + 1:
+        current = self._current()
+        if number > current.round + 1:
             self.strays += 1
         elif not memoryview(frame.payload).nbytes:
             self._stash.put(peer, frame)
         if isinstance(frame.message, Ready):
-            fly.agreement.past.add(peer)
-        if frame.signature and fly.agreement.commit is None:
+            current.agreement.past.add(peer)
+        if frame.signature and current.agreement.commit is None:
             self._catch_up.seen(peer, number)
 
     def _prune(self) -> None:

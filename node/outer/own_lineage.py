@@ -108,14 +108,14 @@ class OwnLineage:
 
     def on_tick(self) -> None:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
-        fly, now = self._current(), self._now()
-        agreement = fly.agreement
-        if fly.lacking != self._lacking[0]:
-            self._lacking = fly.lacking, now
+        current, now = self._current(), self._now()
+        agreement = current.agreement
+        if current.lacking != self._lacking[0]:
+            self._lacking = current.lacking, now
         # Voters that have restarted are reachable, but have lost the results.
-        lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
-        able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
-        if not self._replica.members or fly.complete or able:
+        lost = current.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
+        able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
+        if not self._replica.members or current.complete or able:
             self._able()
             return
         if self.since is None:

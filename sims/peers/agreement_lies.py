@@ -173,9 +173,9 @@ class _DroppedVotes:
         if isinstance(frame.message, Open) and session.current.agreement.opened is not None:
             asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
 
-    def _begin(self, fly: Round) -> None:
-        fly.agreement._prepare(self._session._now())
-        fly.pump()
+    def _begin(self, current: Round) -> None:
+        current.agreement._prepare(self._session._now())
+        current.pump()
 
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session

@@ -285,7 +285,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("node/membership/presence.py", 'if event.kind <= "banned":'): KINDS,
     ("node/membership/presence.py", 'if event.kind <= "duplicate":'): KINDS,
     ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
-    ("node/outer/frame_router.py", "if number != fly.round + 1:"): "earlier rounds go elsewhere",
+    ("node/outer/frame_router.py", "if number != current.round + 1:"): "earlier rounds go elsewhere",
     (
         "node/outer/round_starter.py",
         'watch = presence.watch if exchange.slow_peers <= "no-ownership" else None',

@@ -67,7 +67,7 @@ class Overlap(Schedule):
         self._told = self._given
         if self._meanwhile is None or not self._trains_on:
             return await super().average(average)
-        settling = asyncio.ensure_future(self._fly(average))
+        settling = asyncio.ensure_future(self._average_and_move(average))
         try:
             await self._meanwhile()
             await asyncio.wait((settling,), timeout=self.loop.give_up)
@@ -77,7 +77,7 @@ class Overlap(Schedule):
             await cancelled(settling)
         return self._ahead or Outcome()  # a step that has begun is completed
 
-    async def _fly(self, average: Average) -> Outcome:
+    async def _average_and_move(self, average: Average) -> Outcome:
         outcome = await average(None)
         if outcome.commit is not None:
             self._ahead = outcome

@@ -36,9 +36,9 @@ def opened(s):
     for node in s.nodes.values():
         settle = node.round_factory._settle
 
-        def noted(fly, settle=settle):
-            found[fly.round] = fly.agreement.commit.opened
-            settle(fly)
+        def noted(current, settle=settle):
+            found[current.round] = current.agreement.commit.opened
+            settle(current)
 
         node.round_factory._settle = noted
     return found

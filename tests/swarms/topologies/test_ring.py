@@ -42,9 +42,9 @@ def ballots(s):
     for node in s.nodes.values():
         settle = node.round_factory._settle
 
-        def noted(fly, settle=settle):
-            found.setdefault(fly.round, []).append(fly.agreement.commit.opened)
-            settle(fly)
+        def noted(current, settle=settle):
+            found.setdefault(current.round, []).append(current.agreement.commit.opened)
+            settle(current)
 
         node.round_factory._settle = noted
     return found
