@@ -206,7 +206,7 @@ class RoundSession:
         return self.replica.grid
 
     @property
-    def links(self) -> dict[int, RoundSession]:
+    def sessions(self) -> dict[int, RoundSession]:
         """Sessions by fragment number: only this one."""
         return {self.fragment: self}
 

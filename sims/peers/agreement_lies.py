@@ -101,11 +101,11 @@ def _other_vote(to: PeerId, message: Message) -> Message:
 
 def _false_report(process: Process) -> None:
     """Report a vote for results that no peer has."""
-    links = process.peer.session.links
+    sessions = process.peer.session.sessions
 
     def change(to: PeerId, message: Message) -> Message:
         if isinstance(message, Promise):
-            opened = links[message.fragment].current.agreement.opened
+            opened = sessions[message.fragment].current.agreement.opened
             if opened is not None and opened.ballot < message.ballot:
                 return replace(message, voted=opened, digest=bytes([7]) * 32)
         return message

@@ -175,7 +175,7 @@ def _mimic(process: Process) -> None:
         victim = next((one.process for one in machines if not one.lie and one.process is not None), None)
         if victim is None or not victim.ready or not isinstance(own, RoundSession):
             return ()
-        theirs = victim.peer.session.links[own.fragment]
+        theirs = victim.peer.session.sessions[own.fragment]
         same = isinstance(theirs, RoundSession) and theirs.current.round == own.current.round
         return theirs.current.exchange.source if same else ()
 

@@ -22,7 +22,7 @@ def fail(error: BaseException) -> None:
 
 def sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
     """Return the session of a peer, or those of its fragments."""
-    return tuple(process.peer.session.links.values())
+    return tuple(process.peer.session.sessions.values())
 
 
 def change_outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:

@@ -137,7 +137,7 @@ class GossipSession:
         self.report("refused", f"what {short(peer)} sent: {reason}")
 
     @property
-    def links(self) -> dict[int, GossipSession]:
+    def sessions(self) -> dict[int, GossipSession]:
         """Sessions by fragment number: only this one."""
         return {0: self}
 

@@ -184,15 +184,15 @@ def _other_momentum(patch):
 
 def _counted_twice(patch):
     """Count tokens again that were sent already."""
-    land = TurnScheduler._land
+    conclude = TurnScheduler._conclude
 
-    def forgetful(self, flight, **told):
-        owed = flight.link.owed
-        outcome = land(self, flight, **told)
-        flight.link.owed = max(owed, flight.link.owed)
+    def forgetful(self, pending, **told):
+        owed = pending.session.owed
+        outcome = conclude(self, pending, **told)
+        pending.session.owed = max(owed, pending.session.owed)
         return outcome
 
-    patch.setattr(TurnScheduler, "_land", forgetful)
+    patch.setattr(TurnScheduler, "_conclude", forgetful)
 
 
 @pytest.mark.parametrize(("plant", "oracle"), [(_other_momentum, "aggregate"), (_counted_twice, "weight")])
@@ -229,10 +229,12 @@ def test_early_frames_of_one_peer_are_bounded_over_all_fragments(monkeypatch):
         if not kept and self.live and self.replica.round > 12:
             liar = min(self.live)
             for attempt in range(40):
-                for number, link in self.links.items():
-                    ready = Ready(link.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
+                for number, session in self.sessions.items():
+                    ready = Ready(
+                        session.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0
+                    )
                     self.on_frame(liar, Frame(ready, b"", bytes(64)))
-            stashes = {id(link.factory.stash): link.factory.stash for link in self.links.values()}
+            stashes = {id(session.factory.stash): session.factory.stash for session in self.sessions.values()}
             kept.append(sum(map(len, stashes.values())))
 
     monkeypatch.setattr(FragmentSessions, "on_tick", flood)

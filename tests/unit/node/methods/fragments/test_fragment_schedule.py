@@ -27,7 +27,7 @@ def test_forfeited_training_counts_up_to_the_read_of_the_model():
     schedule.owed += 20
     asyncio.run(schedule.late(100))
     schedule.owed += 7
-    schedule.land(0)
+    schedule.conclude(0)
     assert schedule.owed == 7
 
 
