@@ -56,7 +56,7 @@ def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
     ("name", "seed"),
     [
         ("streaming", 20),
-        ("sparse-chains", 417),
+        ("sparse-fragments", 417),
     ],
 )
 def test_survivors_may_repeat_a_round_that_only_dead_peers_knew(name: str, seed: int) -> None:
