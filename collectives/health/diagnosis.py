@@ -21,8 +21,8 @@ from thinwire.swarm.messages.registry import PeerId
 WINDOW, NAMED, WELL = 8, 6, 2
 """A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at WELL or fewer."""
 
-MET, MOSTLY = 4, 0.75
-"""The same for peers that meet in pairs: at least MET marks, and MOSTLY of the last WINDOW meetings."""
+LEAST, MOSTLY = 4, 0.75
+"""The same for peers that average in pairs: at least LEAST marks, and MOSTLY of the last WINDOW exchanges."""
 
 WEAK = 2.5
 """Inner steps that are this factor slower than the others' stand out."""
@@ -43,7 +43,7 @@ PIECE, PIECES = "lost piece", 64
 """For data that comes in one piece, of which few are lost, the same number in PIECES rounds counts."""
 
 PARTNERS = 16
-"""Number of partners whose latest speeds are compared if peers meet in pairs."""
+"""Number of partners whose latest speeds are compared if peers average in pairs."""
 
 APART, ASTRAY = 30.0, 3
 """Tolerated clock difference to most others in seconds, and number of excesses before a peer is named."""
@@ -115,7 +115,7 @@ class Diagnosis:
         self._away.pop(peer, None)
         seen = self._observations[fragment]
         if self._paired:
-            self._meet(seen, peer, round, speed)
+            self._process_partner(seen, peer, round, speed)
             return
         seen.said[peer] = round
         # a few peers must not determine the round
@@ -129,11 +129,11 @@ class Diagnosis:
         if speed > 0 and seen.round <= round <= seen.round + 1:
             seen.speed[peer, round] = speed
 
-    def _meet(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
+    def _process_partner(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
         """Process the announcement of a partner in one of its own rounds."""
         if seen.said.get(peer) == round:
             return
-        seen.said[peer], self._judged = round, self._judged + 1  # meetings are counted
+        seen.said[peer], self._judged = round, self._judged + 1  # exchanges are counted
         flow = seen.flows.pop(peer, None)
         if flow is not None:
             self._judge_links(seen, {peer: flow})
@@ -307,7 +307,7 @@ class Diagnosis:
         if kind == "slow":
             return LATE
         if kind not in ("lossy link", PIECE):
-            return max(MET, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
+            return max(LEAST, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
         # Scaled, because others may have been judged less often.
         length = len(self._marks[peer, kind])
         others = [
