@@ -78,7 +78,7 @@ class Operation:
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._callers = Rendezvous(place, plan, grace=grace, patience=patience)
-        self._stash = PendingFrames(4 * MAX_GROUP, 16)
+        self._pending_frames = PendingFrames(4 * MAX_GROUP, 16)
         self._told: dict[PeerId, float] = {}  # peers that received our call for this number, and when
         self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
         self._started = self._called_at = place.now()
@@ -130,7 +130,7 @@ class Operation:
         self.lowered += number < self.number
         self.number, self._fresh, self._attempt = number, False, attempt
         self._callers.clear()
-        self._stash.clear()
+        self._pending_frames.clear()
 
     async def wait(self) -> OperationResult:
         """Wait for the result. If cancelled, withdraw."""
@@ -196,7 +196,7 @@ class Operation:
         if self.current is not None:
             self.current.on_frame(peer, frame)
         elif frame.signature:
-            self._stash.put(peer, frame)
+            self._pending_frames.put(peer, frame)
 
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
@@ -281,7 +281,7 @@ class Operation:
         if again:
             for peer in sorted(place.live):
                 place.send_queue.control(peer, Ask(round, fragment))
-        for peer, frame in self._stash.take():
+        for peer, frame in self._pending_frames.take():
             message = frame.message
             if not (
                 self._withdrew and isinstance(message, Ready) and message.base != current.agreement.terms.base

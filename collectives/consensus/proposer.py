@@ -175,7 +175,7 @@ class Proposer:
             peer for peer, ready in self._ready.items() if ready.weight > 0 and peer not in self.blame_book.rejected
         ]
         if len(left) < self._terms.min_peers:
-            self.blame_book.pardon()
+            self.blame_book.forgive_all()
         else:
             self.blame_book.forgive(sender)
 
@@ -278,5 +278,5 @@ class Proposer:
             )
             if opened is not None:
                 return opened
-        self.blame_book.pardon()  # Too few contributors are left, in that group and among all peers.
+        self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

@@ -123,7 +123,7 @@ class GossipGroup:
             pair.release()
 
     @property
-    def lacking(self) -> tuple[PeerId, ...]:
+    def outstanding(self) -> tuple[PeerId, ...]:
         """Members that the group still waits for."""
         return tuple(peer for peer, pair in self.pairs.items() if pair.result is None)
 
@@ -183,7 +183,7 @@ class GossipGroup:
         exchanged = sum(pair.exchanged for pair in self.pairs.values())
         if exchanged > self._exchanged:
             self._exchanged, self._exchanged_at = exchanged, self._terms.now()
-        if self.ours is not None and not self.lacking:
+        if self.ours is not None and not self.outstanding:
             self._done.set()
 
 

@@ -296,7 +296,9 @@ class Pair:
 
     def _ask(self, parcel: ChunkReceiver | None) -> None:
         if parcel is not None and parcel.missing and self.result is None:
-            self._send_queue.control(self.partner, Fetch(self.round, self.fragment, parcel.digest, parcel.lacking))
+            self._send_queue.control(
+                self.partner, Fetch(self.round, self.fragment, parcel.digest, parcel.missing_chunks)
+            )
 
     def _serve(self, message: Fetch) -> None:
         for parcel in (self._posted, self._announced):

@@ -43,10 +43,10 @@ from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
 from thinwire.swarm.rendezvous_hash import leader_order, rank
 
-STASH = 1024
+MAX_PENDING = 1024
 """Control frames stored for the next round."""
 
-STASH_EACH = 16
+MAX_PENDING_EACH = 16
 """Of these, most per peer: as many as a peer sends in a bad round."""
 
 
@@ -72,8 +72,8 @@ class RoundFactory:
       chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
       aggregated by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
-    - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
-      peer.
+    - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
+      peer share them.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
     - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in other planes
       without effect.
@@ -96,7 +96,7 @@ class RoundFactory:
         by_bandwidth: bool = False,
         topology: Topology = "butterfly",
         site: str = "",
-        stash: PendingFrames | None = None,
+        pending_frames: PendingFrames | None = None,
         kept: OwnerResiduals | None = None,
         aside: Work = at_once,
         sick: Callable[[], Collection[PeerId]] = tuple,
@@ -111,7 +111,7 @@ class RoundFactory:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
         """Set when the others are so far ahead that we cannot follow."""
-        self.stash = PendingFrames(STASH, STASH_EACH) if stash is None else stash
+        self.pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH) if pending_frames is None else pending_frames
         """Frames of the next round."""
         self.sick = sick
         """Returns peers that must not own chunks in rounds that we lead."""

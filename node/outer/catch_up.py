@@ -137,7 +137,7 @@ class CatchUp:
         if committed:
             # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more.
             longest = max(LATEST, 2 * patience) if current.follows else 2 * patience
-            patience = self._round_factory.floor if current.forsaken else longest
+            patience = self._round_factory.floor if current.mostly_exhausted else longest
         if not proved:
             self._proved_since = None
             return

@@ -32,7 +32,7 @@ _TUNSETIFF = 0x400454CA
 _TUN_NO_HEADER = 0x0001 | 0x1000
 
 
-def lacking() -> str:
+def obstacle() -> str:
     """Return what this machine lacks for namespaces; "" if nothing."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
@@ -78,7 +78,7 @@ class NetnsTestbed:
         )
 
     async def open(self) -> Sequence[Site]:
-        if reason := lacking():
+        if reason := obstacle():
             raise EmulationError(f"--namespaces cannot be had: {reason}", "--real needs nothing of the kind")
         try:
             if self._netem is None:

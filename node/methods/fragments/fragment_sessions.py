@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
+from thinwire.collectives.rounds.round_factory import MAX_PENDING, MAX_PENDING_EACH, fragment_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, turn_of
@@ -28,7 +28,7 @@ from thinwire.swarm.messages.registry import Decline, Digest, Open, PeerId, Prep
 from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
 
 FRAME_EACH = 2
-"""Control frames that each peer may have in the stash for every fragment beyond the first."""
+"""Control frames that each peer may have pending for every fragment beyond the first."""
 
 
 class FragmentSession(RoundSession):
@@ -75,7 +75,7 @@ class FragmentSessions:
         self.announced: dict[PeerId, Ready] = {}
         """Latest announcement of each peer, of some fragment."""
         self._emit, self._strays = emit, 0
-        stash = PendingFrames(STASH, STASH_EACH + FRAME_EACH * (len(replica.fragments) - 1))
+        pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH + FRAME_EACH * (len(replica.fragments) - 1))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
         self._heard: dict[int, dict[PeerId, tuple[int, float]]] = {}  # fragment -> peer -> (round, time)
@@ -95,7 +95,7 @@ class FragmentSessions:
                 votes=votes,
                 patience=patience,
                 fragment=number,
-                stash=stash,
+                pending_frames=pending_frames,
                 turn=turn,
                 announced=self.announced,
                 told=self._advanced,

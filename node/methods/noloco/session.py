@@ -153,7 +153,7 @@ class GossipSession:
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the partners that the round in progress waits for."""
-        return self.current.lacking
+        return self.current.outstanding
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""

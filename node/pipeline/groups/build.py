@@ -132,7 +132,7 @@ def learner(
     def round() -> int:
         return _session_of(peer, seat.stage).replica.round if peer.ready else 0
 
-    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, lacking=look, able=able)
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, orphaned=look, able=able)
     keep(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
     return host
 

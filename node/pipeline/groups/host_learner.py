@@ -32,7 +32,7 @@ class HostLearner(StageLearner):
 
     Its steps are counted by the turns of the swarm's rounds, like the origin's, so that a group ends them together.
 
-    `round`: returns the last round in the stage's outer state. `lacking`: called before steps and while the origin is
+    `round`: returns the last round in the stage's outer state. `orphaned`: called before steps and while the origin is
     silent; returns True if the origin is out of reach and has no successor, see `follow`. `able`: returns True if this
     peer can hold another stage, and its own stage has enough other holders.
     """
@@ -46,7 +46,7 @@ class HostLearner(StageLearner):
         work: Work,
         now: Callable[[], float],
         round: Callable[[], int] = int,
-        lacking: Callable[[], bool] = lambda: False,
+        orphaned: Callable[[], bool] = lambda: False,
         able: Callable[[int], bool] = lambda stage: False,
     ) -> None:
         super().__init__(holding)
@@ -55,7 +55,7 @@ class HostLearner(StageLearner):
         self._coming, self._parcel = 0, holding.parcel
         """Tag of the frozen rows that are in transit to us, and their assembly."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
-        self._round, self._lacking, self._able = round, lacking, able
+        self._round, self._orphaned, self._able = round, orphaned, able
         self._next: int | None = None
 
     @property
@@ -89,7 +89,7 @@ class HostLearner(StageLearner):
         first, target = host.step, self._at + n
         if stop.is_set() or not n:
             return NOTHING
-        self._lone = self._lacking()
+        self._lone = self._orphaned()
         self._until = target
         if not self._lone:
             self._post()
@@ -165,7 +165,7 @@ class HostLearner(StageLearner):
     def on_tick(self) -> None:
         """Repeat that this peer is ready. Without a link to the origin end the steps."""
         if self._until and self._now() > self._heard + AGAIN_SECONDS:
-            self._lone = self._lacking()
+            self._lone = self._orphaned()
             if self._lone:
                 self.host.wake()
             else:

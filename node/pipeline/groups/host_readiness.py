@@ -133,8 +133,8 @@ class HostReadiness(Handler):
     def said(self) -> str:
         """Describe the hosts, for people."""
         held = ", ".join(f"stage {stage}: {len(peers) or 'no holder'}" for stage, peers in self.hosts.items())
-        lacking = "; ".join(f"stage {stage} can be had from: {self.source(stage)}" for stage in self.missing)
-        return held + (f"; {lacking}" if lacking else "")
+        sources = "; ".join(f"stage {stage} can be had from: {self.source(stage)}" for stage in self.missing)
+        return held + (f"; {sources}" if sources else "")
 
     async def gather(self, stop: asyncio.Event) -> bool:
         """Wait until all hosts are ready, or for `wait` seconds until one host of each stage is.

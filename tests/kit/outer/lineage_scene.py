@@ -136,7 +136,9 @@ class Scene:
         agreement = Agreement(
             self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
         )
-        return SimpleNamespace(agreement=agreement, complete=False, unobtainable=False, lacking=0, moved=self.now)
+        return SimpleNamespace(
+            agreement=agreement, complete=False, unobtainable=False, missing_results=0, moved=self.now
+        )
 
     def founded(self, fork):
         self.replica.found(fork)

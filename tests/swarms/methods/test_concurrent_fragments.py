@@ -21,7 +21,7 @@ from kit.scenarios import (
     violated,
 )
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.round_factory import STASH_EACH
+from thinwire.collectives.rounds.round_factory import MAX_PENDING_EACH
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.peer import peer_services
@@ -234,9 +234,11 @@ def test_early_frames_of_one_peer_are_bounded_over_all_fragments(monkeypatch):
                         session.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0
                     )
                     self.on_frame(liar, Frame(ready, b"", bytes(64)))
-            stashes = {id(session.factory.stash): session.factory.stash for session in self.sessions.values()}
-            kept.append(sum(map(len, stashes.values())))
+            buffers = {
+                id(session.factory.pending_frames): session.factory.pending_frames for session in self.sessions.values()
+            }
+            kept.append(sum(map(len, buffers.values())))
 
     monkeypatch.setattr(FragmentSessions, "on_tick", flood)
     simulate(streaming(12, 4, steps=12, peers=2, seconds=12.0), preset=PACE)
-    assert 0 < kept[0] <= STASH_EACH + 2 * 11
+    assert 0 < kept[0] <= MAX_PENDING_EACH + 2 * 11

@@ -51,7 +51,7 @@ def test_partner_that_announces_repeatedly_is_given_up(present):
         table.announces(peer)
         table.sends(peer)
     began, attempt = table.now, 0
-    while table.group.lacking and table.now < 1000:
+    while table.group.outstanding and table.now < 1000:
         attempt += 1
         table.announces(OTHERS[-1], attempt)
         table.now += 1.0
@@ -67,7 +67,7 @@ def test_partner_slower_than_all_others_is_given_up():
         table.sends(peer)
     table.announces(OTHERS[-1])
     pair = table.group.pairs[OTHERS[-1]]
-    while table.group.lacking and table.now < 1000:
+    while table.group.outstanding and table.now < 1000:
         pair._moved, pair._came = table.now, 10**9  # a chunk of many
         table.now += 1.0
         table.group.tick()
@@ -80,7 +80,7 @@ def test_partner_that_trickles_chunks_is_given_up(seconds):
     table = Table(size=2, chunks=1000)
     table.announces(OTHERS[0])
     for index in range(1000):
-        if not table.group.lacking:
+        if not table.group.outstanding:
             break
         table.sends(OTHERS[0], index)
         table.now += seconds

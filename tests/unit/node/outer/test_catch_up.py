@@ -34,7 +34,13 @@ class Here:
             diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
         )
         self.current = SimpleNamespace(
-            round=4, moved=0.0, forsaken=False, exhausted=False, follows=False, pump=lambda: None, agreement=agreement
+            round=4,
+            moved=0.0,
+            mostly_exhausted=False,
+            exhausted=False,
+            follows=False,
+            pump=lambda: None,
+            agreement=agreement,
         )
         roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
@@ -126,13 +132,13 @@ def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_
 
 
 @pytest.mark.parametrize(
-    ("forsaken", "follows", "wait"),
+    ("mostly_exhausted", "follows", "wait"),
     [(False, False, 2 * PATIENCE), (True, False, 0.5), (False, True, LATEST), (True, True, 0.5)],
 )
-def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
+def test_peer_with_a_commit_waits_for_its_results(mostly_exhausted, follows, wait):
     here = Here()
     here.current.follows = follows
-    here.ahead, here.current.agreement.commit, here.current.forsaken = [ANN], object(), forsaken
+    here.ahead, here.current.agreement.commit, here.current.mostly_exhausted = [ANN], object(), mostly_exhausted
     assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
 
 
@@ -140,7 +146,7 @@ def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
 def test_peer_with_a_commit_asks_for_a_proof_at_once_if_no_source_has_its_results(exhausted):
     """If only most of them do not, the others may send with pauses."""
     here = Here()
-    here.current.moved, here.current.agreement.commit, here.current.forsaken = here.now, object(), True
+    here.current.moved, here.current.agreement.commit, here.current.mostly_exhausted = here.now, object(), True
     here.current.exhausted = exhausted
     here.catch_up.claimed(ANN, 6)
     here.look(0.0)

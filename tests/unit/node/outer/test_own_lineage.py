@@ -203,7 +203,7 @@ def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     scene = Scene(live=())
     scene.current.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
     for left in range(20, 0, -1):
-        scene.current.lacking = left
+        scene.current.missing_results = left
         scene.run(PATIENCE)
     assert not scene.forks
     scene.run(ORPHAN + PATIENCES * PATIENCE)
@@ -213,7 +213,7 @@ def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
 def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_them():
     """They have restarted: they are reachable, but have lost the results that they voted for."""
     scene = Scene(live=(ANN, BEN))
-    scene.current.lacking = 1
+    scene.current.missing_results = 1
     scene.run(PATIENCES * PATIENCE - 0.5)
     assert scene.own_lineage.since is None and not scene.own_lineage.stalled.is_set()
     scene.run(1.5)

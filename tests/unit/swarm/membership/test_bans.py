@@ -175,20 +175,20 @@ def test_peer_is_as_unknown_after_the_end_of_a_verdict_and_comes_back_with_its_r
     roster = roster_of()
     roster.convict((verdict_on(LIAR),), 1.0)
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert [(event.kind, event.peer) for event in roster.events] == [("pardoned", LIAR.peer_id)]
     assert roster.banned == [] and roster.bans == () and roster.reason_of(LIAR.peer_id) == ""
     roster.learn(record(1), 2.0)
     assert roster.alive(LIAR.peer_id) and roster.events[-1].kind == "joined"
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.alive(LIAR.peer_id) and not roster.events, "there is nothing to end"
 
 
 def test_verdict_on_an_unknown_peer_ends_too():
     roster = roster_of(others=0)
     roster.convict((verdict_on(LIAR),), 1.0)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     roster.learn(record(1), 2.0)
     assert roster.banned == [] and roster.alive(LIAR.peer_id)
 
@@ -199,7 +199,7 @@ def test_evidence_outlasts_a_verdict_whichever_comes_first(first):
     for item in items if first == "evidence" else reversed(items):
         roster.convict((item,), 1.0)
     assert roster.bans == (ITEM,)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
     sent = [letter for now in range(1, 100) for letter in roster.tick(float(now))]
     assert any(ITEM in getattr(message, "items", ()) for _, message in sent), "others learn of it"
@@ -209,7 +209,7 @@ def test_evidence_of_other_peers_outlasts_a_verdict_of_ours():
     roster = roster_of()
     roster.convict((verdict_on(LIAR),), 1.0)
     roster.handle(OTHER.peer_id, Gossip((ITEM,)), 2.0)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
 
 
@@ -223,7 +223,7 @@ def test_proof_of_two_records_outlasts_a_verdict_whichever_comes_first(first):
     for step in steps if first == "proof" else reversed(steps):
         step()
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and not roster.events
     roster.learn(record(1, sequence=2), 2.0)
     assert not roster.alive(LIAR.peer_id)
