@@ -79,7 +79,7 @@ class Operation:
         self._grace, self._patience = grace, patience
         self._callers = Rendezvous(place, plan, grace=grace, patience=patience)
         self._pending_frames = PendingFrames(4 * MAX_GROUP, 16)
-        self._told: dict[PeerId, float] = {}  # peers that received our call for this number, and when
+        self._call_sent_at: dict[PeerId, float] = {}  # peers that received our call for this number, and when
         self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
         self._started = self._called_at = place.now()
         self._attempt, self._witness, self._voted = attempt, True, False
@@ -109,19 +109,19 @@ class Operation:
 
     def call(self) -> None:
         """Send our call to all present peers."""
-        self._told, self._located, self._called_at = {}, {}, self._place.now()
+        self._call_sent_at, self._located, self._called_at = {}, {}, self._place.now()
         for peer in sorted({*self._place.here(), *self._place.live} - {self._place.me}):
             self.answer(peer)
 
     def answer(self, peer: PeerId) -> None:
         """Send our call to one peer."""
-        self._place.send_queue.control(peer, self._said())
+        self._place.send_queue.control(peer, self._call())
 
     def locate(self, peer: PeerId, number: int) -> None:
         """Tell a peer that calls another number where we are, once per number."""
         if peer not in self.callers and self._located.get(peer) != number:
             self._located[peer] = number
-            self._told[peer] = self._place.now()
+            self._call_sent_at[peer] = self._place.now()
             self._place.send_queue.control(peer, Over(self.name, self.number, False))
             self.answer(peer)
 
@@ -153,8 +153,8 @@ class Operation:
             self.answer(peer)  # it is late
         if self.ended.done():
             return
-        if not begun and now > self._told.get(peer, self._called_at) + self._patience:
-            self._told[peer] = now
+        if not begun and now > self._call_sent_at.get(peer, self._called_at) + self._patience:
+            self._call_sent_at[peer] = now
             self.answer(peer)  # the peer may have received our earlier call too soon
         if self._callers.on_message(peer, call):
             self._heed()
@@ -207,7 +207,7 @@ class Operation:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
-        self._told.pop(peer, None)
+        self._call_sent_at.pop(peer, None)
         self._located.pop(peer, None)
         if self.current is not None:
             self._callers.calls.pop(peer, None)
@@ -229,7 +229,7 @@ class Operation:
 
     # --- choosing the group
 
-    def _said(self) -> Call:
+    def _call(self) -> Call:
         return Call(self.name, self.number, self._fresh, self.plan, self.group)
 
     def _heed(self) -> None:
@@ -314,17 +314,17 @@ class Operation:
         self._take_up(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
-        place, said = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *said, *self._callers.differing}.difference(outcome.contributors)
-        return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
+        place, reasons = self._place, dict(outcome.missing)
+        others = {*self.group, *place.here(), *reasons, *self._callers.differing}.difference(outcome.contributors)
+        return {peer: self._reason(peer, reasons.get(peer, "")) for peer in sorted(others)}
 
-    def _reason(self, peer: PeerId, said: str) -> str:
+    def _reason(self, peer: PeerId, reason: str) -> str:
         if peer in self._callers.differing:
             return self._callers.differing[peer]
         call = self._callers.calls.get(peer)
         if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
             return "began without us"
-        return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
+        return reason or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
 
     def _give_up(self, failure: str, hint: str = "") -> None:
         """Fail, and try to make sure that no peer counts on us any more."""

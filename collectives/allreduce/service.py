@@ -256,8 +256,8 @@ class AllreduceService:
             for overs in self._overs.values():
                 overs.pop(name, None)
             return
-        said, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
-        number = median_high([own, *(said.get(peer, own) for peer in self._voices(name, waiting[0], said))])
+        numbers, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
+        number = median_high([own, *(numbers.get(peer, own) for peer in self._voices(name, waiting[0], numbers))])
         # Go down only so often: otherwise a peer that tells two peers different numbers could swap them for ever.
         if number > own or (number < own and waiting[0].lowered < DOWN):
             self._shift(name, waiting, number - own)
@@ -280,10 +280,10 @@ class AllreduceService:
         top = 1 + max(one.number for one in {*waiting, *self.running()} if one.name == name)
         self._count(name, top if by < 0 else max(top, self._next.get(name, 0)))
 
-    def _voices(self, name: str, operation: Operation, said: Collection[PeerId]) -> set[PeerId]:
+    def _voices(self, name: str, operation: Operation, numbers: Collection[PeerId]) -> set[PeerId]:
         """Return the peers whose numbers count."""
         others = set(self._place.here()) - self._gone - {self._place.me}
-        spoken = {*said, *operation.callers}
+        spoken = {*numbers, *operation.callers}
         if known := others & self._with.get(name, frozenset()):
             return known | spoken
         return spoken if operation.waited > self._patience else others | spoken

@@ -169,14 +169,14 @@ class Complaints:
         if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
             return None
         self._made[peer, reason] = now
-        said = self._check.shown(peer) if reason == TWO_FACED else None
-        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, said)
+        announced = self._check.shown(peer) if reason == TWO_FACED else None
+        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, announced)
 
     def of_life(self, opened: Open) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
-        peer, said = self._check.other_life(opened)
+        peer, announced = self._check.other_life(opened)
         place = self._terms.round, self._terms.fragment, opened.ballot
-        return Blame(*place, peer, TWO_FACED, said) if said is not None else None
+        return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
 
     def unwanted(self, opened: Open) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""

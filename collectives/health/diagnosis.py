@@ -71,21 +71,21 @@ class Finding:
 class _Observation:
     """Measurements in the current round of one fragment.
 
-    said: latest round that each peer announced. speed: announced speeds by peer and round.
+    announced: latest round that each peer announced. speed: announced speeds by peer and round.
     """
 
     def __init__(self) -> None:
         self.round = 0
         self.opened: tuple[int, float] = (-1, 0.0)
         self.flows: dict[PeerId, ChunkFlow] = {}
-        self.said: dict[PeerId, int] = {}
+        self.announced: dict[PeerId, int] = {}
         self.speed: dict[tuple[PeerId, int], float] = {}
         self.arrivals = ArrivalTimes()
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that the link to a peer broke."""
         self.flows.pop(peer, None)
-        self.said.pop(peer, None)
+        self.announced.pop(peer, None)
         self.speed = {key: value for key, value in self.speed.items() if key[0] != peer}
 
 
@@ -117,9 +117,9 @@ class Diagnosis:
         if self._paired:
             self._process_partner(seen, peer, round, speed)
             return
-        seen.said[peer] = round
+        seen.announced[peer] = round
         # a few peers must not determine the round
-        latest = median_low(seen.said.values()) if len(seen.said) > 1 else 0
+        latest = median_low(seen.announced.values()) if len(seen.announced) > 1 else 0
         if latest > seen.round:
             self._judge(seen)
             seen.round = latest
@@ -131,9 +131,9 @@ class Diagnosis:
 
     def _process_partner(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
         """Process the announcement of a partner in one of its own rounds."""
-        if seen.said.get(peer) == round:
+        if seen.announced.get(peer) == round:
             return
-        seen.said[peer], self._judged = round, self._judged + 1  # exchanges are counted
+        seen.announced[peer], self._judged = round, self._judged + 1  # exchanges are counted
         flow = seen.flows.pop(peer, None)
         if flow is not None:
             self._judge_links(seen, {peer: flow})
@@ -153,7 +153,7 @@ class Diagnosis:
     def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0, fragment: int = 0) -> None:
         """Process a chunk of a contribution. trip: round-trip time over an idle link in seconds, 0: unknown."""
         seen = self._observations[fragment]
-        if round != (seen.said.get(peer) if self._paired else seen.round):
+        if round != (seen.announced.get(peer) if self._paired else seen.round):
             return
         if not self._paired:
             self.opened(round, now, fragment=fragment)  # the data has overtaken the Open, or answers ours

@@ -149,9 +149,9 @@ class Audits:
         """Count the verdicts of present members; forget those of peers that are neither member nor linked."""
         members, live = set(self._replica.members), self._presence.live
         self._verdicts = {
-            peer: said for peer, said in self._verdicts.items() if peer in members | live or peer == self._me
+            peer: verdicts for peer, verdicts in self._verdicts.items() if peer in members | live or peer == self._me
         }
-        named = Counter(owner for peer, said in self._verdicts.items() if peer in members for owner in said)
+        named = Counter(owner for peer, verdicts in self._verdicts.items() if peer in members for owner in verdicts)
         for owner in sorted(owner for owner, count in named.items() if count > 1):
             self._count(owner)
 

@@ -86,8 +86,8 @@ class Schedule:
         """Return True if training should continue in spite of this commit."""
         return False
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Start to report rounds that end outside `sync` to `told`."""
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Start to report rounds that end outside `sync` to `report`."""
 
     async def rest(self) -> None:
         """Stop following."""
@@ -135,9 +135,9 @@ class OuterLoop(RoundLoop):
         verdict, behind = self.session.verdict, self.session.catch_up.behind.is_set()
         return behind or (verdict is not None and not self.schedule.trains_on(verdict))
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Report rounds that end outside `sync` to `told`."""
-        self.schedule.follow(told)
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Report rounds that end outside `sync` to `report`."""
+        self.schedule.follow(report)
 
     async def rest(self) -> None:
         """Leave the replica as it is until `resume`."""
@@ -218,7 +218,7 @@ class OuterLoop(RoundLoop):
         return self.session.trials.here
 
     def score_of(self, peer: PeerId) -> str:
-        return self.session.trials.told(peer)
+        return self.session.trials.describe(peer)
 
     async def judge(self, score: Score) -> None:
         trials = self.session.trials
@@ -251,8 +251,8 @@ class OuterLoop(RoundLoop):
         lineage, given = self._given
         # A lineage that was founded in ours contains our rounds.
         merged = given if lineage == lineage_of(before) and not descends(fetched.chain, lineage) else 0
-        told = f"training on {weight + merged} tokens since the split is part of the next contribution"
-        session.report("merged", told, tokens=merged)
+        detail = f"training on {weight + merged} tokens since the split is part of the next contribution"
+        session.report("merged", detail, tokens=merged)
         return replace(outcome, taken=True, kept=weight, merged=merged)
 
     @property

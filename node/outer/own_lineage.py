@@ -76,10 +76,10 @@ class OwnLineage:
         if since is None:
             return ""
         absent = ", ".join(map(short, self._current().agreement.absent)) or "the results of the round"
-        told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
+        text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
         if until is None:
-            return f"{told}; `thinwire recover` continues without them"
-        return f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
+            return f"{text}; `thinwire recover` continues without them"
+        return f"{text}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
 
     def recover(self) -> None:
         """Wait no longer for a quorum, unless one is here."""

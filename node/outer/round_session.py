@@ -327,8 +327,8 @@ class RoundSession:
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
         base = self.current.agreement.terms.base  # another one after each round
-        said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
-        for peer in sorted(said.union(self.catch_up.begin())):
+        agreeing = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
+        for peer in sorted(agreeing.union(self.catch_up.begin())):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)

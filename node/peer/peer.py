@@ -248,8 +248,8 @@ class Peer:
         path = self._directory.votes(fragment)
 
         def report(reason: str) -> None:
-            told = f"{path}: {reason}; this peer votes again when a round has made it a member"
-            self.emit("alarm", {"detail": told})
+            detail = f"{path}: {reason}; this peer votes again when a round has made it a member"
+            self.emit("alarm", {"detail": detail})
 
         return VoteFile(path, self.environment.disk, self.environment.rng, self.environment.wall, report)
 

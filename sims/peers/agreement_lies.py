@@ -41,14 +41,14 @@ DELAY = 0.005
 ATTEMPTS = 20
 """Number of false announcements that are sent at once."""
 
-Words = Callable[[Agreement], Sequence[Message]]
+MessagesOf = Callable[[Agreement], Sequence[Message]]
 
 
-def _storm(words: Words) -> Callable[[Process], None]:
+def _storm(messages_of: MessagesOf) -> Callable[[Process], None]:
     """Repeat these messages, as long as a ballot is open."""
 
     def talk(session: RoundSession | GossipSession) -> Sequence[Message]:
-        return words(session.current.agreement) if isinstance(session, RoundSession) else ()
+        return messages_of(session.current.agreement) if isinstance(session, RoundSession) else ()
 
     return lambda process: repeat(process, talk)
 

@@ -107,7 +107,7 @@ class FragmentSchedule(Overlap):
             return
         if not self.loop.replica.error_feedback:
             await super().late(weight)
-        self._unsent = not self._told
+        self._unsent = not self._announced
 
     async def _forfeit(self) -> None:
         await self.loop.forfeit()

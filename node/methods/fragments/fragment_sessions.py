@@ -34,16 +34,16 @@ FRAME_EACH = 2
 class FragmentSession(RoundSession):
     """The session of one fragment."""
 
-    def __init__(self, *shared: Any, told: Callable[[], None], **named: Any) -> None:
-        """Create the session. `told`: called when the next round begins. Other arguments: see RoundSession."""
-        self._told = told
+    def __init__(self, *shared: Any, on_advance: Callable[[], None], **named: Any) -> None:
+        """Create the session. `on_advance`: called when the next round begins. Other arguments: see RoundSession."""
+        self._on_advance = on_advance
         self.over = asyncio.Event()
         """Set when the round in progress has committed, until the next one begins."""
         super().__init__(*shared, **named)
 
     def advanced(self) -> None:
         self.over.clear()
-        self._told()
+        self._on_advance()
 
 
 class FragmentSessions:
@@ -98,7 +98,7 @@ class FragmentSessions:
                 pending_frames=pending_frames,
                 turn=turn,
                 announced=self.announced,
-                told=self._advanced,
+                on_advance=self._advanced,
                 on_commit=partial(self._committed, number, on_commit),
                 founder=founder,
             )
@@ -108,12 +108,12 @@ class FragmentSessions:
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
         """Emit an event of one fragment; its round is given as a turn, from 1 on."""
-        told, round = {**fields, "fragment": number}, fields.get("round")
+        changed, round = {**fields, "fragment": number}, fields.get("round")
         if isinstance(round, int):
-            told["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
+            changed["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
             if not round:
-                told.pop("digest", None)  # each fragment has a different initial state
-        self._emit(name, told)
+                changed.pop("digest", None)  # each fragment has a different initial state
+        self._emit(name, changed)
 
     def _committed(self, number: int, on_commit: Callable[[], None]) -> None:
         self.sessions[number].over.set()
@@ -141,8 +141,8 @@ class FragmentSessions:
 
     def stalled(self) -> str:
         """Return why rounds of some fragment cannot commit, see RoundSession."""
-        told = {number: session.stalled() for number, session in self.sessions.items()}
-        return "; ".join(f"fragment {number}: {text}" for number, text in told.items() if text)
+        stalls = {number: session.stalled() for number, session in self.sessions.items()}
+        return "; ".join(f"fragment {number}: {text}" for number, text in stalls.items() if text)
 
     @property
     def strays(self) -> int:
@@ -209,8 +209,8 @@ class FragmentSessions:
 
     def late(self, opened: Open, at: float) -> float:
         """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
-        entries, said = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
-        times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
+        entries, heard = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
+        times = [heard[peer][1] for peer in entries if peer in heard and heard[peer][0] == opened.round]
         return at - median_low(times) if times and self.me not in entries else 0.0
 
     def on_tick(self) -> None:

@@ -67,7 +67,7 @@ class TurnScheduler(RoundLoop):
     ) -> None:
         self._session, self._count, self._lag = session, manifest.outer.fragment_count, manifest.lag
         self._lock, self._turn = ModelLock(), 0
-        self._told: Callable[[Outcome], None] = lambda outcome: None
+        self._report: Callable[[Outcome], None] = lambda outcome: None
         self.schedules: dict[int, FragmentSchedule] = {}
         for number, one in session.sessions.items():
             fragment, last = session.replica.fragments[number], rounds_of(number, manifest.run.rounds, self._count)
@@ -89,9 +89,9 @@ class TurnScheduler(RoundLoop):
 
     # --- RoundLoop
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Report rounds that end beside the one that `sync` returns to `told`."""
-        self._told = told
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Report rounds that end beside the one that `sync` returns to `report`."""
+        self._report = report
 
     async def rest(self) -> None:
         """Cancel the rounds in progress."""
@@ -270,10 +270,10 @@ class TurnScheduler(RoundLoop):
             else:
                 await self._wait(pending)
         for pending in list(self._pending.values()):
-            outcome = self._conclude(pending, told=False)
+            outcome = self._conclude(pending, report=False)
             if outcome.commit is not None:
                 if found.commit is not None:
-                    self._told(found)
+                    self._report(found)
                 found = outcome
         if self._bounded and all(
             schedule.loop.session.replica.round >= schedule.last for schedule in self.schedules.values()
@@ -307,7 +307,7 @@ class TurnScheduler(RoundLoop):
             for wait in waits:
                 wait.cancel()
 
-    def _conclude(self, pending: _PendingRound, *, told: bool = True) -> Outcome:
+    def _conclude(self, pending: _PendingRound, *, report: bool = True) -> Outcome:
         """Book a round if it is over. Raises the error of its task, if any."""
         if not pending.task.done():
             return Outcome()
@@ -317,8 +317,8 @@ class TurnScheduler(RoundLoop):
             if pending.turn > self._mended:
                 self._late = self._session.late(outcome.commit.opened, pending.at)
             schedule.conclude(outcome.kept)
-            if told:
-                self._told(outcome)
+            if report:
+                self._report(outcome)
         else:
             absent = ", ".join(short(peer) for peer in schedule.loop.session.waiting_for())
             schedule.loop.session.report("uncommitted", f"waiting for {absent or 'a quorum'}")

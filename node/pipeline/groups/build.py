@@ -191,9 +191,9 @@ def _speeds(peer: Peer) -> list[float]:
     """Return the tokens per second that peers with the whole model and origins have announced recently."""
     if not peer.ready:
         return []
-    said, alive = list(peer.session.announced.items()), peer.presence.roster.alive
-    newest = max((ready.round for _, ready in said), default=0)
-    return [ready.speed for one, ready in said if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
+    announced, alive = list(peer.session.announced.items()), peer.presence.roster.alive
+    newest = max((ready.round for _, ready in announced), default=0)
+    return [ready.speed for one, ready in announced if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
 
 
 def _source(

@@ -59,7 +59,7 @@ class HostLearner(StageLearner):
         self._next: int | None = None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Describe the state in the group, for people."""
         brought = f"; the stage was brought back, from: {self.source}" if self.source else ""
         going = f"; goes to stage {self._next}" if self._next is not None else ""

@@ -61,11 +61,11 @@ class OriginLearner(StageLearner):
         self._others, self._speed = others, 0.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Describe the state of the group, for people."""
         counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
         brought = f"; stage 0 was brought back, from: {self.source}" if self.source else ""
-        return f"{self.readiness.said}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
+        return f"{self.readiness.summary}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
 
     @property
     def _plan(self) -> str:

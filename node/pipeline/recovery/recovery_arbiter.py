@@ -83,8 +83,8 @@ class RecoveryArbiter(Handler):
         self._rounds[stage] = max(rounds, self._rounds.get(stage, 0) + (before != heir))
         norms = self._norms()
         others = sorted(holders(peer, stage) - {heir})[:MAX_HOPS]
-        told = tuple(norms.get(one, 0.0) for one in range(count))
-        return Bequest(stage, self._rounds[stage], told, tuple(others))
+        known = tuple(norms.get(one, 0.0) for one in range(count))
+        return Bequest(stage, self._rounds[stage], known, tuple(others))
 
     async def ask(self, stage: int, patience: float) -> Bequest | None:
         """Ask the arbiter for permission to recover a lost stage; None without an answer in time.

@@ -84,9 +84,11 @@ class StageRecovery:
             replica.reset()
 
         await session.continue_alone(self._work, change)
-        said = self._said(choice, copied, own)
-        self._peer.emit("brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": said})
-        self._brought(said, choice.anew)
+        detail = self._describe(choice, copied, own)
+        self._peer.emit(
+            "brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
+        )
+        self._brought(detail, choice.anew)
         return True
 
     def _lost(self, stage: int) -> Collection[int]:
@@ -118,9 +120,9 @@ class StageRecovery:
         theta: Floats = await self._work(lambda: between(layout, before, after, one, two))
         return theta
 
-    def _said(self, choice: StageSource, copied: int | None, own: int) -> str:
+    def _describe(self, choice: StageSource, copied: int | None, own: int) -> str:
         """Describe the source of the stage, for people."""
-        told: Mapping[str, str] = {
+        texts: Mapping[str, str] = {
             "copy": f"a copy of round {copied}",
             "old copy": f"an old copy of round {copied}",
             "checkpoint": f"our checkpoint of round {own}",
@@ -128,4 +130,4 @@ class StageRecovery:
             "average": f"the mean of stages {' and '.join(map(str, choice.stages))}",
             "nothing": "nothing: it restarts from its first values",
         }
-        return told[choice.source]
+        return texts[choice.source]

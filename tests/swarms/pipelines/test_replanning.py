@@ -24,7 +24,7 @@ def seen(monkeypatch):
     def outcome(self, outcome):
         see(self, outcome)
         steps.append(outcome)
-        said.append(self.said)
+        said.append(self.summary)
 
     def commit(self, machine, outcome):
         opened = outcome.commit.opened

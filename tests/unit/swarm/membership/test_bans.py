@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, record
-from thinwire.swarm.evidence import convicts, decode, encode, told
+from thinwire.swarm.evidence import convicts, decode, describe, encode
 from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.frame import encode as encode_frame
 from thinwire.swarm.membership import gossip_items
@@ -43,10 +43,10 @@ def changed(vote, **changes):
 
 
 def test_two_votes_and_two_proposals_of_a_leader_convict():
-    assert convicts(evidence(), RUN) and told(evidence()) == "two votes in round 7"
+    assert convicts(evidence(), RUN) and describe(evidence()) == "two votes in round 7"
     assert convicts(evidence(TWO, ONE), RUN) and convicts(evidence(second=changed(ONE, opened=b"p" * 32)), RUN)
     proposals = changed(ONE, digest=None), changed(ONE, digest=None, opened=b"p" * 32)
-    assert convicts(evidence(*proposals), RUN) and told(evidence(*proposals)) == "two proposals in round 7"
+    assert convicts(evidence(*proposals), RUN) and describe(evidence(*proposals)) == "two proposals in round 7"
     assert decode(encode(evidence())) == evidence()
 
 
@@ -55,7 +55,7 @@ SAID = Announced(7, 0, 9, b"l" * LIFE, b"a" * 32)
 
 def test_two_announcements_with_one_number_in_one_life_convict():
     found = evidence(SAID, changed(SAID, digest=b"b" * 32))
-    assert convicts(found, RUN) and told(found) == "two announcements in round 7" and decode(encode(found)) == found
+    assert convicts(found, RUN) and describe(found) == "two announcements in round 7" and decode(encode(found)) == found
     assert len(gossip_items.spread(found)) < 600
     others = [{"round": 8}, {"fragment": 1}, {"attempt": 10}, {"life": b"m" * LIFE}, {"digest": SAID.digest}]
     for other in others:
