@@ -100,11 +100,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "only the number is used",
     (
         "collectives/consensus/blame.py",
-        "if opened.adopted is None and (accuser == opened.ballot.leader or len(words) != 1 or not others):",
+        "if opened.adopted is None and (accuser == opened.ballot.leader or len(accusers) != 1 or not others):",
     ): "there is at least one",
     (
         "collectives/consensus/blame.py",
-        "self.idle |= {peer for peer, words in self._unserved.items() if len(words) >= most}",
+        "self.idle |= {peer for peer, accusers in self._unserved.items() if len(accusers) >= most}",
     ): "most is the largest",
     (
         "collectives/consensus/chain.py",

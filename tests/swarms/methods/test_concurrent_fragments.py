@@ -22,8 +22,8 @@ from kit.scenarios import (
 )
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.round_factory import MAX_PENDING_EACH
+from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
-from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.peer import peer_services
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
@@ -184,15 +184,14 @@ def _other_momentum(patch):
 
 def _counted_twice(patch):
     """Count tokens again that were sent already."""
-    conclude = TurnScheduler._conclude
+    conclude = FragmentSchedule.conclude
 
-    def forgetful(self, pending, **told):
-        owed = pending.session.owed
-        outcome = conclude(self, pending, **told)
-        pending.session.owed = max(owed, pending.session.owed)
-        return outcome
+    def forgetful(self, kept):
+        owed = self.owed
+        conclude(self, kept)
+        self.owed = max(owed, self.owed)
 
-    patch.setattr(TurnScheduler, "_conclude", forgetful)
+    patch.setattr(FragmentSchedule, "conclude", forgetful)
 
 
 @pytest.mark.parametrize(("plant", "oracle"), [(_other_momentum, "aggregate"), (_counted_twice, "weight")])

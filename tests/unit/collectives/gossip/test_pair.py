@@ -244,7 +244,7 @@ def test_partner_that_repeats_its_base_is_told_ours_once():
     bench = Bench()
     bench.post()
     bench.its_base()
-    bench.on_message(Fetch(1, 0, bench.pair._posted.digest, tuple(range(COUNT, 2 * COUNT))))
+    bench.on_message(Fetch(1, 0, digest_of(bench.slow[1], COUNT), tuple(range(COUNT, 2 * COUNT))))
     bench.words.clear()
     bench.its_base()
     assert [type(word) for word in bench.words] == [Base]
