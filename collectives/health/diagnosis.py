@@ -22,7 +22,7 @@ WINDOW, NAMED, WELL = 8, 6, 2
 """A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at WELL or fewer."""
 
 LEAST, MOSTLY = 4, 0.75
-"""The same for peers that average in pairs: at least LEAST marks, and MOSTLY of the last WINDOW exchanges."""
+"""The same for peers that average in pairs: LEAST marks, and MOSTLY of the last WINDOW exchanges."""
 
 WEAK = 2.5
 """Inner steps that are this factor slower than the others' stand out."""

@@ -54,7 +54,7 @@ class SharedLimits:
 
 
 class LocalConnection:
-    """Connection to a peer on this machine: a region to write, one to read, and `socket` for everything else."""
+    """Connection to a peer on this machine: regions to write and to read, `socket` for everything else."""
 
     def __init__(
         self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[LocalConnection], None]

@@ -35,7 +35,7 @@ class FragmentSession(RoundSession):
     """The session of one fragment."""
 
     def __init__(self, *shared: Any, on_advance: Callable[[], None], **named: Any) -> None:
-        """Create the session. `on_advance`: called when the next round begins. Other arguments: see RoundSession."""
+        """Create the session. `on_advance`: called when the next round begins. Others: see RoundSession."""
         self._on_advance = on_advance
         self.over = asyncio.Event()
         """Set when the round in progress has committed, until the next one begins."""
