@@ -38,7 +38,7 @@ class StubSession:
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
 
-    async def average(self, source: Sequence[Buffer], *, weight: int, **told: Any) -> Outcome:
+    async def average(self, source: Sequence[Buffer], *, weight: int, **rest: Any) -> Outcome:
         """Return the average of all announced contributions."""
         return await self._table.put(self, source, weight)
 

@@ -118,7 +118,7 @@ class Repair:
         self._ask_others(peer)
 
     def renewed(self, peer: PeerId) -> None:
-        """Note that a peer has the results of this round, whatever it said of another one."""
+        """Note that a peer has the results of this round, whatever it reported about another one."""
         self._spent.discard(peer)
 
     def on_link_down(self, peer: PeerId) -> None:

@@ -4,7 +4,7 @@ An owner that sends different results to different peers contradicts its own rec
 to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
 `Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result. The
 decided proposal names the announcement of each contributor (`Contribution.announced`), so all peers judge an owner by the
-same contributions, and it cannot claim that it was told others.
+same contributions, and it cannot claim that it received others.
 
 Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
 not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none

@@ -244,7 +244,7 @@ class Peer:
             self.presence.attend(one())
 
     def _votes(self, fragment: int) -> VoteFile:
-        """Return the votes of a fragment; the owner is told if they are lost."""
+        """Return the votes of a fragment; an alarm reports if they are lost."""
         path = self._directory.votes(fragment)
 
         def report(reason: str) -> None:

@@ -205,7 +205,7 @@ class Circuits:
         task.add_done_callback(tasks.discard)
 
     def abort(self) -> list[asyncio.Task[None]]:
-        """Close all circuits through this peer at once; return its tasks, which were told to end."""
+        """Close all circuits through this peer at once; return its tasks, which are being cancelled."""
         self.relay.close()
         tasks = [*self._answers, *self._invited]
         for task in tasks:

@@ -40,7 +40,7 @@ EARLY = 64
 """Peers whose announcements of later rounds are stored."""
 
 GREETED = 64
-"""Peers that are told when this peer has a state: they may be waiting to enter."""
+"""Peers that get a message when this peer has a state: they may be waiting to enter."""
 
 SOURCES = 4
 """Peers that are asked for their state, one after the other, before this peer waits."""

@@ -124,7 +124,7 @@ class GradientLedger:
     def give_up(self, peer: PeerId, reason: str) -> None:
         """Give up what a peer has counted or will count, so that others may count it.
 
-        No effect after the peer was told to apply it.
+        No effect after the request to the peer to apply it.
         """
         if self._settled:
             return
