@@ -1,4 +1,4 @@
-"""A peer that all-reduces small tensors with gloo at each order: gloo_small.py '{"rank": 0, "peers": 2, "port": 29611}'."""
+"""A peer that all-reduces small tensors with gloo at each request: gloo_small.py '{"rank": 0, "peers": 2, "port": 29611}'."""
 
 import json
 import sys
@@ -18,11 +18,11 @@ dist.init_process_group("gloo", store=store, rank=options["rank"], world_size=op
 dist.barrier()
 say(invite="")
 while True:
-    order = listen()
-    until(order["at"])
+    request = listen()
+    until(request["at"])
     took = []
-    for _ in range(order["count"]):
-        values = torch.full((order["size"],), float(options["rank"]))
+    for _ in range(request["count"]):
+        values = torch.full((request["size"],), float(options["rank"]))
         began = time.perf_counter()
         dist.all_reduce(values)
         took.append(time.perf_counter() - began)
