@@ -192,9 +192,9 @@ class Pair:
 
     def on_link_down(self) -> None:
         """Handle a broken link; it has one patience to come back."""
-        for parcel in (self._posted, self._announced):
-            if parcel is not None:
-                parcel.on_link_down()
+        for sender in (self._posted, self._announced):
+            if sender is not None:
+                sender.on_link_down()
         self._linked, self._moved = False, self._now()
 
     def reach(self) -> None:
@@ -294,28 +294,28 @@ class Pair:
         self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0)
         self._ask(self._step)
 
-    def _ask(self, parcel: ChunkReceiver | None) -> None:
-        if parcel is not None and parcel.missing and self.result is None:
+    def _ask(self, receiver: ChunkReceiver | None) -> None:
+        if receiver is not None and receiver.missing and self.result is None:
             self._send_queue.control(
-                self.partner, Fetch(self.round, self.fragment, parcel.digest, parcel.missing_chunks)
+                self.partner, Fetch(self.round, self.fragment, receiver.digest, receiver.missing_chunks)
             )
 
     def _serve(self, message: Fetch) -> None:
-        for parcel in (self._posted, self._announced):
-            if parcel is not None and parcel.digest == message.digest:
-                for frame in parcel.serve(message.indices):
+        for sender in (self._posted, self._announced):
+            if sender is not None and sender.digest == message.digest:
+                for frame in sender.serve(message.indices):
                     self._send_queue.bulk(self.partner, frame)
                 return
         if self.result is not None:
             self._send_queue.control(self.partner, Decline(self.round, self.fragment, self.result.reason or "late"))
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
-        parcel = self._step if message.index < len(self._grid) else self._base
-        if parcel is None or self.result is not None:
+        receiver = self._step if message.index < len(self._grid) else self._base
+        if receiver is None or self.result is not None:
             return
-        if message.attempt != parcel.attempt or not parcel.wants(message.index):
+        if message.attempt != receiver.attempt or not receiver.wants(message.index):
             return
-        fault = parcel.take(message.index, frame)
+        fault = receiver.take(message.index, frame)
         if fault:
             return self.fail(fault)
         self._came += nbytes(frame.payload)

@@ -52,7 +52,7 @@ class HostLearner(StageLearner):
         super().__init__(holding)
         self.host = host
         self._send_queue, self._work, self._now = send_queue, work, now
-        self._coming, self._parcel = 0, holding.parcel
+        self._coming, self._assembly = 0, holding.assembly
         """Tag of the frozen rows that are in transit to us, and their assembly."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
         self._round, self._orphaned, self._able = round, orphaned, able
@@ -102,7 +102,7 @@ class HostLearner(StageLearner):
             while not over():
                 await host.run(lambda: over() or self._arrived)
                 if self._arrived:
-                    found, self._coming = self._parcel, 0
+                    found, self._coming = self._assembly, 0
                     await self._work(partial(self._freeze, found))
                     self._post()
         finally:
@@ -118,7 +118,7 @@ class HostLearner(StageLearner):
     @property
     def _arrived(self) -> bool:
         """Return True if new frozen rows have arrived completely."""
-        return bool(self._coming) and self._parcel.whole
+        return bool(self._coming) and self._assembly.whole
 
     def _freeze(self, found: PayloadAssembly) -> None:
         """Use the received rows. If they are invalid or have another tag, this peer is not ready."""
@@ -127,9 +127,9 @@ class HostLearner(StageLearner):
 
     def _piece(self, message: FrozenRows, frame: Frame) -> None:
         if message.tag != self._coming:
-            self._coming, self._parcel = message.tag, self._holding.parcel
-        self._parcel.add(message.piece, frame.payload)
-        if self._parcel.whole:
+            self._coming, self._assembly = message.tag, self._holding.assembly
+        self._assembly.add(message.piece, frame.payload)
+        if self._assembly.whole:
             self.host.wake()
 
     async def _wake(self, stop: asyncio.Event) -> None:
