@@ -20,7 +20,7 @@ from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
+from thinwire.node.runtime.asyncio_extra import Result, cancelled, uninterrupted
 from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
@@ -362,7 +362,7 @@ class BackgroundPeer:
         rounds = self.peer.rounds
         if rounds.follows or rounds.overlaps_calls:  # the worker changes the replica also between two exchanges
             return await self._background.work(function)
-        return await whole(self.peer.environment.aside(function))
+        return await uninterrupted(self.peer.environment.aside(function))
 
     def settle(self) -> None:
         """Wait until the last round has its digest, if the loop still runs."""

@@ -21,7 +21,7 @@ from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.trials import Score
-from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import descends, lineage_of
@@ -206,7 +206,7 @@ class OuterLoop(RoundLoop):
         if outcome.commit is not None:
             if session.trials.holds:
                 await self.work(session.trials.hold)
-            await whole(self.schedule.commit(outcome))
+            await uninterrupted(self.schedule.commit(outcome))
             self.count(outcome.commit)
         elif outcome.diverged or session.catch_up.behind.is_set():
             return await self._rejoin(outcome, weight)
@@ -245,7 +245,7 @@ class OuterLoop(RoundLoop):
             await session.pause()
             return outcome
         merges = self._merges and bool(before) and lineage_of(fetched.chain) != lineage_of(before)
-        await whole(self._take_over(fetched, write=not merges))
+        await uninterrupted(self._take_over(fetched, write=not merges))
         if not merges:
             return outcome
         lineage, given = self._given
@@ -334,7 +334,7 @@ class OuterLoop(RoundLoop):
         """Take over the swarm's state; return True if there was a suitable one."""
         fetched = await self.session.catch_up.newer(self.work)
         if fetched is not None:
-            await whole(self._take_over(fetched))
+            await uninterrupted(self._take_over(fetched))
         return fetched is not None
 
     async def _take_over(self, fetched: FetchedState, *, write: bool = True) -> None:

@@ -12,7 +12,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.outer.outer_loop import Schedule
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import cancelled, whole
+from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
 from thinwire.swarm.messages.registry import Commit
 
 
@@ -98,7 +98,7 @@ class Asynchronous(Schedule):
             commit = outcome.commit
             if commit is None or not self.trains_on(commit):
                 return  # the next call sees to it
-            await whole(self._pass(outcome, report))
+            await uninterrupted(self._pass(outcome, report))
 
     async def _pass(self, outcome: Outcome, report: Callable[[Outcome], None]) -> None:
         await self.commit(outcome)

@@ -9,7 +9,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.overlapped.schedule import Overlap
 from thinwire.node.outer.outer_loop import Average
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import whole
+from thinwire.node.runtime.asyncio_extra import uninterrupted
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.method_specs.streaming import Streaming
 
@@ -136,7 +136,7 @@ class FragmentSchedule(Overlap):
         while True:
             outcome = await session.outcome()
             if outcome.commit is not None:
-                await whole(self._go_along(outcome))
+                await uninterrupted(self._go_along(outcome))
             elif not await self.loop.catch_up():
                 session.again()
                 await session.pause()

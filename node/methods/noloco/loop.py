@@ -14,7 +14,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.replica import GossipStep
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
-from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
@@ -66,7 +66,7 @@ class GossipLoop(RoundLoop):
         mine = [*payloads, *session.current.base]
         if any(result.theirs for result in results):
             results = await self._screen(mine, results)
-        return await whole(self._commit(read, mine, results, weight))
+        return await uninterrupted(self._commit(read, mine, results, weight))
 
     async def _screen(self, mine: list[Buffer], results: Sequence[PairResult]) -> tuple[PairResult, ...]:
         """Reject contributions that are far too long beside ours, the usual norm, or else the momentum.
@@ -132,7 +132,7 @@ class GossipLoop(RoundLoop):
         """Take over the state of a peer; return True if there was a suitable one."""
         fetched = await self._session.catch_up.newer(self._work)
         if fetched is not None:
-            await whole(self._take_over(fetched))
+            await uninterrupted(self._take_over(fetched))
         return fetched is not None
 
     async def _take_over(self, fetched: FetchedState) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.outer.outer_loop import Average, Schedule
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import cancelled, whole
+from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
 
 
 class Overlap(Schedule):
@@ -44,7 +44,7 @@ class Overlap(Schedule):
         if outcome is not None:
             # The previous call was cancelled after the outer state had moved: report that round now.
             await self.late(weight)
-            await whole(self.commit(outcome))
+            await uninterrupted(self.commit(outcome))
         else:
             outcome = await self.loop.round(self._weight(weight), loss, speed)
         return replace(outcome, kept=self._kept)
@@ -81,7 +81,7 @@ class Overlap(Schedule):
         outcome = await average(None)
         if outcome.commit is not None:
             self._ahead = outcome
-            await whole(self._move(outcome))
+            await uninterrupted(self._move(outcome))
         return outcome
 
     async def _move(self, outcome: Outcome) -> None:

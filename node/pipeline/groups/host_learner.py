@@ -118,7 +118,7 @@ class HostLearner(StageLearner):
     @property
     def _arrived(self) -> bool:
         """Return True if new frozen rows have arrived completely."""
-        return bool(self._coming) and self._assembly.whole
+        return bool(self._coming) and self._assembly.complete
 
     def _freeze(self, found: PayloadAssembly) -> None:
         """Use the received rows. If they are invalid or have another tag, this peer is not ready."""
@@ -129,7 +129,7 @@ class HostLearner(StageLearner):
         if message.tag != self._coming:
             self._coming, self._assembly = message.tag, self._holding.assembly
         self._assembly.add(message.piece, frame.payload)
-        if self._assembly.whole:
+        if self._assembly.complete:
             self.host.wake()
 
     async def _wake(self, stop: asyncio.Event) -> None:

@@ -245,7 +245,7 @@ class Host:
             return
         assembly = way.back if message.backward else way.there
         if assembly.add(message.piece, frame.payload):
-            if assembly.whole:
+            if assembly.complete:
                 (self._back if message.backward else self._there).append(way)
         else:
             self._refuse(way, message.backward, "payload")

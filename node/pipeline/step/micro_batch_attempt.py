@@ -98,13 +98,13 @@ class Attempt:
         assembly = self._back if self.backward else self._there
         if not assembly.add(message.piece, payload):
             self.fail("payload", peer)
-        elif assembly.whole:
+        elif assembly.complete:
             self._news.set()
 
     async def arrival(self, patience: Timeouts) -> bytes | Failure:
         """Return the payload that comes out at the other end, or the reason why none will."""
         assembly = self._back if self.backward else self._there
-        while self._failure is None and not assembly.whole:
+        while self._failure is None and not assembly.complete:
             self._news.clear()
             left = patience.left(self.due, self.since)
             if not left:

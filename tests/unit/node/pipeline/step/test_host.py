@@ -315,9 +315,12 @@ def test_payload_assembly_takes_each_piece_once_with_right_length():
     assembly = PayloadAssembly(len(payload))
     assert not assembly.add(3, b"") and not assembly.add(2, parts[0]) and not assembly.add(0, parts[2])
     assert (
-        assembly.add(2, parts[2]) and not assembly.add(2, parts[2]) and assembly.add(0, parts[0]) and not assembly.whole
+        assembly.add(2, parts[2])
+        and not assembly.add(2, parts[2])
+        and assembly.add(0, parts[0])
+        and not assembly.complete
     )
-    assert assembly.add(1, parts[1]) and assembly.whole and assembly.payload() == payload
+    assert assembly.add(1, parts[1]) and assembly.complete and assembly.payload() == payload
     assert [len(part) for part in pieces(b"")] == [0] and PayloadAssembly(0).add(0, b"")
 
 
