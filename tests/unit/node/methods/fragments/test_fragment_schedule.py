@@ -43,6 +43,6 @@ def test_forfeited_training_of_the_turn_in_progress_counts_in_no_later_turn():
     schedule.owed = schedule.sent = 100
     schedule.unbooked = 20
     asyncio.run(schedule.late(100))
-    schedule.land(0)
+    schedule.conclude(0)
     schedule.owed += 60  # the whole turn
     assert schedule.owed == 40
