@@ -167,7 +167,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     )
 
     class PeerLifecycle:
-        ready, invite = True, None
+        ready, invite, life = True, None, None
 
         def __init__(self, round):
             self.peer = SimpleNamespace(replica=SimpleNamespace(round=round))
@@ -207,7 +207,7 @@ class _Swarm:
         )
 
     class Process:
-        ready, transport, invite = True, None, None
+        ready, transport, invite, life = True, None, None, None
 
         def __init__(self, peer):
             self.peer = peer
