@@ -69,7 +69,7 @@ def convicted(evidence: Evidence) -> PeerId:
     return peer_id_of(evidence.key)
 
 
-def told(evidence: Evidence) -> str:
+def describe(evidence: Evidence) -> str:
     """Return the reason of a ban, for people."""
     first = evidence.first
     kind = "announcements" if isinstance(first, Announced) else "votes" if first.digest is not None else "proposals"

@@ -66,13 +66,13 @@ def idle(folder: Path, seconds: float) -> dict[str, Any]:
         other = spawn("join", invite, *common, "--home", str(folder / "b"))
         processes.append(other)
         os.setpriority(os.PRIO_PROCESS, other.pid, 19)
-        said: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         end = time.monotonic() + 60
-        while said.get("phase") != "waiting" or not said.get("peers"):
+        while state.get("phase") != "waiting" or not state.get("peers"):
             if time.monotonic() > end:
-                raise RuntimeError(f"no swarm of two came about: {said}")
+                raise RuntimeError(f"no swarm of two came about: {state}")
             time.sleep(0.5)
-            said = status(folder / "a")
+            state = status(folder / "a")
         time.sleep(2)
         own = machine.family([waiting.pid])
         busy, cpu, both = machine.busy(), machine.cpu_seconds(own), machine.cpu_seconds([other.pid])
@@ -82,7 +82,7 @@ def idle(folder: Path, seconds: float) -> dict[str, Any]:
         if status(folder / "a").get("phase") != "waiting":
             raise RuntimeError("the daemon did not wait long enough")
         return {
-            "peers": 1 + len(said["peers"]),
+            "peers": 1 + len(state["peers"]),
             "idle_share": round(spent / seconds, 5),
             "resident_mb": round(machine.resident(waiting.pid) / 1e6),
             "foreign": round(max(0.0, elsewhere) / seconds / (os.cpu_count() or 1), 3),

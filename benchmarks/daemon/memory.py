@@ -47,36 +47,36 @@ def main() -> None:
     parser.add_argument("--codec", default="int8(block=256)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        said = run(options, Path(folder))
+        report = run(options, Path(folder))
     print(f"\n{machine.describe()}\n")
     print("| peer | parameters | base MB | peak MB | above base MB | fp32 copies |\n|---|---|---|---|---|---|")
     worst = 0.0
-    for number, one in enumerate(said):
+    for number, one in enumerate(report):
         above, copy = one["peak"] - one["base"], 4 * one["parameters"]
         worst = max(worst, above / copy)
         print(
             f"| {number} | {one['parameters']:,} | {one['base'] / 1e6:.0f} | {one['peak'] / 1e6:.0f} | {above / 1e6:.0f} "
             f"| {above / copy:.2f} |"
         )
-    print("\n" + json.dumps({"machine": machine.describe(), "worst": round(worst, 2), "peers": said}))
+    print("\n" + json.dumps({"machine": machine.describe(), "worst": round(worst, 2), "peers": report}))
 
 
 def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Start one daemon, let the others join, wait for the last round; what each said."""
+    """Start one daemon, let the others join, wait for the last round; return the report of each."""
     toml = folder / "run.toml"
     toml.write_text(RUN.format(rounds=options.rounds, layers=options.layers, width=options.width, codec=options.codec))
     text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
     common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0"]
-    first, said = spawn(["start", str(toml), "--wait-for", str(options.peers), *common], folder / "0")
-    processes, heard = [first], [said]
+    first, report = spawn(["start", str(toml), "--wait-for", str(options.peers), *common], folder / "0")
+    processes, reports = [first], [report]
     try:
         assert first.stdout is not None
         invite = first.stdout.readline().split()[-1]
         for number in range(1, options.peers):
-            process, said = spawn(["join", invite, *common], folder / str(number))
+            process, report = spawn(["join", invite, *common], folder / str(number))
             processes.append(process)
-            heard.append(said)
+            reports.append(report)
         for process in processes:
             if process.wait(600):
                 raise RuntimeError(f"a daemon ended with code {process.returncode}")
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         for process in processes:
             process.kill()
             process.wait()
-    return heard
+    return reports
 
 
 def spawn(arguments: list[str], home: Path) -> tuple[subprocess.Popen[str], dict[str, Any]]:
@@ -96,7 +96,7 @@ def spawn(arguments: list[str], home: Path) -> tuple[subprocess.Popen[str], dict
         text=True,
         env=environment(OMP_NUM_THREADS="1"),
     )
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def listen() -> None:
         assert process.stderr is not None
@@ -106,12 +106,12 @@ def spawn(arguments: list[str], home: Path) -> tuple[subprocess.Popen[str], dict
             except ValueError:
                 found = None
             if isinstance(found, dict) and ({"base", "peak"} & found.keys()):
-                said.update(found)
+                report.update(found)
             elif "error" in line or "Traceback" in line:
                 sys.stderr.write(line)
 
     threading.Thread(target=listen, daemon=True).start()
-    return process, said
+    return process, report
 
 
 if __name__ == "__main__":

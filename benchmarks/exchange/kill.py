@@ -66,8 +66,8 @@ def main() -> None:
             for stage, kills in stages:
                 # Both in the same stretch of time: the kills of torchft are spread over those of thinwire.
                 if number * kills // stages[0][1] < (number + 1) * kills // stages[0][1]:
-                    told = stage.kill()
-                    print(f"{number + 1}: {stage.name:16} {told}", file=sys.stderr)
+                    result = stage.kill()
+                    print(f"{number + 1}: {stage.name:16} {result}", file=sys.stderr)
         rows = [stage.summary() for stage, _ in stages]
     report = {"machine": machine.describe(), "peers": options.peers, "mb": options.mb, "rows": rows}
     print(f"\n{report['machine']}; {options.peers} peers, {options.mb:g} MB\n")
@@ -177,13 +177,13 @@ class Stage:
         die = statistics.median(self._normal) * self._rng.uniform(*MOMENTS)
         moment, answers = program.step(victim, die)
         program.actors.remove(victim)
-        said = victim.receive()
-        died = (said if "dies" in said else victim.receive())["dies"]  # it may have ended the step before
+        message = victim.receive()
+        died = (message if "dies" in message else victim.receive())["dies"]  # it may have ended the step before
         victim.close()
         self._commits.append(max(answer["end"] for answer in answers) - died)
-        told = f"killed after {died - moment:.3f} s, commit after {self._commits[-1]:.3f} s"
+        result = f"killed after {died - moment:.3f} s, commit after {self._commits[-1]:.3f} s"
         if newcomer is None:
-            return told
+            return result
         newcomer.say(invite=program.invite, alone=True)
         newcomer.receive()
         # Usual steps have no newcomer that takes the processor for its arrival.
@@ -192,7 +192,7 @@ class Stage:
         began = newcomer.receive()["began"]
         self._joins.append(newcomer.receive()["end"] - began)
         program.actors.append(newcomer)
-        return f"{told}, in a step after {self._joins[-1]:.3f} s"
+        return f"{result}, in a step after {self._joins[-1]:.3f} s"
 
     def summary(self) -> dict[str, Any]:
         """Medians, and the worst."""

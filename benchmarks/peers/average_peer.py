@@ -1,4 +1,4 @@
-"""A peer that averages small tensors through the Python interface whenever told: average_peer.py '{"rank": 0, "toml": …}'."""
+"""A peer that averages small tensors through the Python interface at each request: average_peer.py '{"rank": 0, "toml": …}'."""
 
 import json
 import sys
@@ -11,19 +11,19 @@ from benchmarks.peers.turns import listen, say, until
 
 
 def main() -> None:
-    """Join; told `at`, `count` and `size`, make so many averages one after the other."""
+    """Join; at a request with `at`, `count` and `size`, make this number of averages one after the other."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     say(loaded=True)
-    told = listen()
-    with thinwire.join(options["toml"] or told["invite"], home=options["home"], host="127.0.0.1") as swarm:
+    request = listen()
+    with thinwire.join(options["toml"] or request["invite"], home=options["home"], host="127.0.0.1") as swarm:
         say(invite=swarm.invite)
         while True:
-            told = listen()
-            until(told["at"])
-            values = torch.full((told["size"],), float(options["rank"]))
+            request = listen()
+            until(request["at"])
+            values = torch.full((request["size"],), float(options["rank"]))
             took = []
-            for _ in range(told["count"]):
+            for _ in range(request["count"]):
                 began = time.perf_counter()
                 result = swarm.average(values, least=options["peers"], grace=30.0)
                 took.append(time.perf_counter() - began)

@@ -136,7 +136,7 @@ class Averager:
             payloads, hashes = await self._work(lambda: self._encode(source, cut))
             current = self._begin(cut)
             current.announce(payloads, weight=weight, loss=0.0, speed=0.0, hashes=hashes)
-            for peer, frame in self._round_factory.stash.take():
+            for peer, frame in self._round_factory.pending_frames.take():
                 self._routed(peer, frame)
             outcome = await self._round_factory.outcome(
                 current, give_up=self._grace + GIVE_UP * self._round_factory.patience
@@ -241,7 +241,7 @@ class Averager:
         elif 0 < number < self._number and frame.signature:
             self._send_queue.control(peer, Behind(self._number - 1))
         elif number in (self._number, self._number + 1) and frame.signature:
-            self._round_factory.stash.put(peer, frame)
+            self._round_factory.pending_frames.put(peer, frame)
             if number > self._number:
                 self._send_queue.control(peer, Ask(self._number, 0))
 

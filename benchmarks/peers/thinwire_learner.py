@@ -19,7 +19,7 @@ def main() -> None:
     lesson = Lesson(options)
     warm_up()
     say(loaded=True)
-    told = listen()
+    request = listen()
     if options["toml"] is None:
         train(lesson, options, None)
         return
@@ -27,7 +27,7 @@ def main() -> None:
     place: dict[str, Any] = {"host": "127.0.0.1"}
     if options["links"]:
         place = {"host": host, "port": 7400, "ports": "7401-7499", "advertise": f"{host}:7400"}
-    with thinwire.join(options["toml"] or told["invite"], home=options["home"], **place) as swarm:
+    with thinwire.join(options["toml"] or request["invite"], home=options["home"], **place) as swarm:
         say(invite=swarm.invite)
         train(lesson, options, swarm)
 
@@ -56,9 +56,9 @@ def train(lesson: Lesson, options: dict[str, Any], swarm: thinwire.Swarm | None)
         optimizer.step()
         lesson.rest()
     end = time.monotonic()
-    said = lesson.save(options["snapshots"])
+    moments = lesson.save(options["snapshots"])
     digest = "" if swarm is None else swarm.digest
-    say(end=end, steps=lesson.step, moments=said, missing=missing, waited=waited, digest=digest)
+    say(end=end, steps=lesson.step, moments=moments, missing=missing, waited=waited, digest=digest)
     listen()
 
 

@@ -36,9 +36,9 @@ def main() -> None:
     warm_up()
     assert callable(thinwire.join)  # which loads what is behind it
     say(loaded=True)
-    told = listen()
+    request = listen()
     began = time.monotonic()
-    with thinwire.join(options["toml"] or told["invite"], home=options["home"], host="127.0.0.1") as swarm:
+    with thinwire.join(options["toml"] or request["invite"], home=options["home"], host="127.0.0.1") as swarm:
         say(invite=swarm.invite)
         optimizer = swarm.wrap(model, inner)
         say(ready=True, round=swarm.round, began=began, seconds=time.monotonic() - began)
@@ -48,22 +48,22 @@ def main() -> None:
             assert report is not None  # one step has been made at least
             say(end=end, contributors=report.contributors, round=swarm.round, digest=swarm.digest)
 
-        if told.get("alone"):
+        if request.get("alone"):
             me = swarm.status.peer
             while swarm.last is None or me not in swarm.last.members:
                 train()
                 optimizer.step()
             told_of()
         while True:
-            told = listen()
-            if "prepare" in told:
+            request = listen()
+            if "prepare" in request:
                 train()
                 say(invite=swarm.invite)
                 continue
-            until(told["at"])
-            if told.get("die") is not None:
-                threading.Timer(told["die"], die).start()
-            while swarm.round < told["round"]:  # a newcomer also makes the step that it has missed
+            until(request["at"])
+            if request.get("die") is not None:
+                threading.Timer(request["die"], die).start()
+            while swarm.round < request["round"]:  # a newcomer also makes the step that it has missed
                 optimizer.step()
             told_of()
 

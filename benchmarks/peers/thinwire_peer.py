@@ -31,7 +31,7 @@ def now() -> int:
 
 
 async def main(options: dict[str, Any]) -> None:
-    """Link with all others, then average whenever told to."""
+    """Link with all others, then average at each request."""
     rank, count = options["rank"], options["peers"]
     everyone = [Identity.generate(bytes([number]) * 32) for number in range(count)]
     identity = everyone[rank]

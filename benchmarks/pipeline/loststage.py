@@ -95,23 +95,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="sequences of a micro-batch")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--context", type=int, default=64)
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe())
     print("| seed | source | before | at once | " + " | ".join(f"+{steps}" for steps in AFTER) + " |")
     print("|---|---|---|---|" + "---|" * len(AFTER))
-    stage = told.layers // 2
+    stage = options.layers // 2
     with TemporaryDirectory() as folder:
         text = open_corpus(None, load_tokenizer("bytes", Path()), Path(folder))
-        for seed in range(1, told.seeds + 1):
-            data = split(text, told.context, seed, SHARDS, 0.02)
-            inner = InnerConfig(lr=3e-3, warmup=told.steps // 20)
-            replica = Replica(told.layers, told.width, told.context, inner, seed, told.micros)
-            source = Batches(data, told.batch, range(SHARDS))
+        for seed in range(1, options.seeds + 1):
+            data = split(text, options.context, seed, SHARDS, 0.02)
+            inner = InnerConfig(lr=3e-3, warmup=options.steps // 20)
+            replica = Replica(options.layers, options.width, options.context, inner, seed, options.micros)
+            source = Batches(data, options.batch, range(SHARDS))
             first = _values(replica.sections[stage])
-            replica.train(source, told.steps - told.steps // 10, told.batch)
+            replica.train(source, options.steps - options.steps // 10, options.batch)
             copied = _values(replica.sections[stage])
-            replica.train(source, told.steps // 10, told.batch)
+            replica.train(source, options.steps // 10, options.batch)
             values = {"copy": copied, "mean": replica.mean(stage), "anew": first}
             before = replica.loss(data)
             for name in SOURCES:
@@ -120,7 +120,7 @@ def main() -> None:
                     again.lose(stage, values[name], faster=1.0 if name == "copy" else FASTER)
                 losses = [again.loss(data)]
                 for last, steps in zip((0, *AFTER), AFTER, strict=False):
-                    again.train(more, steps - last, told.batch)
+                    again.train(more, steps - last, options.batch)
                     losses.append(again.loss(data))
                 told_losses = " | ".join(f"{loss:.3f}" for loss in losses)
                 print(f"| {seed} | {name} | {before:.3f} | {told_losses} |", flush=True)

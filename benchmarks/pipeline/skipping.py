@@ -134,20 +134,20 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--cache", type=Path, help="where the tokens are kept [nowhere]")
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe())
     print("| seed | trained with | gradient by | perplexity | of half | half / full |\n|---|---|---|---|---|---|")
     with TemporaryDirectory() as folder:
-        text = open_corpus(None, load_tokenizer("bytes", Path()), told.cache or Path(folder))
-        for seed in range(1, told.seeds + 1):
-            data = split(text, told.context, seed, SHARDS, 0.02)
+        text = open_corpus(None, load_tokenizer("bytes", Path()), options.cache or Path(folder))
+        for seed in range(1, options.seeds + 1):
+            data = split(text, options.context, seed, SHARDS, 0.02)
             for length, by_visits in ((STAGES, False), (4, False), (4, True)):
                 model = Transformer(
-                    ModelConfig(256, layers=STAGES, width=told.width, heads=4, context=told.context), seed
+                    ModelConfig(256, layers=STAGES, width=options.width, heads=4, context=options.context), seed
                 )
-                inner = InnerConfig(lr=3e-3, warmup=told.steps // 20, schedule="cosine", steps=told.steps)
-                sizes = {"micros": told.micros, "batch": told.batch, "seed": seed}
+                inner = InnerConfig(lr=3e-3, warmup=options.steps // 20, schedule="cosine", steps=options.steps)
+                sizes = {"micros": options.micros, "batch": options.batch, "seed": seed}
                 trained = train(data, model, inner, length, by_visits, **sizes)
                 full, half = perplexities(trained, data)
                 ways = f"{length} of {STAGES} | {'visits' if by_visits else 'all'}"

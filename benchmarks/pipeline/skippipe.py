@@ -228,7 +228,7 @@ async def steps(
     for _ in range(count):
         outcome = await replica.step()
         assert len(outcome.finished) == micros and not outcome.lost, outcome
-        found.append((outcome.flown, outcome.planned, replica.route_planner.plans if replica.route_planner else 0))
+        found.append((outcome.measured, outcome.planned, replica.route_planner.plans if replica.route_planner else 0))
     for task in replica.tasks:
         task.cancel()
     return found
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=100_000)
     parser.add_argument("--every", type=int, default=15, help="steps between two plans")
     parser.add_argument("--verbose", action="store_true", help="every step")
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe())
     print(
@@ -253,18 +253,18 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     instance = cities()
     for rates in (False, True):
-        common = {"micros": told.micros, "room": told.room, "rates": rates}
-        whole = virtual_loop.run(steps(instance, None, window=2 * told.room, count=4, **common), seed=1, limit=1e6)[-1][
-            0
-        ]
-        plan = {"tries": told.tries, "every": told.every}
+        common = {"micros": options.micros, "room": options.room, "rates": rates}
+        whole = virtual_loop.run(steps(instance, None, window=2 * options.room, count=4, **common), seed=1, limit=1e6)[
+            -1
+        ][0]
+        plan = {"tries": options.tries, "every": options.every}
         best, found = (
             virtual_loop.run(
-                steps(instance, {**plan, "skip": skip}, window=0, count=told.steps, **common), seed=1, limit=1e6
+                steps(instance, {**plan, "skip": skip}, window=0, count=options.steps, **common), seed=1, limit=1e6
             )
-            for skip in (0.0, told.skip)
+            for skip in (0.0, options.skip)
         )
-        for line in found if told.verbose else ():
+        for line in found if options.verbose else ():
             print(line)
         real, planned, plans = found[-1]
         print(

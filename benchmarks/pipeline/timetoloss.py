@@ -46,16 +46,16 @@ def spec(name: str, width: int) -> str:
     return f"subspace(k={width // PARTS[name]})" if name in PARTS else name
 
 
-def trained(name: str, data: Split, seed: int, told: argparse.Namespace) -> Trainer:
+def trained(name: str, data: Split, seed: int, options: argparse.Namespace) -> Trainer:
     """Model, data and optimizer that train through a boundary."""
-    size = ModelConfig(VOCABULARY, STAGES, told.width, heads=told.width // 32, context=told.context)
+    size = ModelConfig(VOCABULARY, STAGES, options.width, heads=options.width // 32, context=options.context)
     whole = Section(Transformer(size, seed), range(STAGES), ends=True)
-    boundary = Boundary(spec(name, told.width), told.width, VOCABULARY, seed)
+    boundary = Boundary(spec(name, options.width), options.width, VOCABULARY, seed)
     if boundary.confined:
         confine(whole, boundary.confined, seed)
-    inner = InnerConfig(lr=told.lr, warmup=told.steps // 20, schedule="constant")
+    inner = InnerConfig(lr=options.lr, warmup=options.steps // 20, schedule="constant")
     model = Staged(whole, (1,) * STAGES, boundary)
-    return Trainer(model, inner, Batches(data, told.batch, range(SHARDS)), clock=time.perf_counter)
+    return Trainer(model, inner, Batches(data, options.batch, range(SHARDS)), clock=time.perf_counter)
 
 
 def course(trainer: Trainer, data: Split, target: float, most: int, every: int) -> list[tuple[int, float]]:
@@ -93,24 +93,24 @@ def main() -> None:
     parser.add_argument("--unit", type=float, default=0.025, help="seconds of a forward pass at a stage")
     parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
     parser.add_argument("--cache", type=Path, help="where the tokens are kept [nowhere]")
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe(), file=sys.stderr)
-    seconds = {row["boundary"]: row for row in links(1024, 256, told.unit, told.mbit * 125_000)}
+    seconds = {row["boundary"]: row for row in links(1024, 256, options.unit, options.mbit * 125_000)}
     counts: dict[str, list[float]] = {}
     with TemporaryDirectory() as folder:
-        text = open_corpus(None, load_tokenizer("bytes", Path()), told.cache or Path(folder))
-        for seed in range(1, told.seeds + 1):
-            data = split(text, told.context, seed, SHARDS, 0.02)
+        text = open_corpus(None, load_tokenizer("bytes", Path()), options.cache or Path(folder))
+        for seed in range(1, options.seeds + 1):
+            data = split(text, options.context, seed, SHARDS, 0.02)
             target = -math.inf
-            for name in dict.fromkeys(("fp32", *told.only)):
-                most = told.steps if name == "fp32" else round(told.patience * told.steps)
-                found = course(trained(name, data, seed, told), data, target, most, told.every)
+            for name in dict.fromkeys(("fp32", *options.only)):
+                most = options.steps if name == "fp32" else round(options.patience * options.steps)
+                found = course(trained(name, data, seed, options), data, target, most, options.every)
                 if name == "fp32":
                     target = min(loss for _, loss in found)
                 counts.setdefault(name, []).append(steps_to(found, target))
-                said = {"seed": seed, "boundary": name, "target": target, "steps": counts[name][-1], "last": found[-1]}
-                print(json.dumps(said), file=sys.stderr, flush=True)
+                row = {"seed": seed, "boundary": name, "target": target, "steps": counts[name][-1], "last": found[-1]}
+                print(json.dumps(row), file=sys.stderr, flush=True)
     print(table(counts, seconds))
 
 

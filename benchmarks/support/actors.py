@@ -75,15 +75,15 @@ class Actor:
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
         """Return the next line. Raises RuntimeError at its end, or after `seconds` of silence (None: its patience)."""
         try:
-            said = self._said.get(timeout=self._patience if seconds is None else seconds)
+            message = self._said.get(timeout=self._patience if seconds is None else seconds)
         except queue.Empty:
-            said = None
-        if said is None:
+            message = None
+        if message is None:
             self.kill()
             self._blame_book.seek(0)
             tail = self._blame_book.read().decode(errors="replace")[-4000:]
             raise RuntimeError(f"{self.name} ended with code {self.process.returncode}, or was stuck:\n{tail}")
-        return said
+        return message
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -124,9 +124,9 @@ class Lighthouse:
         program = str(Path(python).with_name("torchft_lighthouse"))
         settings = {"min_replicas": 1, "quorum_tick_ms": 100, "join_timeout_ms": 10_000}
         settings["heartbeat_timeout_ms"] = round(heartbeat * 1e3)
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         self._process = subprocess.Popen(
-            [*prefix, program, "--bind", f"{host}:{port}", *words],
+            [*prefix, program, "--bind", f"{host}:{port}", *flags],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

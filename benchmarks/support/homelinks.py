@@ -40,8 +40,8 @@ class HomeLinks:
     """
 
     def __init__(self, peers: int, up: float, down: float, rtt: float, loss: float = 0.0) -> None:
-        words = dict(peers=peers, up=float(up), down=float(down), rtt=float(rtt), loss=float(loss))
-        self._scenario = parse(SCENARIO.format(**words))
+        fields = dict(peers=peers, up=float(up), down=float(down), rtt=float(rtt), loss=float(loss))
+        self._scenario = parse(SCENARIO.format(**fields))
         self._loop = asyncio.new_event_loop()
         self._done = threading.Event()
         self._samples: list[tuple[float, tuple[int, ...]]] = []
@@ -69,11 +69,11 @@ class HomeLinks:
                 if listens:
                     ends[0].receive()
             ends[1].say(size=2_000_000)
-            said = ends[1].receive()
+            measured = ends[1].receive()
         finally:
             for end in ends:
                 end.kill()
-        return f"one stream {said['rate'] * 8 / 1e6:.1f} Mbit/s, round trip {said['trip'] * 1e3:.1f} ms"
+        return f"one stream {measured['rate'] * 8 / 1e6:.1f} Mbit/s, round trip {measured['trip'] * 1e3:.1f} ms"
 
     def carried(self) -> tuple[int, ...]:
         """Bytes that each peer has sent, with all headers."""

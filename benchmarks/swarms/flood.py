@@ -117,8 +117,8 @@ def main() -> None:
                 row["contributes"] = founder.wait("round", start, contributors=3)["at"] - start
             founder.wait("round", time.monotonic(), contributors=2)
             rows[flooded].append(row)
-            said = {key: round(value, 3) for key, value in row.items()}
-            print(f"turn {turn + 1}: {'flooded' if flooded else 'calm'}: {said}", file=sys.stderr, flush=True)
+            shown = {key: round(value, 3) for key, value in row.items()}
+            print(f"turn {turn + 1}: {'flooded' if flooded else 'calm'}: {shown}", file=sys.stderr, flush=True)
     medians = {kind: {key: statistics.median(row[key] for row in rows[kind]) for key in rows[kind][0]} for kind in rows}
     print(f"\n{machine.describe()}; {options.turns} turns of each kind\n")
     print("| | s a round | join s | worst | contributes after s | descriptors | resident MB | foreign CPU |")

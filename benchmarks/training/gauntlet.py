@@ -42,12 +42,12 @@ class Gauntlet:
 
     def counted(self, round: int) -> list[int]:
         """Return the peers whose contributions count in a round."""
-        said = dict.fromkeys(self._lying, tuple(self._honest)) | {
+        distrust = dict.fromkeys(self._lying, tuple(self._honest)) | {
             peer: tuple(filter(book.distrusts, self._ids)) for peer, book in self._books.items()
         }
         ready = {
             peer: Ready(1, 0, 1, b"", b"", 1, b"", True, 0.0, 0.0, distrusts=distrusts)
-            for peer, distrusts in said.items()
+            for peer, distrusts in distrust.items()
         }
         out = self._electorate.uncounted(self._ids, ready)
         for at, peer in enumerate(self._ids):

@@ -170,18 +170,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
     parser.add_argument("--cache", type=Path, help="where the tokens are kept [nowhere]")
-    told = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine.describe(), file=sys.stderr)
     print("| swarm | loss, each seed | perplexity / that of all full |\n|---|---|---|")
     usual: list[float] = []
     with TemporaryDirectory() as folder:
-        for name in dict.fromkeys(("all full", *told.only)):
+        for name in dict.fromkeys(("all full", *options.only)):
             losses = []
-            for seed in range(1, told.seeds + 1):
+            for seed in range(1, options.seeds + 1):
                 inner = InnerConfig(lr=4e-3, warmup=30, schedule="cosine")
-                sizes = {"layers": told.stages, "width": told.width, "batch": told.batch}
-                toy = Toy(text(told.cache or Path(folder), seed), seed, told.rounds, 12, inner, **sizes)
+                sizes = {"layers": options.stages, "width": options.width, "batch": options.batch}
+                toy = Toy(text(options.cache or Path(folder), seed), seed, options.rounds, 12, inner, **sizes)
                 losses.append(train(toy, RUNS[name]))
                 print(f"{name}, seed {seed}: {losses[-1]:.3f}", file=sys.stderr, flush=True)
             usual = usual or losses

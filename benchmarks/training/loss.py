@@ -111,8 +111,8 @@ def main() -> None:
                 with HomeLinks(options.peers, options.up, options.down, options.rtt) as links:
                     row = judge(task, cut, known[name], links, place, options)
                 rows.append(row)
-                said = {key: value for key, value in row.items() if key not in ("curve", "program")}
-                print(f"turn {turn + 1}: {name}: {said}", file=sys.stderr, flush=True)
+                shown = {key: value for key, value in row.items() if key not in ("curve", "program")}
+                print(f"turn {turn + 1}: {name}: {shown}", file=sys.stderr, flush=True)
     report = {"machine": machine.describe(), "task": vars(task), "links": measured, "rows": rows}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")

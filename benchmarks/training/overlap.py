@@ -77,8 +77,8 @@ def main() -> None:
                     "foreign": run.foreign,
                 }
                 rows[program.name].append(row)
-                said = {key: round(value, 4) for key, value in row.items()}
-                print(f"turn {turn + 1}: {program.name}: {said}", file=sys.stderr, flush=True)
+                shown = {key: round(value, 4) for key, value in row.items()}
+                print(f"turn {turn + 1}: {program.name}: {shown}", file=sys.stderr, flush=True)
     medians = {
         name: {key: statistics.median(row[key] for row in found) for key in found[0]} for name, found in rows.items()
     }

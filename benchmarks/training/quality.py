@@ -90,12 +90,12 @@ def table(losses: dict[str, list[float]]) -> str:
     usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
     for name, found in losses.items():
         mean = float(np.mean(found))
-        said = " ".join(f"{loss:.3f}" for loss in found)
-        lines.append(f"{name:<18} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {said}")
+        losses_text = " ".join(f"{loss:.3f}" for loss in found)
+        lines.append(f"{name:<18} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {losses_text}")
     return "\n".join(lines)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="quality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
@@ -104,22 +104,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate of the inner optimizer")
     parser.add_argument("--schedule", default="cosine", choices=["cosine", "constant"])
     parser.add_argument("--json", type=Path)
-    told = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    inner = InnerConfig(lr=told.lr, warmup=told.rounds // 2, schedule=told.schedule)
-    peers = [bytes([index]) * 32 for index in range(told.replicas)]
+    inner = InnerConfig(lr=options.lr, warmup=options.rounds // 2, schedule=options.schedule)
+    peers = [bytes([index]) * 32 for index in range(options.replicas)]
     losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as cache:
-        for seed in range(told.seeds):
-            for name in told.only:
+        for seed in range(options.seeds):
+            for name in options.only:
                 began = time.monotonic()
-                loss = RUNS[name](Toy(text(Path(cache), seed), seed, told.rounds, inner=inner, peers=peers))
+                loss = RUNS[name](Toy(text(Path(cache), seed), seed, options.rounds, inner=inner, peers=peers))
                 losses.setdefault(name, []).append(loss)
                 print(
                     f"{name}, seed {seed}: {loss:.3f} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
                 )
-                if told.json:
-                    told.json.write_text(json.dumps(losses, indent=1) + "\n")
+                if options.json:
+                    options.json.write_text(json.dumps(losses, indent=1) + "\n")
     print(table(losses))
     return 0
 

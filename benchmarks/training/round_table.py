@@ -38,7 +38,7 @@ class StubSession:
         self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
         self.ready: Collection[PeerId] = table.members
 
-    async def average(self, source: Sequence[Buffer], *, weight: int, **told: Any) -> Outcome:
+    async def average(self, source: Sequence[Buffer], *, weight: int, **rest: Any) -> Outcome:
         """Return the average of all announced contributions."""
         return await self._table.put(self, source, weight)
 
@@ -75,11 +75,12 @@ class ReplicaSlot:
         )
         self.session: Any = StubSession(table, me, self.replica)
         if method.partial:
-            links = {
-                number: StubSession(table, me, chain.replica, number) for number, chain in self.replica.chains.items()
+            sessions = {
+                number: StubSession(table, me, fragment.replica, number)
+                for number, fragment in self.replica.fragments.items()
             }
             self.session = SimpleNamespace(
-                replica=self.replica, links=links, now=lambda: 0.0, late=lambda opened, at: 0.0
+                replica=self.replica, sessions=sessions, now=lambda: 0.0, late=lambda opened, at: 0.0
             )
         self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
 

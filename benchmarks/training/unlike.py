@@ -81,7 +81,7 @@ class Naive(EagerReplica):
 class Heavy(Co2Replica):
     """CO2 whose steps all count in full, however late they come."""
 
-    def penalty(self, *told: object) -> float:
+    def penalty(self, *arguments: object) -> float:
         return 1.0
 
 

@@ -74,12 +74,12 @@ class Operation:
         self.ended: asyncio.Future[OperationResult] = asyncio.get_running_loop().create_future()
         self.ended_at, self.lowered = 0.0, 0
         self.group: tuple[PeerId, ...] = ()
-        self.fly: Round | None = None
+        self.current: Round | None = None
         self._place, self._share, self._fresh = place, share, fresh
         self._grace, self._patience = grace, patience
         self._callers = Rendezvous(place, plan, grace=grace, patience=patience)
-        self._stash = PendingFrames(4 * MAX_GROUP, 16)
-        self._told: dict[PeerId, float] = {}  # peers that received our call for this number, and when
+        self._pending_frames = PendingFrames(4 * MAX_GROUP, 16)
+        self._call_sent_at: dict[PeerId, float] = {}  # peers that received our call for this number, and when
         self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
         self._started = self._called_at = place.now()
         self._attempt, self._witness, self._voted = attempt, True, False
@@ -95,7 +95,7 @@ class Operation:
     def nbytes(self) -> int:
         """Bytes stored for the operation: our input, contributions of others, and the results."""
         own = sum(memoryview(payload).nbytes for payload in self._share.payloads)
-        return own + (self.fly.nbytes if self.fly is not None else 0)
+        return own + (self.current.nbytes if self.current is not None else 0)
 
     @property
     def callers(self) -> Collection[PeerId]:
@@ -109,19 +109,19 @@ class Operation:
 
     def call(self) -> None:
         """Send our call to all present peers."""
-        self._told, self._located, self._called_at = {}, {}, self._place.now()
+        self._call_sent_at, self._located, self._called_at = {}, {}, self._place.now()
         for peer in sorted({*self._place.here(), *self._place.live} - {self._place.me}):
             self.answer(peer)
 
     def answer(self, peer: PeerId) -> None:
         """Send our call to one peer."""
-        self._place.send_queue.control(peer, self._said())
+        self._place.send_queue.control(peer, self._call())
 
     def locate(self, peer: PeerId, number: int) -> None:
         """Tell a peer that calls another number where we are, once per number."""
         if peer not in self.callers and self._located.get(peer) != number:
             self._located[peer] = number
-            self._told[peer] = self._place.now()
+            self._call_sent_at[peer] = self._place.now()
             self._place.send_queue.control(peer, Over(self.name, self.number, False))
             self.answer(peer)
 
@@ -130,7 +130,7 @@ class Operation:
         self.lowered += number < self.number
         self.number, self._fresh, self._attempt = number, False, attempt
         self._callers.clear()
-        self._stash.clear()
+        self._pending_frames.clear()
 
     async def wait(self) -> OperationResult:
         """Wait for the result. If cancelled, withdraw."""
@@ -148,13 +148,13 @@ class Operation:
 
     def hear_call(self, peer: PeerId, call: Call) -> None:
         """Handle another peer's call of this operation."""
-        begun, now = self.fly is not None, self._place.now()
+        begun, now = self.current is not None, self._place.now()
         if begun and not call.group:
             self.answer(peer)  # it is late
         if self.ended.done():
             return
-        if not begun and now > self._told.get(peer, self._called_at) + self._patience:
-            self._told[peer] = now
+        if not begun and now > self._call_sent_at.get(peer, self._called_at) + self._patience:
+            self._call_sent_at[peer] = now
             self.answer(peer)  # the peer may have received our earlier call too soon
         if self._callers.on_message(peer, call):
             self._heed()
@@ -165,21 +165,21 @@ class Operation:
         If it is in our group but not in its round yet, it will not take part. As long as nothing was promised, we then
         look for another group; once per peer, or one peer could prevent every result.
         """
-        fly = self.fly
-        if fly is None:
+        current = self.current
+        if current is None:
             self._callers.withdraw(peer)
         elif not (
             self.ended.done()
             or peer not in self.group
             or peer in self._withdrew
-            or peer in fly.agreement.ready
-            or fly.agreement.opened is not None
-            or fly.agreement.acceptor.bound
+            or peer in current.agreement.ready
+            or current.agreement.opened is not None
+            or current.agreement.acceptor.bound
         ):
             self._withdrew.add(peer)
             self._callers.withdraw(peer)
             self._callers.again()
-            self._attempt, self.fly, self.group = fly.attempt, None, ()
+            self._attempt, self.current, self.group = current.attempt, None, ()
             if self._waiting is not None:
                 self._waiting.cancel()
             self.call()
@@ -187,31 +187,31 @@ class Operation:
     @property
     def announced(self) -> int:
         """Number of our last announcement; 0 if there was none."""
-        if self.fly is None:
+        if self.current is None:
             return self._attempt if self._withdrew else 0
-        return self.fly.attempt
+        return self.current.attempt
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a frame of the round."""
-        if self.fly is not None:
-            self.fly.on_frame(peer, frame)
+        if self.current is not None:
+            self.current.on_frame(peer, frame)
         elif frame.signature:
-            self._stash.put(peer, frame)
+            self._pending_frames.put(peer, frame)
 
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         if not self.ended.done():
             self.answer(peer)
-        if self.fly is not None:
-            self.fly.reach(peer)
+        if self.current is not None:
+            self.current.reach(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
-        self._told.pop(peer, None)
+        self._call_sent_at.pop(peer, None)
         self._located.pop(peer, None)
-        if self.fly is not None:
+        if self.current is not None:
             self._callers.calls.pop(peer, None)
-            self.fly.on_link_down(peer)
+            self.current.on_link_down(peer)
         else:
             self._callers.forget(peer)
             self._heed()
@@ -219,26 +219,26 @@ class Operation:
     def tick(self) -> None:
         """Let time pass."""
         now = self._place.now()
-        if self.fly is not None:
-            self.fly.tick()
-            wait = GIVE_UP if self.fly.agreement.able else UNABLE
-            if not self.ended.done() and now > max(self._started, self.fly.moved) + wait * self._patience:
+        if self.current is not None:
+            self.current.tick()
+            wait = GIVE_UP if self.current.agreement.able else UNABLE
+            if not self.ended.done() and now > max(self._started, self.current.moved) + wait * self._patience:
                 self._fail("no majority of the group is left and reachable", "call again with the present peers")
         else:
             self._heed()
 
     # --- choosing the group
 
-    def _said(self) -> Call:
+    def _call(self) -> Call:
         return Call(self.name, self.number, self._fresh, self.plan, self.group)
 
     def _heed(self) -> None:
         """Join a group that others named, if it is acceptable, or name one."""
         if self.ended.done() or self._voted:
             return
-        group = self._callers.named(self.group, begun=self.fly is not None)
+        group = self._callers.named(self.group, begun=self.current is not None)
         if group is None:
-            if self.fly is None:
+            if self.current is None:
                 self._find()
         elif group != self.group:
             self._take_up(group)
@@ -258,9 +258,9 @@ class Operation:
 
     def _take_up(self, group: tuple[PeerId, ...]) -> None:
         place, (round, fragment) = self._place, self.key
-        again = self.fly is not None or place.me not in group or not self._witness
+        again = self.current is not None or place.me not in group or not self._witness
         self.group, self._started, self._voted = group, place.now(), False
-        fly = group_round(
+        current = group_round(
             place,
             group,
             self.key,
@@ -271,34 +271,36 @@ class Operation:
             attempt=self._attempt,
             phase=self._phase,
         )
-        self.fly = fly
+        self.current = current
         self.call()
-        self._wait(fly)
-        fly.announce(self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes)
-        self._attempt = fly.attempt
+        self._wait(current)
+        current.announce(
+            self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes
+        )
+        self._attempt = current.attempt
         if again:
             for peer in sorted(place.live):
                 place.send_queue.control(peer, Ask(round, fragment))
-        for peer, frame in self._stash.take():
+        for peer, frame in self._pending_frames.take():
             message = frame.message
             if not (
-                self._withdrew and isinstance(message, Ready) and message.base != fly.agreement.terms.base
+                self._withdrew and isinstance(message, Ready) and message.base != current.agreement.terms.base
             ):  # messages of the abandoned group
-                fly.on_frame(peer, frame)
+                current.on_frame(peer, frame)
 
     def _phase(self, round: int, name: str) -> None:
         self._voted |= name == "vote"
 
     # --- completion
 
-    def _wait(self, fly: Round) -> None:
+    def _wait(self, current: Round) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = asyncio.ensure_future(fly.wait())
-        self._waiting.add_done_callback(lambda task: self._settled(fly, task))
+        self._waiting = asyncio.ensure_future(current.wait())
+        self._waiting.add_done_callback(lambda task: self._settled(current, task))
 
-    def _settled(self, fly: Round, task: asyncio.Task[Outcome]) -> None:
-        if task.cancelled() or self.fly is not fly or self.ended.done():
+    def _settled(self, current: Round, task: asyncio.Task[Outcome]) -> None:
+        if task.cancelled() or self.current is not current or self.ended.done():
             return
         outcome = task.result()
         if outcome.commit is not None:
@@ -312,21 +314,21 @@ class Operation:
         self._take_up(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
-        place, said = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *said, *self._callers.differing}.difference(outcome.contributors)
-        return {peer: self._reason(peer, said.get(peer, "")) for peer in sorted(others)}
+        place, reasons = self._place, dict(outcome.missing)
+        others = {*self.group, *place.here(), *reasons, *self._callers.differing}.difference(outcome.contributors)
+        return {peer: self._reason(peer, reasons.get(peer, "")) for peer in sorted(others)}
 
-    def _reason(self, peer: PeerId, said: str) -> str:
+    def _reason(self, peer: PeerId, reason: str) -> str:
         if peer in self._callers.differing:
             return self._callers.differing[peer]
         call = self._callers.calls.get(peer)
         if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
             return "began without us"
-        return said or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
+        return reason or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
 
     def _give_up(self, failure: str, hint: str = "") -> None:
         """Fail, and try to make sure that no peer counts on us any more."""
-        if not self.ended.done() and self.fly is None:
+        if not self.ended.done() and self.current is None:
             for peer in sorted(self._place.live):
                 self._place.send_queue.control(peer, Over(self.name, self.number + 1, True))
         self._fail(failure, hint)

@@ -156,7 +156,12 @@ class AllreduceService:
         for key, operation in reversed(list(self._known.items())):
             if operation.ended.done():
                 kept, held = kept + 1, held + operation.nbytes
-                if operation.fly is None or now > operation.ended_at + KEPT_SECONDS or kept > KEPT or held > KEPT_BYTES:
+                if (
+                    operation.current is None
+                    or now > operation.ended_at + KEPT_SECONDS
+                    or kept > KEPT
+                    or held > KEPT_BYTES
+                ):
                     del self._known[key]
 
     # --- calls
@@ -222,7 +227,7 @@ class AllreduceService:
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
             del early[name, number]
         for operation in self.running():
-            begun = operation.fly is not None
+            begun = operation.current is not None
             if (
                 operation.name == message.name
                 and operation.number < message.number
@@ -241,7 +246,7 @@ class AllreduceService:
 
     def _waiting(self, name: str) -> list[Operation]:
         """Return the operations of a name that have not begun, the lowest number first."""
-        found = [one for one in self.running() if one.name == name and one.fly is None]
+        found = [one for one in self.running() if one.name == name and one.current is None]
         return sorted(found, key=lambda one: one.number)
 
     def _move(self, name: str) -> None:
@@ -251,8 +256,8 @@ class AllreduceService:
             for overs in self._overs.values():
                 overs.pop(name, None)
             return
-        said, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
-        number = median_high([own, *(said.get(peer, own) for peer in self._voices(name, waiting[0], said))])
+        numbers, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
+        number = median_high([own, *(numbers.get(peer, own) for peer in self._voices(name, waiting[0], numbers))])
         # Go down only so often: otherwise a peer that tells two peers different numbers could swap them for ever.
         if number > own or (number < own and waiting[0].lowered < DOWN):
             self._shift(name, waiting, number - own)
@@ -275,10 +280,10 @@ class AllreduceService:
         top = 1 + max(one.number for one in {*waiting, *self.running()} if one.name == name)
         self._count(name, top if by < 0 else max(top, self._next.get(name, 0)))
 
-    def _voices(self, name: str, operation: Operation, said: Collection[PeerId]) -> set[PeerId]:
+    def _voices(self, name: str, operation: Operation, numbers: Collection[PeerId]) -> set[PeerId]:
         """Return the peers whose numbers count."""
         others = set(self._place.here()) - self._gone - {self._place.me}
-        spoken = {*said, *operation.callers}
+        spoken = {*numbers, *operation.callers}
         if known := others & self._with.get(name, frozenset()):
             return known | spoken
         return spoken if operation.waited > self._patience else others | spoken

@@ -46,7 +46,7 @@ class BlameBook:
         """Peers with two announcements in this round, which take no part in it."""
         self.straight = False
         """True if a ring has failed in this round."""
-        self._words: dict[PeerId, set[PeerId]] = {}
+        self._complaints: dict[PeerId, set[PeerId]] = {}
         self._unserved: dict[PeerId, set[PeerId]] = {}
         self._ballot: Ballot | None = None
         self._forgiven: set[PeerId] = set()
@@ -55,16 +55,16 @@ class BlameBook:
         """Forget the complaints against a peer that contributes again, but only once."""
         if self.rejected.get(peer) == WITHHELD:
             return  # Another announcement brings no data.
-        if peer not in self._forgiven and (peer in self.rejected or peer in self._words or peer in self.two_faced):
+        if peer not in self._forgiven and (peer in self.rejected or peer in self._complaints or peer in self.two_faced):
             self._forgiven.add(peer)
             self.two_faced.discard(peer)
             self.rejected.pop(peer, None)
-            self._words.pop(peer, None)
+            self._complaints.pop(peer, None)
 
-    def pardon(self) -> None:
+    def forgive_all(self) -> None:
         """Forget all complaints about contributions: too few contributors are left for a round."""
         self.rejected.clear()
-        self._words.clear()
+        self._complaints.clear()
         self._forgiven.clear()
 
     def on_message(
@@ -102,10 +102,10 @@ class BlameBook:
         owners = set(opened.alive) - set(opened.idle)
         if accuser not in owners:
             return False  # A peer without chunks receives no contributions.
-        words = self._words.setdefault(blame.peer, set())
-        words.add(accuser)
+        accusers = self._complaints.setdefault(blame.peer, set())
+        accusers.add(accuser)
         others = owners - self.idle - {accuser}
-        if opened.adopted is None and (accuser == opened.ballot.leader or len(words) > 1 or not others):
+        if opened.adopted is None and (accuser == opened.ballot.leader or len(accusers) > 1 or not others):
             return self._reject(blame)
         return self._relieve(accuser, blame.peer, others)
 
@@ -141,9 +141,9 @@ class BlameBook:
         self._unserved.setdefault(owner, set()).add(accuser)
         if suffice(set(opened.alive).difference(*self._unserved.values())):
             return False
-        most = max(len(words) for words in self._unserved.values())
+        most = max(len(accusers) for accusers in self._unserved.values())
         before = set(self.idle)
-        self.idle |= {peer for peer, words in self._unserved.items() if len(words) == most}
+        self.idle |= {peer for peer, accusers in self._unserved.items() if len(accusers) == most}
         return self.idle != before
 
     def _reject(self, blame: Blame) -> bool:
@@ -169,14 +169,14 @@ class Complaints:
         if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
             return None
         self._made[peer, reason] = now
-        said = self._check.shown(peer) if reason == TWO_FACED else None
-        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, said)
+        announced = self._check.shown(peer) if reason == TWO_FACED else None
+        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, announced)
 
     def of_life(self, opened: Open) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
-        peer, said = self._check.other_life(opened)
+        peer, announced = self._check.other_life(opened)
         place = self._terms.round, self._terms.fragment, opened.ballot
-        return Blame(*place, peer, TWO_FACED, said) if said is not None else None
+        return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
 
     def unwanted(self, opened: Open) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""

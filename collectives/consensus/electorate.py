@@ -46,12 +46,12 @@ class Electorate:
         them. DISTRUSTED: more than half of the other members distrust it, at least two, so a minority cannot take the weight
         of a member. The opinions are those in the announcements of the round, which their members have signed.
         """
-        said = {one: ready[one] for one in self.terms.members if one in ready}
-        against = Counter(peer for one in said for peer in set(said[one].distrusts) - {one})
+        announced = {one: ready[one] for one in self.terms.members if one in ready}
+        against = Counter(peer for one in announced for peer in set(announced[one].distrusts) - {one})
         found: dict[PeerId, str] = {}
         for peer in peers:
             others = len(self.terms.members) - (peer in self.terms.members)
-            if self.on_trial(peer) and not self.enough({one for one in said if peer in said[one].endorses}):
+            if self.on_trial(peer) and not self.enough({one for one in announced if peer in announced[one].endorses}):
                 found[peer] = ON_TRIAL
             elif against[peer] > 1 and 2 * against[peer] > others:
                 found[peer] = DISTRUSTED

@@ -71,8 +71,8 @@ class Founding:
                     founders.add(peer)
         self._settled = now >= self.until or not founders.isdisjoint(self.before)
         members = tuple(sorted(founders))
-        said = self.stated.get(self.me)
-        if said is not None and said[0].members == members:
+        own = self.stated.get(self.me)
+        if own is not None and own[0].members == members:
             return None
         message = Found(self.round, self.fragment, self.base, members, self.life)
         self.stated[self.me] = message, self._sign(message)
@@ -83,8 +83,8 @@ class Founding:
 
     def began(self, fork: Fork) -> bool:
         """Return True if a fork is one that we have stated."""
-        said = self.stated.get(self.me)
-        return said is not None and (fork.base, fork.members) == (self.base, said[0].members)
+        own = self.stated.get(self.me)
+        return own is not None and (fork.base, fork.members) == (self.base, own[0].members)
 
     @property
     def fork(self) -> Fork | None:

@@ -201,8 +201,8 @@ class Agreement:
             return
         self._electorate.live.add(peer)
         if self.commit is None:
-            told = (*self._electorate.farewells.messages(), self.ready.get(self.me))
-            self._out += [(peer, one) for one in told if one is not None]
+            messages = (*self._electorate.farewells.messages(), self.ready.get(self.me))
+            self._out += [(peer, one) for one in messages if one is not None]
 
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""

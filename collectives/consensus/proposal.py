@@ -46,7 +46,7 @@ FAULTS = (
 """Reasons of a Blame against a contributor."""
 
 LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
-"""Reasons of an Exclusion: the peer has said farewell, lacks endorsements, or is distrusted."""
+"""Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, or is distrusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,10 @@ class ProposalCheck:
         The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
         these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
         """
-        said = {peer: self.ready[peer] for peer in opened.alive if peer in self.ready}
+        announced = {peer: self.ready[peer] for peer in opened.alive if peer in self.ready}
         peers = [entry.peer for entry in opened.contributors]
         enough = len(peers) > self._electorate.terms.min_peers
-        return enough and DISTRUSTED in self._electorate.uncounted(peers, said).values()
+        return enough and DISTRUSTED in self._electorate.uncounted(peers, announced).values()
 
     # --- signed statements
 
@@ -105,10 +105,10 @@ class ProposalCheck:
         lineage = self._electorate.terms.lineage
         if not lineage:
             return True
-        said, leader = statement(opened), opened.ballot.leader
-        if opened.lineage != lineage or not self._verify(leader, said, opened.seal):
+        signed, leader = statement(opened), opened.ballot.leader
+        if opened.lineage != lineage or not self._verify(leader, signed, opened.seal):
             return False
-        self._equivocation.note(leader, said, opened.seal)
+        self._equivocation.note(leader, signed, opened.seal)
         return True
 
     def note_vote(self, voter: PeerId, vote: Vote, signature: bytes) -> None:
@@ -138,9 +138,9 @@ class ProposalCheck:
         del bases[terms.base]
         return 2 * max(bases.values(), default=0) > len(terms.members)
 
-    def note_announcement(self, peer: PeerId, said: Announced, signature: bytes) -> None:
+    def note_announcement(self, peer: PeerId, announced: Announced, signature: bytes) -> None:
         """Note an announcement with a valid signature."""
-        self._equivocation.note(peer, said, signature)
+        self._equivocation.note(peer, announced, signature)
 
     def contradicted(self, opened: Open) -> list[PeerId]:
         """Return the other contributors of which a free proposal names another announcement than we have."""
@@ -157,8 +157,13 @@ class ProposalCheck:
         lives = lives_of(opened.members, opened.lives) if opened.adopted is None else {}
         for peer, life in lives.items():
             ready = self.ready.get(peer)
-            if peer != self._me and ready is not None and ready.life != life and (said := self.shown(peer)) is not None:
-                return peer, said
+            if (
+                peer != self._me
+                and ready is not None
+                and ready.life != life
+                and (announced := self.shown(peer)) is not None
+            ):
+                return peer, announced
         return b"", None
 
     def shown(self, peer: PeerId) -> Said | None:
@@ -175,16 +180,16 @@ class ProposalCheck:
         """
         if blame.said is None:
             return False
-        said, signature = blame.said.statement, blame.said.signature
-        if (said.round, said.fragment) != (opened.round, opened.fragment):
+        announced, signature = blame.said.statement, blame.said.signature
+        if (announced.round, announced.fragment) != (opened.round, opened.fragment):
             return False
         named = next((entry for entry in opened.contributors if entry.peer == blame.peer), None)
-        other_data = named is not None and said.attempt == named.attempt and said.digest != named.announced
-        life = lives_of(opened.members, opened.lives).get(blame.peer, said.life)
-        other_life = opened.adopted is None and life != said.life
-        if not (other_data or other_life) or not self._verify(blame.peer, said, signature):
+        other_data = named is not None and announced.attempt == named.attempt and announced.digest != named.announced
+        life = lives_of(opened.members, opened.lives).get(blame.peer, announced.life)
+        other_life = opened.adopted is None and life != announced.life
+        if not (other_data or other_life) or not self._verify(blame.peer, announced, signature):
             return False
-        self.note_announcement(blame.peer, said, signature)
+        self.note_announcement(blame.peer, announced, signature)
         return True
 
     def note_commit(self, commit: Commit) -> None:

@@ -58,7 +58,7 @@ class Proposer:
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
-        self._told: set[PeerId] = set()
+        self._informed: set[PeerId] = set()
         """Peers to which our last proposal went over a link that has held since."""
         self._asked: set[PeerId] = set()
         self._guests: set[PeerId] = set()
@@ -146,7 +146,7 @@ class Proposer:
 
     def spread(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
-        others, known = self._electorate.live - {self._electorate.me}, self._told | self._votes.keys()
+        others, known = self._electorate.live - {self._electorate.me}, self._informed | self._votes.keys()
         short = decided(commit)
         return [
             *((peer, short) for peer in sorted(others & known)),
@@ -155,7 +155,7 @@ class Proposer:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that what was sent to a peer may be lost."""
-        self._told.discard(peer)
+        self._informed.discard(peer)
 
     def lose(self, peer: PeerId, opened: Open | None) -> None:
         """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
@@ -175,7 +175,7 @@ class Proposer:
             peer for peer, ready in self._ready.items() if ready.weight > 0 and peer not in self.blame_book.rejected
         ]
         if len(left) < self._terms.min_peers:
-            self.blame_book.pardon()
+            self.blame_book.forgive_all()
         else:
             self.blame_book.forgive(sender)
 
@@ -202,7 +202,7 @@ class Proposer:
         opened = self._proposal(ballot, present & electorate.live, promises, left, before)
         found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())
         if found is not None:
-            self._promises, self._votes, self._told = None, {}, set(electorate.live)
+            self._promises, self._votes, self._informed = None, {}, set(electorate.live)
         elif late:
             self.yield_to_others()  # Other peers may be reachable by now.
         return found
@@ -278,5 +278,5 @@ class Proposer:
             )
             if opened is not None:
                 return opened
-        self.blame_book.pardon()  # Too few contributors are left, in that group and among all peers.
+        self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

@@ -122,5 +122,6 @@ def comparison(question: Question, planned: RoundCosts, outcome: RunOutcome) -> 
         ("utilisation", "part", planned.utilisation, outcome.utilisation),
     ]
     return tuple(
-        Comparison(name, unit, said, came, came / said if said else None) for name, unit, said, came in figures
+        Comparison(name, unit, expected, measured, measured / expected if expected else None)
+        for name, unit, expected, measured in figures
     )

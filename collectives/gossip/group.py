@@ -38,7 +38,7 @@ class GossipGroup:
         self._posted: Base | None = None
         self._terms, self._others = terms, size - 1
         self._done = asyncio.Event()
-        self._met, self._met_at = 0, 0.0  # number of members met, and when the last one was met
+        self._exchanged, self._exchanged_at = 0, 0.0  # members with a finished exchange, and when the last one finished
 
     # --- our side
 
@@ -106,7 +106,7 @@ class GossipGroup:
     async def wait(self) -> tuple[PairResult, ...]:
         """Wait until each pair has finished or failed; return the results in peer-id order."""
         await self._done.wait()
-        return tuple(pair.meeting for pair in self.pairs.values() if pair.meeting is not None)
+        return tuple(pair.result for pair in self.pairs.values() if pair.result is not None)
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Continue without a departed peer; before we are ready the next `choose` may name another."""
@@ -123,13 +123,13 @@ class GossipGroup:
             pair.release()
 
     @property
-    def lacking(self) -> tuple[PeerId, ...]:
+    def outstanding(self) -> tuple[PeerId, ...]:
         """Members that the group still waits for."""
-        return tuple(peer for peer, pair in self.pairs.items() if pair.meeting is None)
+        return tuple(peer for peer, pair in self.pairs.items() if pair.result is None)
 
-    def met(self, peer: PeerId) -> bool:
+    def exchanged(self, peer: PeerId) -> bool:
         """Return whether the exchange with this peer succeeded."""
-        return peer in self.pairs and self.pairs[peer].met
+        return peer in self.pairs and self.pairs[peer].exchanged
 
     @property
     def halfway(self) -> float:
@@ -138,8 +138,8 @@ class GossipGroup:
 
     @property
     def together(self) -> float:
-        """Time when we and all members that we have met were ready."""
-        return max(self.ours_at, *(pair.theirs_at for pair in self.pairs.values() if pair.met), 0.0)
+        """Time when we and all members with a finished exchange were ready."""
+        return max(self.ours_at, *(pair.theirs_at for pair in self.pairs.values() if pair.exchanged), 0.0)
 
     @property
     def waited_for(self) -> float | None:
@@ -174,16 +174,16 @@ class GossipGroup:
         """Let time pass: give up members that are silent, stalled or late, or much slower than the others."""
         for pair in self.pairs.values():
             pair.tick()
-        if self._met_at and self._terms.now() > self._met_at + GIVE_UP * self._terms.patience:
+        if self._exchanged_at and self._terms.now() > self._exchanged_at + GIVE_UP * self._terms.patience:
             for pair in self.pairs.values():
-                if pair.meeting is None and pair.theirs is not None:
+                if pair.result is None and pair.theirs is not None:
                     pair.fail("stalled")
 
     def _look(self) -> None:
-        met = sum(pair.met for pair in self.pairs.values())
-        if met > self._met:
-            self._met, self._met_at = met, self._terms.now()
-        if self.ours is not None and not self.lacking:
+        exchanged = sum(pair.exchanged for pair in self.pairs.values())
+        if exchanged > self._exchanged:
+            self._exchanged, self._exchanged_at = exchanged, self._terms.now()
+        if self.ours is not None and not self.outstanding:
             self._done.set()
 
 

@@ -96,8 +96,8 @@ class Pair:
         """When the partner's last announcement arrived."""
         self.ours: Ready | None = None
         self.ours_at = 0.0
-        self.meeting: PairResult | None = None
-        self.met = False
+        self.result: PairResult | None = None
+        self.exchanged = False
         self._plan, self._grid, self._halves, self._max_weight = terms.plan, terms.grid, terms.halves, terms.max_weight
         self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
         self._posted: ChunkSender | None = None
@@ -150,7 +150,7 @@ class Pair:
 
     def fail(self, reason: str, *, tell: bool = True) -> None:
         """Continue without the partner; before we are ready, remember the reason until then."""
-        if self.meeting is not None:
+        if self.result is not None:
             return
         self.theirs = self._step = self._base = self._posted = self._announced = None
         self.part()
@@ -163,8 +163,8 @@ class Pair:
     def release(self) -> None:
         """Free the partner's data after the result was used."""
         self._step = self._base = None
-        if self.meeting is not None:
-            self.meeting = replace(self.meeting, theirs=())
+        if self.result is not None:
+            self.result = replace(self.result, theirs=())
 
     # --- events
 
@@ -192,9 +192,9 @@ class Pair:
 
     def on_link_down(self) -> None:
         """Handle a broken link; it has one patience to come back."""
-        for parcel in (self._posted, self._announced):
-            if parcel is not None:
-                parcel.on_link_down()
+        for sender in (self._posted, self._announced):
+            if sender is not None:
+                sender.on_link_down()
         self._linked, self._moved = False, self._now()
 
     def reach(self) -> None:
@@ -210,7 +210,7 @@ class Pair:
 
     def tick(self) -> None:
         """Let time pass: give up a partner that is silent, stalled or late."""
-        if self.meeting is not None or self.ours is None:
+        if self.result is not None or self.ours is None:
             return
         now = self._now()
         if not self._linked and now > self._moved + self._patience:
@@ -251,7 +251,7 @@ class Pair:
 
     def _take_base(self, base: Base) -> None:
         codec = self._halves.slow
-        if codec is None or self.meeting is not None or self._refused:
+        if codec is None or self.result is not None or self._refused:
             return
         self._hear_it()
         if base.plan != self._plan:
@@ -276,8 +276,8 @@ class Pair:
 
     def _take_ready(self, ready: Ready) -> None:
         self._hear_it()
-        if self.meeting is not None or self._refused:
-            if not self.met:
+        if self.result is not None or self._refused:
+            if not self.exchanged:
                 self._send_queue.control(self.partner, Decline(self.round, self.fragment, self._refused or "late"))
             return
         if self.theirs is not None and ready.attempt <= self.theirs.attempt:
@@ -294,26 +294,28 @@ class Pair:
         self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0)
         self._ask(self._step)
 
-    def _ask(self, parcel: ChunkReceiver | None) -> None:
-        if parcel is not None and parcel.missing and self.meeting is None:
-            self._send_queue.control(self.partner, Fetch(self.round, self.fragment, parcel.digest, parcel.lacking))
+    def _ask(self, receiver: ChunkReceiver | None) -> None:
+        if receiver is not None and receiver.missing and self.result is None:
+            self._send_queue.control(
+                self.partner, Fetch(self.round, self.fragment, receiver.digest, receiver.missing_chunks)
+            )
 
     def _serve(self, message: Fetch) -> None:
-        for parcel in (self._posted, self._announced):
-            if parcel is not None and parcel.digest == message.digest:
-                for frame in parcel.serve(message.indices):
+        for sender in (self._posted, self._announced):
+            if sender is not None and sender.digest == message.digest:
+                for frame in sender.serve(message.indices):
                     self._send_queue.bulk(self.partner, frame)
                 return
-        if self.meeting is not None:
-            self._send_queue.control(self.partner, Decline(self.round, self.fragment, self.meeting.reason or "late"))
+        if self.result is not None:
+            self._send_queue.control(self.partner, Decline(self.round, self.fragment, self.result.reason or "late"))
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
-        parcel = self._step if message.index < len(self._grid) else self._base
-        if parcel is None or self.meeting is not None:
+        receiver = self._step if message.index < len(self._grid) else self._base
+        if receiver is None or self.result is not None:
             return
-        if message.attempt != parcel.attempt or not parcel.wants(message.index):
+        if message.attempt != receiver.attempt or not receiver.wants(message.index):
             return
-        fault = parcel.take(message.index, frame)
+        fault = receiver.take(message.index, frame)
         if fault:
             return self.fail(fault)
         self._came += nbytes(frame.payload)
@@ -329,7 +331,7 @@ class Pair:
         chunks = step.chunks + (base.chunks if base is not None else ())
         self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
 
-    def _settle(self, meeting: PairResult) -> None:
-        if self.meeting is None:
-            self.meeting, self.met = meeting, bool(meeting.theirs)
+    def _settle(self, result: PairResult) -> None:
+        if self.result is None:
+            self.result, self.exchanged = result, bool(result.theirs)
             self._settled()

@@ -59,7 +59,7 @@ class ChunkReceiver:
         self._chunks: list[Buffer | None] = [None] * len(grid)
 
     @property
-    def lacking(self) -> tuple[int, ...]:
+    def missing_chunks(self) -> tuple[int, ...]:
         """Numbers of the missing chunks."""
         return tuple(self._first + index for index, chunk in enumerate(self._chunks) if chunk is None)
 

@@ -21,8 +21,8 @@ from thinwire.swarm.messages.registry import PeerId
 WINDOW, NAMED, WELL = 8, 6, 2
 """A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at WELL or fewer."""
 
-MET, MOSTLY = 4, 0.75
-"""The same for peers that meet in pairs: at least MET marks, and MOSTLY of the last WINDOW meetings."""
+LEAST, MOSTLY = 4, 0.75
+"""The same for peers that average in pairs: LEAST marks, and MOSTLY of the last WINDOW exchanges."""
 
 WEAK = 2.5
 """Inner steps that are this factor slower than the others' stand out."""
@@ -43,7 +43,7 @@ PIECE, PIECES = "lost piece", 64
 """For data that comes in one piece, of which few are lost, the same number in PIECES rounds counts."""
 
 PARTNERS = 16
-"""Number of partners whose latest speeds are compared if peers meet in pairs."""
+"""Number of partners whose latest speeds are compared if peers average in pairs."""
 
 APART, ASTRAY = 30.0, 3
 """Tolerated clock difference to most others in seconds, and number of excesses before a peer is named."""
@@ -71,21 +71,21 @@ class Finding:
 class _Observation:
     """Measurements in the current round of one fragment.
 
-    said: latest round that each peer announced. speed: announced speeds by peer and round.
+    announced: latest round that each peer announced. speed: announced speeds by peer and round.
     """
 
     def __init__(self) -> None:
         self.round = 0
         self.opened: tuple[int, float] = (-1, 0.0)
         self.flows: dict[PeerId, ChunkFlow] = {}
-        self.said: dict[PeerId, int] = {}
+        self.announced: dict[PeerId, int] = {}
         self.speed: dict[tuple[PeerId, int], float] = {}
         self.arrivals = ArrivalTimes()
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that the link to a peer broke."""
         self.flows.pop(peer, None)
-        self.said.pop(peer, None)
+        self.announced.pop(peer, None)
         self.speed = {key: value for key, value in self.speed.items() if key[0] != peer}
 
 
@@ -115,11 +115,11 @@ class Diagnosis:
         self._away.pop(peer, None)
         seen = self._observations[fragment]
         if self._paired:
-            self._meet(seen, peer, round, speed)
+            self._process_partner(seen, peer, round, speed)
             return
-        seen.said[peer] = round
+        seen.announced[peer] = round
         # a few peers must not determine the round
-        latest = median_low(seen.said.values()) if len(seen.said) > 1 else 0
+        latest = median_low(seen.announced.values()) if len(seen.announced) > 1 else 0
         if latest > seen.round:
             self._judge(seen)
             seen.round = latest
@@ -129,11 +129,11 @@ class Diagnosis:
         if speed > 0 and seen.round <= round <= seen.round + 1:
             seen.speed[peer, round] = speed
 
-    def _meet(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
+    def _process_partner(self, seen: _Observation, peer: PeerId, round: int, speed: float) -> None:
         """Process the announcement of a partner in one of its own rounds."""
-        if seen.said.get(peer) == round:
+        if seen.announced.get(peer) == round:
             return
-        seen.said[peer], self._judged = round, self._judged + 1  # meetings are counted
+        seen.announced[peer], self._judged = round, self._judged + 1  # exchanges are counted
         flow = seen.flows.pop(peer, None)
         if flow is not None:
             self._judge_links(seen, {peer: flow})
@@ -153,7 +153,7 @@ class Diagnosis:
     def chunk(self, peer: PeerId, round: int, nbytes: int, now: float, *, trip: float = 0.0, fragment: int = 0) -> None:
         """Process a chunk of a contribution. trip: round-trip time over an idle link in seconds, 0: unknown."""
         seen = self._observations[fragment]
-        if round != (seen.said.get(peer) if self._paired else seen.round):
+        if round != (seen.announced.get(peer) if self._paired else seen.round):
             return
         if not self._paired:
             self.opened(round, now, fragment=fragment)  # the data has overtaken the Open, or answers ours
@@ -307,7 +307,7 @@ class Diagnosis:
         if kind == "slow":
             return LATE
         if kind not in ("lossy link", PIECE):
-            return max(MET, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
+            return max(LEAST, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
         # Scaled, because others may have been judged less often.
         length = len(self._marks[peer, kind])
         others = [

@@ -365,24 +365,24 @@ class AllGather(DataPlane):
         again = math.inf
         live = self.agreement.reachable
         late = now >= self.moved + LATE * patience and now >= min(self._again, self._repairs.at + LATE * patience)
-        lacking = [
+        missing = [
             slot
             for slot in self.results.lacks()
             if self.results.vouched(slot) is not None
             and (late or (self._helper(slot) or self.owners[slot]) not in live)
         ]
-        for slot in list(lacking):
+        for slot in list(missing):
             helper, source = self._helper(slot), self.owners[slot]
             if helper is not None and source in live and self._relay_plan.late(slot, helper, idles=helper in live):
                 if stand_in(opened, source, helper, slot % len(self.pieces)) == self.me:
                     parts.setdefault(source, []).append(slot)
-                lacking.remove(slot)
+                missing.remove(slot)
                 again = now + 2 * SOON * patience
         others = [peer for peer in opened.alive if peer != self.me and peer in live]
-        if lacking and others:
-            for peer, part in self._repairs.plan(lacking, others, now).items():
+        if missing and others:
+            for peer, part in self._repairs.plan(missing, others, now).items():
                 parts.setdefault(peer, []).extend(part)
-        if lacking or again < math.inf:
+        if missing or again < math.inf:
             self._repairs.at, self._again = now, again
         for peer, part in parts.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))

@@ -16,7 +16,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.reducer import ChunkReducer, Claims, Docket, Reducer, docket
+from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_backoff import overdue
@@ -49,7 +49,7 @@ class Butterfly(DataPlane):
     results, if not by `rule` and `codec`.
 
     `audited`: other peers may compute results again after the round. Then an owner signs for results that it has computed
-    itself only; `docket` has what an audit needs. In the subclasses an owner does not have all contributions, or uses other
+    itself only; `audit_data` has what an audit needs. In the subclasses an owner does not have all contributions, or uses other
     values, too.
     """
 
@@ -95,7 +95,7 @@ class Butterfly(DataPlane):
         self._audited = audited
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims = Claims()
-        self.docket: Docket | None = None
+        self.audit_data: AuditData | None = None
         """After an audited round: what an audit of its owners needs."""
 
     @property
@@ -349,7 +349,7 @@ class Butterfly(DataPlane):
         if self._audited and commit is not None:
             hashes = self.results.hashes(range(len(self.grid)))
             tools = self._reducer, self.codec, self.grid
-            self.docket = docket(commit, self.agreement.announced, self._claims.settle(hashes), *tools)
+            self.audit_data = audit_data(commit, self.agreement.announced, self._claims.settle(hashes), *tools)
 
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
@@ -362,8 +362,8 @@ class Butterfly(DataPlane):
 
     def owing(self, opened: Open) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
-        held, lacking = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
-        late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in lacking)]
+        held, missing = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
+        late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
         return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
     def _senders(self, opened: Open) -> Collection[PeerId]:

@@ -47,7 +47,7 @@ class Hierarchy(Butterfly):
         # two clusters differ much, neither is the outlier: the larger norm is remembered.
         self._totals = Contributions(self.codec, self.grid, groups, median_high)
         self._given: dict[tuple[Digest, int], PeerId] = {}
-        self._told: set[tuple[PeerId, int, Digest]] = set()
+        self._sent_totals: set[tuple[PeerId, int, Digest]] = set()
 
     # --- roles in a ballot
 
@@ -62,7 +62,9 @@ class Hierarchy(Butterfly):
         site = routes.number.get(self.me)
         # For the same reason, forget what we sent for chunks that we no longer collect; it is sent again if we collect
         # them again.
-        self._told = {said for said in self._told if site is not None and routes.collector(site, said[1]) == self.me}
+        self._sent_totals = {
+            key for key in self._sent_totals if site is not None and routes.collector(site, key[1]) == self.me
+        }
         super().open(opened)
 
     def _basis(self, opened: Open) -> object:
@@ -94,7 +96,7 @@ class Hierarchy(Butterfly):
     def on_link_down(self, peer: PeerId) -> None:
         """Mark data sent to `peer` as possibly lost."""
         super().on_link_down(peer)
-        self._told = {key for key in self._told if key[0] != peer}
+        self._sent_totals = {key for key in self._sent_totals if key[0] != peer}
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
@@ -161,8 +163,8 @@ class Hierarchy(Butterfly):
         """Send the value of our cluster to the chunk's owner, once."""
         owner = self.owners[index]
         value = self._totals.of((cluster.value,), index)
-        if value is not None and (owner, index, cluster.name) not in self._told:
-            self._told.add((owner, index, cluster.name))
+        if value is not None and (owner, index, cluster.name) not in self._sent_totals:
+            self._sent_totals.add((owner, index, cluster.name))
             message = Subtotal(self.round, self.fragment, cluster.name, index)
             self._send_queue.bulk(owner, Frame(message, value[0]))
 

@@ -47,8 +47,8 @@ class Reducer:
 
 
 @dataclass(frozen=True, slots=True)
-class Docket:
-    """All that a peer needs to compute the results of a committed round again, but the contributions.
+class AuditData:
+    """Data of a committed round from which a peer, with the contributions, computes its results again.
 
     digest: of all results. announced: hashes of each contributor's chunks, as the decided proposal names them. claims: for
     each chunk its owner, and the hash of the result that the owner has signed for; empty if an announcement is not here.
@@ -116,15 +116,15 @@ class Claims:
         return claims
 
 
-def docket(
+def audit_data(
     commit: Commit,
     announced: Callable[[Contribution], Ready | None],
     claims: Mapping[int, tuple[PeerId, Digest]],
     reducer: ChunkReducer,
     codec: Codec,
     grid: Grid,
-) -> Docket:
-    """Return the Docket of a committed round.
+) -> AuditData:
+    """Return the AuditData of a committed round.
 
     announced: returns the announcement that an entry names, if it is here.
     """
@@ -133,4 +133,4 @@ def docket(
     if len(found) < len(opened.contributors):
         claims = {}
     place = opened.round, opened.fragment, opened.lineage, commit.digest
-    return Docket(*place, opened.contributors, found, claims, reducer, codec, grid)
+    return AuditData(*place, opened.contributors, found, claims, reducer, codec, grid)

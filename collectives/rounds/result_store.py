@@ -93,9 +93,9 @@ class Results:
         If the present results differ from it, drop them and the owners' signatures.
         """
         if self.digest not in (None, digest):
-            said = self._signed
+            signed = self._signed
             self.clear()
-            self._refuted = said
+            self._refuted = signed
         self.wanted = digest
 
     def put(self, index: int, chunk: Buffer) -> None:

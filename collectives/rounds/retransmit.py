@@ -58,7 +58,7 @@ class Repair:
         self._spent: set[PeerId] = set()
 
     @property
-    def lacking(self) -> int:
+    def missing_results(self) -> int:
         """Number of results that are missing here although the round is bound to them."""
         results = self._exchange.results
         return results.missing if self._exchange.opened is not None and results.wanted is not None else 0
@@ -74,7 +74,7 @@ class Repair:
         }
 
     @property
-    def forsaken(self) -> bool:
+    def mostly_exhausted(self) -> bool:
         """True if there is a commit, but most reachable sources have freed its results and moved on."""
         sources = self.sources
         return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
@@ -118,7 +118,7 @@ class Repair:
         self._ask_others(peer)
 
     def renewed(self, peer: PeerId) -> None:
-        """Note that a peer has the results of this round, whatever it said of another one."""
+        """Note that a peer has the results of this round, whatever it reported about another one."""
         self._spent.discard(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
@@ -129,7 +129,7 @@ class Repair:
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         sources = self.sources
-        if self.lacking and peer in sources and self._spent.issuperset({*sources} - {peer}):
+        if self.missing_results and peer in sources and self._spent.issuperset({*sources} - {peer}):
             self._fetch(self._exchange.results.lacks(), [peer])  # All others have freed the results.
 
     def tick(self, now: float) -> None:
@@ -147,18 +147,18 @@ class Repair:
             self._fetch_all()
 
     def _ask_others(self, peer: PeerId) -> None:
-        lacking = self._requests.owed(peer).intersection(self._exchange.results.lacks())
+        missing = self._requests.owed(peer).intersection(self._exchange.results.lacks())
         sources = [one for one in self.sources if one not in self._spent]
-        if lacking and sources:
-            self._fetch(sorted(lacking), sources)
+        if missing and sources:
+            self._fetch(sorted(missing), sources)
 
     def _fetch_all(self) -> None:
         sources = self.sources
         if sources:
             self._fetch(self._exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
 
-    def _fetch(self, lacking: Sequence[int], sources: Sequence[PeerId]) -> None:
+    def _fetch(self, missing: Sequence[int], sources: Sequence[PeerId]) -> None:
         terms, wanted = self._agreement.terms, self._exchange.results.wanted
         if wanted is not None:
-            for peer, part in self._requests.plan(lacking, sources, self._now()).items():
+            for peer, part in self._requests.plan(missing, sources, self._now()).items():
                 self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, tuple(part)))

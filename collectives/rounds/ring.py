@@ -275,7 +275,7 @@ class Ring(BallotBound):
                 for entry in way.adds[0]:
                     if entry.peer != self.me and not self._contributions.has((entry.peer, entry.attempt), index):
                         return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
-        lacking = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
+        missing = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
         if lap.left is not None:
             return lap.left, BROKEN
-        return None if lacking is None else (self.owners[lacking], BROKEN)
+        return None if missing is None else (self.owners[missing], BROKEN)

@@ -175,14 +175,14 @@ class Round:
         return self.exchange.nbytes
 
     @property
-    def lacking(self) -> int:
+    def missing_results(self) -> int:
         """Number of results that are missing here although the round is bound to them."""
-        return self._repair.lacking
+        return self._repair.missing_results
 
     @property
     def unobtainable(self) -> bool:
         """True if the round is bound to results that are missing, and none of their voters is reachable."""
-        return bool(self._repair.lacking) and not self._repair.voters
+        return bool(self._repair.missing_results) and not self._repair.voters
 
     @property
     def moved(self) -> float:
@@ -228,9 +228,9 @@ class Round:
         return self._repair.follows
 
     @property
-    def forsaken(self) -> bool:
+    def mostly_exhausted(self) -> bool:
         """True if there is a commit, but most reachable sources have freed its results and moved on."""
-        return self._repair.forsaken
+        return self._repair.mostly_exhausted
 
     @property
     def exhausted(self) -> bool:

@@ -43,10 +43,10 @@ from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
 from thinwire.swarm.rendezvous_hash import leader_order, rank
 
-STASH = 1024
+MAX_PENDING = 1024
 """Control frames stored for the next round."""
 
-STASH_EACH = 16
+MAX_PENDING_EACH = 16
 """Of these, most per peer: as many as a peer sends in a bad round."""
 
 
@@ -72,8 +72,8 @@ class RoundFactory:
       chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
       aggregated by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
-    - `site`: the network that we share with others. `stash`: frames for next rounds, if shared with other factories of this
-      peer.
+    - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
+      peer share them.
     - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
     - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in other planes
       without effect.
@@ -96,7 +96,7 @@ class RoundFactory:
         by_bandwidth: bool = False,
         topology: Topology = "butterfly",
         site: str = "",
-        stash: PendingFrames | None = None,
+        pending_frames: PendingFrames | None = None,
         kept: OwnerResiduals | None = None,
         aside: Work = at_once,
         sick: Callable[[], Collection[PeerId]] = tuple,
@@ -111,7 +111,7 @@ class RoundFactory:
         self.patience = self.floor = patience
         self.behind = asyncio.Event()
         """Set when the others are so far ahead that we cannot follow."""
-        self.stash = PendingFrames(STASH, STASH_EACH) if stash is None else stash
+        self.pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH) if pending_frames is None else pending_frames
         """Frames of the next round."""
         self.sick = sick
         """Returns peers that must not own chunks in rounds that we lead."""
@@ -174,8 +174,8 @@ class RoundFactory:
             banned=self._banned,
             trial=self._trial,
         )
-        exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: fly.pump())
-        fly = Round(
+        exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: current.pump())
+        current = Round(
             agreement,
             exchange,
             send_queue=self._send_queue,
@@ -193,7 +193,7 @@ class RoundFactory:
         if self._sieve is not None:
             self._sieve.halt()  # an abandoned round must not vote any more
         self._sieve = exchange if isinstance(exchange, SparseShardedReduce) else None
-        return fly
+        return current
 
     def _link(self) -> tuple[int, int]:
         return self._send_queue.bandwidth.settle() if self._by_bandwidth else (0, 0)
@@ -217,11 +217,11 @@ class RoundFactory:
             return Ring(agreement, guarded=self._guarded, **common)
         return Butterfly(agreement, audited=self._audited, **common)
 
-    async def outcome(self, fly: Round, *, give_up: float | None = None) -> Outcome:
+    async def outcome(self, current: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
         began = self._now()
         behind = asyncio.ensure_future(self.behind.wait())
-        wait = asyncio.ensure_future(fly.wait())
+        wait = asyncio.ensure_future(current.wait())
         try:
             await asyncio.wait((wait, behind), timeout=give_up, return_when=asyncio.FIRST_COMPLETED)
             outcome = wait.result() if wait.done() else Outcome(diverged=behind.done())
@@ -229,15 +229,15 @@ class RoundFactory:
             wait.cancel()
             behind.cancel()
         if outcome.commit is not None:
-            proof = certificate(outcome.commit, fly.agreement.terms, self.key_of, self.verify)
+            proof = certificate(outcome.commit, current.agreement.terms, self.key_of, self.verify)
             outcome = replace(outcome, certificate=proof)
-        if outcome.commit is not None and not fly.booked:
-            fly.booked = True  # callers that follow rounds ask again for the outcome of the next one
-            withheld = fly.exchange.withheld & set(self._live)  # a broken link shows nothing
-            self.owner_backoff.settle(outcome.commit.opened, fly.exchange.failed, withheld)
-            self._settle(fly)
-            if fly.opened_at is not None:
-                took = self._now() - max(began, fly.opened_at)
+        if outcome.commit is not None and not current.booked:
+            current.booked = True  # callers that follow rounds ask again for the outcome of the next one
+            withheld = current.exchange.withheld & set(self._live)  # a broken link shows nothing
+            self.owner_backoff.settle(outcome.commit.opened, current.exchange.failed, withheld)
+            self._settle(current)
+            if current.opened_at is not None:
+                took = self._now() - max(began, current.opened_at)
                 self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
         return outcome
 
@@ -250,14 +250,14 @@ class RoundFactory:
         trips = np.array([[trip(sender, receiver) for receiver in ranked] for sender in ranked])
         return tuple(ranked[at] for at in best(rates, trips))
 
-    def _settle(self, fly: Round) -> None:
+    def _settle(self, current: Round) -> None:
         """Suspend rings for 2 rounds after a failed one, then for 4, 8 and so on.
 
         A ring that holds takes one step back.
         """
-        exchange = fly.exchange
+        exchange = current.exchange
         if isinstance(exchange, Ring) and exchange.broken:
-            self._ring_backoff.fail(fly.round)
+            self._ring_backoff.fail(current.round)
         elif exchange.opened is not None and exchange.opened.order:
             self._ring_backoff.succeed()
 

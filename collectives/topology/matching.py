@@ -91,9 +91,9 @@ class _Tree:
         if high - low == 1:
             return [low]
         middle = self._split(low, high, bit)
-        lacking = size - (middle - low) % size
+        missing = size - (middle - low) % size
         right = self._left_over(middle, high, bit - 1)
-        return right[lacking:] if len(right) >= lacking else self._left_over(low, middle, bit - 1) + right
+        return right[missing:] if len(right) >= missing else self._left_over(low, middle, bit - 1) + right
 
     def _full(self, rank: int) -> list[int]:
         """Return the group of `rank`, or all peers that are left over if `rank` is one of them."""

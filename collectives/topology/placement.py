@@ -67,11 +67,11 @@ def sites(group: Sequence[PeerId], ready: Mapping[PeerId, Ready]) -> tuple[int, 
 
     Peers that announce the same site are together; of the others, those that are near each other.
     """
-    said = {peer: ready[peer].site for peer in group if peer in ready and ready[peer].site}
-    others = [peer for peer in group if peer in ready and peer not in said]
+    named_sites = {peer: ready[peer].site for peer in group if peer in ready and ready[peer].site}
+    others = [peer for peer in group if peer in ready and peer not in named_sites]
     between = links({peer: ready[peer].spans for peer in others})
     found = near(others, lambda one, other: between(one, other).rtt)
-    named = {peer: ("site", name) for peer, name in said.items()}
+    named = {peer: ("site", name) for peer, name in named_sites.items()}
     return clusters(group, named | {peer: ("near", name.hex()) for peer, name in found.items()})
 
 
@@ -79,8 +79,10 @@ def loads(
     group: Sequence[PeerId], willing: Collection[PeerId], resting: Collection[PeerId], ready: Mapping[PeerId, Ready]
 ) -> list[PeerLoad]:
     """Return the announced capacities and the roles of the peers in a round."""
-    said = [(peer, ready[peer].up if peer in ready else 0, ready[peer].down if peer in ready else 0) for peer in group]
+    announced = [
+        (peer, ready[peer].up if peer in ready else 0, ready[peer].down if peer in ready else 0) for peer in group
+    ]
     return [
         PeerLoad(min(CEILING, up), min(CEILING, down), contributes=peer in willing, owns=peer not in resting)
-        for peer, up, down in said
+        for peer, up, down in announced
     ]

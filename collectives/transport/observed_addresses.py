@@ -70,28 +70,28 @@ def judge(sightings: Iterable[Sighting]) -> Reach:
     claims: dict[str, list[Sighting]] = defaultdict(list)
     for sighting in outside:
         claims[_host(sighting.seen)].append(sighting)
-    subnets = {host: len({subnet_of(_host(one.by)) for one in said}) for host, said in claims.items()}
+    subnets = {host: len({subnet_of(_host(one.by)) for one in sightings}) for host, sightings in claims.items()}
     believed = [host for host in claims if subnets[host] > 1 or len(claims) == 1]
     if len(believed) != 1:
         return Reach()
-    said = claims[believed[0]]
-    if all(believed[0] == _host(one.local) for one in said):
-        return Reach("none", *_gate(said))
-    return Reach(_mapping(said), *_gate(said))
+    sightings = claims[believed[0]]
+    if all(believed[0] == _host(one.local) for one in sightings):
+        return Reach("none", *_gate(sightings))
+    return Reach(_mapping(sightings), *_gate(sightings))
 
 
-def _gate(said: list[Sighting]) -> tuple[str, bool | None]:
+def _gate(sightings: list[Sighting]) -> tuple[str, bool | None]:
     """Return the address of our gate, as one of the peers tried it, and whether one of them reached it."""
-    tried = [one for one in said if one.reached is not None]
-    best = next((one for one in tried if one.reached), tried[0] if tried else said[0])
+    tried = [one for one in sightings if one.reached is not None]
+    best = next((one for one in tried if one.reached), tried[0] if tried else sightings[0])
     address = join_address(_host(best.seen), best.gate) if best.gate else ""
     return address, bool(best.reached) if tried else None
 
 
-def _mapping(said: list[Sighting]) -> Nat:
+def _mapping(sightings: list[Sighting]) -> Nat:
     """Return the kind of the mapping of one local port, from the ports that different peers see."""
     ports: dict[str, dict[str, int]] = defaultdict(dict)
-    for one in said:
+    for one in sightings:
         ports[one.local][one.by] = split_address(one.seen)[1]
     several = [set(seen.values()) for seen in ports.values() if len(seen) > 1]
     if not several:

@@ -30,7 +30,7 @@ class PayloadAssembly:
         self._missing = len(self._pieces)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if no piece is missing."""
         return not self._missing
 
@@ -45,6 +45,6 @@ class PayloadAssembly:
         return True
 
     def payload(self) -> bytes:
-        """Return the whole payload; only once `whole`."""
-        assert self.whole
+        """Return the whole payload; only once `complete`."""
+        assert self.complete
         return b"".join(piece for piece in self._pieces if piece is not None)

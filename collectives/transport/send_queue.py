@@ -173,7 +173,7 @@ class SendQueue:
         self._bulk: dict[PeerId, PeerQueue] = {}
         self._state: dict[PeerId, PeerQueue] = {}
         """Frames with pauses, of state and of past rounds: the pauses are no property of a path."""
-        self._precedence, self._words = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
+        self._bulk_priority, self._control_priority = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
         self._now = asyncio.get_running_loop().time
@@ -192,7 +192,7 @@ class SendQueue:
         message = frame.message
         if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round and not later:
             del self._begun[message.fragment]
-            self._precedence.busy()
+            self._bulk_priority.busy()
         if paced and to in self._state and self._state[to].holds(message):
             return
         lanes = self._state if paced or isinstance(message, STATE) else self._bulk
@@ -202,11 +202,11 @@ class SendQueue:
         """Sample the transferred bytes, if due: after each bulk frame, and whenever the rounds have news."""
         if self.bandwidth.due(now := self._now()):
             up, down = self._transport.totals()
-            self.bandwidth.look(up - self._precedence.paced, down, now)
+            self.bandwidth.look(up - self._bulk_priority.paced, down, now)
 
     def hurry(self, reader: Reader, hurried: bool) -> None:
         """Send state to a reader without pauses, or with them."""
-        self._precedence.hurry(reader, hurried)
+        self._bulk_priority.hurry(reader, hurried)
 
     def release(self, to: PeerId, fragment: int) -> None:
         """Send the waiting results of a fragment to a peer without pauses."""
@@ -234,7 +234,7 @@ class SendQueue:
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
-        self._precedence.rest()
+        self._bulk_priority.rest()
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
@@ -298,16 +298,18 @@ class SendQueue:
         bulk = lanes is not self._control
         if to not in lanes:
             state = state_of(to, frame) if lanes is self._state else None
-            if (state is None or self._precedence.free(*state)) and self._transport.offer(to, frame):
+            if (state is None or self._bulk_priority.free(*state)) and self._transport.offer(to, frame):
                 if state is not None:
-                    self._precedence.took(*state)
+                    self._bulk_priority.took(*state)
                 if bulk:
                     self.look()
                     self._left(to, frame)
                 return
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
-            precedence, sent = (self._precedence, self._left) if bulk else (self._words, lambda peer, frame: None)
+            precedence, sent = (
+                (self._bulk_priority, self._left) if bulk else (self._control_priority, lambda peer, frame: None)
+            )
             paced = lanes is self._state
             lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)
         lanes[to].put(frame, later=later)

@@ -20,7 +20,7 @@ from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.asyncio_extra import Result, cancelled, whole
+from thinwire.node.runtime.asyncio_extra import Result, cancelled, uninterrupted
 from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
@@ -91,7 +91,7 @@ class BackgroundPeer:
             self._resources = stack.pop_all()
         self._exchanged_at = self.peer.environment.now()
         self._carried = 0  # weight not yet in any round: the loop gives it again, with that of later steps
-        self._flight: asyncio.Task[RoundReport] | None = None
+        self._exchange_task: asyncio.Task[RoundReport] | None = None
         self._begun, self._due = asyncio.Event(), asyncio.Event()
         self.steps = 0
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
@@ -260,9 +260,9 @@ class BackgroundPeer:
         self._background.last_call(self._abandon())
 
     async def _abandon(self) -> None:
-        if self._flight is not None:
-            await cancelled(self._flight)
-            self._flight = None
+        if self._exchange_task is not None:
+            await cancelled(self._exchange_task)
+            self._exchange_task = None
 
     def copy(self) -> Floats:
         """Return a copy of the outer parameters, and the values of the buffers behind them."""
@@ -276,22 +276,22 @@ class BackgroundPeer:
     async def _begin(self, steps: int, weight: int, loss: float | None) -> RoundReport | None:
         self._begun.clear()
         self._due.clear()
-        self._flight = flight = asyncio.create_task(self._exchange(steps, weight, loss))
+        self._exchange_task = task = asyncio.create_task(self._exchange(steps, weight, loss))
         begun = asyncio.create_task(self._begun.wait())
         try:
-            await asyncio.wait((flight, begun), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, begun), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await cancelled(flight)
+            await cancelled(task)
             raise
         finally:
             begun.cancel()
-        return await self._finish() if flight.done() else None
+        return await self._finish() if task.done() else None
 
     async def _finish(self) -> RoundReport:
-        flight, self._flight = self._flight, None
-        assert flight is not None, "no exchange has begun"
+        task, self._exchange_task = self._exchange_task, None
+        assert task is not None, "no exchange has begun"
         self._due.set()
-        return await flight  # if this is cancelled, so is the exchange
+        return await task  # if this is cancelled, so is the exchange
 
     async def _until_due(self) -> None:
         self._exchanged_at = self.peer.environment.now()
@@ -362,7 +362,7 @@ class BackgroundPeer:
         rounds = self.peer.rounds
         if rounds.follows or rounds.overlaps_calls:  # the worker changes the replica also between two exchanges
             return await self._background.work(function)
-        return await whole(self.peer.environment.aside(function))
+        return await uninterrupted(self.peer.environment.aside(function))
 
     def settle(self) -> None:
         """Wait until the last round has its digest, if the loop still runs."""

@@ -43,7 +43,7 @@ class GroupError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
-class _Told(msgspec.Struct):
+class _RankResult(msgspec.Struct):
     """Message of a rank: a value, or an error."""
 
     value: Any = None
@@ -51,10 +51,10 @@ class _Told(msgspec.Struct):
     hint: str = ""
 
     @staticmethod
-    def failure(error: BaseException) -> _Told:
+    def failure(error: BaseException) -> _RankResult:
         """Return a message about an error, which fits into HEAD bytes."""
         texts = f"{error}" or type(error).__name__, getattr(error, "hint", "")
-        return _Told(None, *(text.encode(errors="replace")[:480].decode(errors="ignore") for text in texts))
+        return _RankResult(None, *(text.encode(errors="replace")[:480].decode(errors="ignore") for text in texts))
 
     def result(self, rank: str) -> Any:
         """Return the value. Raises GroupError if the message is about an error of that rank."""
@@ -71,9 +71,9 @@ def _framed(data: bytes) -> Tensor:
     return raw
 
 
-def _read(head: Tensor, rest: bytes = b"") -> _Told:
+def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
     body = head.numpy().tobytes() + rest
-    return msgspec.msgpack.decode(body[4 : 4 + int.from_bytes(body[:4], "big")], type=_Told)
+    return msgspec.msgpack.decode(body[4 : 4 + int.from_bytes(body[:4], "big")], type=_RankResult)
 
 
 def check_alone() -> None:
@@ -133,9 +133,9 @@ class Ranks:
             try:
                 value = work()
             except BaseException as error:
-                self._share(_Told.failure(error))
+                self._share(_RankResult.failure(error))
                 raise
-            self._share(_Told(value))
+            self._share(_RankResult(value))
             return value
         result: T = self._share(None).result("the first rank")
         return result
@@ -146,22 +146,22 @@ class Ranks:
         A result has at most 960 bytes. An exception is raised on its rank as it is, on the others as GroupError.
         """
         try:
-            told = _Told(work())
+            result = _RankResult(work())
         except BaseException as error:
-            self._exchange(_Told.failure(error))
+            self._exchange(_RankResult.failure(error))
             raise
-        return [one.result(f"rank {rank}") for rank, one in enumerate(self._exchange(told))]
+        return [one.result(f"rank {rank}") for rank, one in enumerate(self._exchange(result))]
 
-    def _exchange(self, told: _Told) -> list[_Told]:
+    def _exchange(self, result: _RankResult) -> list[_RankResult]:
         """Send a message of every rank to all others; return those of all."""
         heads = [torch.zeros(HEAD, dtype=torch.uint8) for _ in range(self.size)]
-        own = _framed(msgspec.msgpack.encode(told))
+        own = _framed(msgspec.msgpack.encode(result))
         self._collective(lambda: dist.all_gather(heads, own, group=self._control))
         return [_read(head) for head in heads]
 
-    def _share(self, told: _Told | None) -> _Told:
+    def _share(self, result: _RankResult | None) -> _RankResult:
         """Send a message of the first rank to the others; return it."""
-        data = b"" if told is None else msgspec.msgpack.encode(told)
+        data = b"" if result is None else msgspec.msgpack.encode(result)
         head = _framed(data)
         self.broadcast(head)
         length = int.from_bytes(head[:4].numpy().tobytes(), "big")

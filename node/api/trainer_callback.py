@@ -39,7 +39,7 @@ class StepLoss:
         self._sum = part if self._sum is None else self._sum + part
 
     def take(self) -> Tensor | None:
-        """Return the loss since the last call, on its device; None if the model has told none."""
+        """Return the loss since the last call, on its device; None if the model has given none."""
         taken, self._sum = self._sum, None
         return taken
 

@@ -35,8 +35,8 @@ def peers(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from thinwire.node.peer.status import read_status
 
     config = _config(context)
-    said = None if config is None else read_status(config.directories.status)
-    return [(one.peer, _harmless(one.name) or one.state) for one in said.peers] if said is not None else []
+    status = None if config is None else read_status(config.directories.status)
+    return [(one.peer, _harmless(one.name) or one.state) for one in status.peers] if status is not None else []
 
 
 def _harmless(text: str) -> str:

@@ -40,17 +40,17 @@ class NoPageError(HintedError):
 
 def status(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
     """Show the status of this machine's daemon."""
-    said, alive = _daemon(settings(context, debug, {"home": home}))
+    status, alive = _daemon(settings(context, debug, {"home": home}))
     if json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode({"running": alive, "status": said}).decode() + "\n")
-    if said is None or not alive:
-        raise _none_here(said)
+        sys.stdout.write(msgspec.json.encode({"running": alive, "status": status}).decode() + "\n")
+    if status is None or not alive:
+        raise _none_here(status)
     if not json:
         from thinwire.node.peer.status_table import show
 
-        show(said, time.time())
+        show(status, time.time())
 
 
 def top(
@@ -170,17 +170,17 @@ def recover(
     from thinwire.node.cli import recovery
 
     config = settings(context, debug, {"home": home})
-    said = _running(config)
-    if run not in ("", said.run_name) and not said.run.startswith(run.lower()):
+    status = _running(config)
+    if run not in ("", status.run_name) and not status.run.startswith(run.lower()):
         raise InputError(
-            f"the daemon here trains {said.run_name or 'a run'} {said.run[:8]}, not {run!r}",
+            f"the daemon here trains {status.run_name or 'a run'} {status.run[:8]}, not {run!r}",
             "name that run or none, or give the directory of the other daemon with --home",
         )
-    recovery.check(said)
+    recovery.check(status)
     if not now:
-        print(recovery.plan(said, time.time()))
+        print(recovery.plan(status, time.time()))
         return
-    print(recovery.recover(said, config.directories))
+    print(recovery.recover(status, config.directories))
 
 
 def invite(
@@ -196,8 +196,8 @@ def invite(
 ) -> None:
     """Print the command with which others join the run of this machine's daemon."""
     config = settings(context, debug, {"home": home})
-    said = _running(config)
-    if not said.invite:
+    status = _running(config)
+    if not status.invite:
         raise NoDaemonError(
             "the daemon has no reachable address yet, or may not invite others",
             "try again in a moment, or ask the author of the run",
@@ -210,7 +210,7 @@ def invite(
             raise ValueError(f"{expires} from now is after the year 2105")
     except ValueError as error:
         raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
-    code, serial = invitation(said, config.directories, peer, until)
+    code, serial = invitation(status, config.directories, peer, until)
     print(f"thinwire join {code}")
     from thinwire.node.runtime.console import warn
     from thinwire.swarm.identity.invite import Invite
@@ -229,12 +229,12 @@ def revoke(
 ) -> None:
     """Exclude a peer, or all peers of an invite, for good; only the author of the run can."""
     config = settings(context, debug, {"home": home})
-    said, alive = _daemon(config)
-    if said is None:
-        raise _none_here(said)
+    status, alive = _daemon(config)
+    if status is None:
+        raise _none_here(status)
     from thinwire.node.cli.invitations import revoked
 
-    target = revoked(said, config.directories, target)
+    target = revoked(status, config.directories, target)
     when = "in a second" if alive else "at its next start"
     print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
 
@@ -249,22 +249,22 @@ def _is_loopback(host: str) -> bool:
 def _daemon(config: Config) -> tuple[Status | None, bool]:
     from thinwire.node.peer.status import alive, read_status
 
-    said = read_status(config.directories.status)
-    return said, said is not None and alive(said)
+    status = read_status(config.directories.status)
+    return status, status is not None and alive(status)
 
 
 def _running(config: Config) -> Status:
     """Return the status of the running daemon. Raises NoDaemonError if there is none."""
-    said, alive = _daemon(config)
-    if said is None or not alive:
-        raise _none_here(said)
-    return said
+    status, alive = _daemon(config)
+    if status is None or not alive:
+        raise _none_here(status)
+    return status
 
 
-def _none_here(said: Status | None) -> NoDaemonError:
+def _none_here(status: Status | None) -> NoDaemonError:
     message = "no daemon is running here"
-    if said is not None:
-        message += f"; the last one ended in round {said.round} of run {said.run_name or said.run[:8]}"
+    if status is not None:
+        message += f"; the last one ended in round {status.round} of run {status.run_name or status.run[:8]}"
     return NoDaemonError(
         message, "start one with `thinwire start` or `thinwire join`, or give its directory with --home"
     )

@@ -172,8 +172,8 @@ def _stored(config: Config, source: str, homes: list[Path] | None) -> StoredMode
     from thinwire.node.peer.status import alive, read_status
     from thinwire.node.training.stored_model import stored_model
 
-    said = read_status(config.directories.status)
-    default = said.run if said is not None and alive(said) else ""
+    status = read_status(config.directories.status)
+    default = status.run if status is not None and alive(status) else ""
     return stored_model(config.directories, source, default, homes or ())
 
 

@@ -254,9 +254,9 @@ def _of_transformers(model: str, folder: Path) -> tuple[str, str, str]:
     place = folder / name
     content = (place / "config.json").read_bytes()
     try:
-        said = json.loads(content)
-        layers, width = _first(said, "num_hidden_layers", "n_layer"), _first(said, "hidden_size", "n_embd")
-        vocab, longest = _first(said, "vocab_size"), _first(said, "max_position_embeddings", "n_positions")
+        config = json.loads(content)
+        layers, width = _first(config, "num_hidden_layers", "n_layer"), _first(config, "hidden_size", "n_embd")
+        vocab, longest = _first(config, "vocab_size"), _first(config, "max_position_embeddings", "n_positions")
     except (ValueError, AttributeError) as error:
         raise InputError(
             f"{place / 'config.json'} cannot be used: {error}", "give the folder of a language model"

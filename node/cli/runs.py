@@ -34,16 +34,16 @@ def find(target: str, config: Config, options: Options) -> Invite:
     """
 
     async def search(directory: Directory) -> Invite:
-        until, told = directory.wall() + options.search, False
+        until, shown = directory.wall() + options.search, False
         while True:
             try:
                 return await directory.invite_to(target)
             except DirectoryError as error:
                 if directory.wall() >= until:
                     raise
-                if not told:
+                if not shown:
                     warn(f"{error}; looking again for {options.search:.0f} s")
-                told = True
+                shown = True
             await asyncio.sleep(1.0)
 
     public = options.public or bool(config.bootstrap) or not options.lan
@@ -69,8 +69,8 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
     for run in found:
         loss = "-" if run.loss is None else f"{run.loss:.3f}"
         age = f"{max(0, int(wall) - run.issued)} s"
-        words = (run.name, run.run_id.hex()[:16], run.model, run.method, run.admission)
-        table.add_row(*words, str(run.round), str(run.peers), loss, age)
+        cells = (run.name, run.run_id.hex()[:16], run.model, run.method, run.admission)
+        table.add_row(*cells, str(run.round), str(run.peers), loss, age)
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table, highlight=False, markup=False)
 

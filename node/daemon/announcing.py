@@ -44,7 +44,7 @@ class Announcing:
     """Task that publishes the card of the peer. Raises NotInstalled if a directory lacks its package."""
 
     def __init__(self, config: Config, report: Reporter, *, public: bool, lan: bool) -> None:
-        self._report, self._said = report, ""
+        self._report, self._warned = report, ""
         self._directory = open_directory(
             config,
             public=public,
@@ -62,7 +62,7 @@ class Announcing:
             return card_of(peer(), self._report.loss, self._directory.wall())
 
         def published() -> None:
-            mode, self._said = peer().manifest.admission.mode, ""
+            mode, self._warned = peer().manifest.admission.mode, ""
             invite = (
                 "" if mode == "open" else f"; peers that find it there need an invite, too (admission.mode = {mode!r})"
             )
@@ -80,6 +80,6 @@ class Announcing:
         self._report.emit("directory", {"detail": "DHT node", "addresses": list(addresses)})
 
     def _warn(self, text: str) -> None:
-        if text != self._said:
+        if text != self._warned:
             self._report.emit("alarm", {"detail": f"the directory fails: {text}"})
-        self._said = text
+        self._warned = text

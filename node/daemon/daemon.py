@@ -125,7 +125,7 @@ class Daemon:
             self._entry.run_id,
             self._entry.identity.peer_id,
             self._device,
-            lambda: "" if self._made is None else self._made.said,
+            lambda: "" if self._made is None else self._made.summary,
             show=self._show,
         )
         self._report = report_sinks.report

@@ -172,7 +172,7 @@ class DhtSource:
             async with asyncio.timeout(seconds):
                 child.stdin.write(len(data).to_bytes(4, "big") + data)
                 await child.stdin.drain()
-                said: _Answer = await answer
+                received: _Answer = await answer
         except (TimeoutError, OSError):
             await self._fail()
             raise DirectoryError("the process of the DHT does not answer", "it is started again") from None
@@ -181,9 +181,9 @@ class DhtSource:
             raise
         finally:
             self._waiting.pop(number, None)
-        if said.error:
-            raise DirectoryError(said.error, "check the bootstrap addresses")
-        return said
+        if received.error:
+            raise DirectoryError(received.error, "check the bootstrap addresses")
+        return received
 
     async def _fail(self) -> None:
         await self.close()
@@ -218,12 +218,12 @@ class DhtSource:
             self._last = 0  # The options are request 0, and their answer has no number.
             options = {"bootstrap": self._starts(), "listen": self._listen, "client": not self._listen}
             try:
-                said = await self._exchange(options, OPEN_SECONDS)
+                received = await self._exchange(options, OPEN_SECONDS)
             except DirectoryError:
                 if self._child is not None:
                     await self._fail()
                 raise
-            self._opened(said.addresses)
+            self._opened(received.addresses)
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:
         """Give each answer to the request that waits for it, until the child ends or breaks the protocol."""

@@ -130,8 +130,8 @@ class Directory:
             run for run in runs if len(target) >= 8 and run.run_id.hex().startswith(target.lower())
         ]
         if len(named) > 1:
-            told = ", ".join(f"{run.run_id.hex()[:16]} ({run.name}, {run.peers} peers)" for run in named[:16])
-            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {told}", "give the start of the run's id")
+            listed = ", ".join(f"{run.run_id.hex()[:16]} ({run.name}, {run.peers} peers)" for run in named[:16])
+            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give the start of the run's id")
         if named:
             run_id = named[0].run_id
         elif len(target) == 64 and not set(target.lower()) - set("0123456789abcdef"):
@@ -191,7 +191,9 @@ def listing(cards: Iterable[RunCard]) -> tuple[ListedRun, ...]:
     by_run: defaultdict[bytes, list[RunCard]] = defaultdict(list)
     for card in cards:
         by_run[card.run_id].append(card)
-    return tuple(sorted((_merged(run, said) for run, said in by_run.items()), key=lambda run: (-run.peers, run.run_id)))
+    return tuple(
+        sorted((_merged(run, cards) for run, cards in by_run.items()), key=lambda run: (-run.peers, run.run_id))
+    )
 
 
 def _merged(run_id: bytes, cards: Sequence[RunCard]) -> ListedRun:

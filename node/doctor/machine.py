@@ -56,8 +56,8 @@ def check_disk(folder: Path, clock: Callable[[], float]) -> Iterable[Check]:
     room = f"{bytes_text(free)} free in {folder}"
     yield passed("disk", room) if free >= LEAST_FREE else failed("disk", room, f"make room, or {_OTHER_HOME}")
     usual = statistics.median(seconds)
-    said = f"a write reaches the disk in {usual * 1000:.1f} ms"
-    yield passed("sync", said) if usual <= SLOWEST_SYNC else failed("sync", said, _OTHER_HOME)
+    detail = f"a write reaches the disk in {usual * 1000:.1f} ms"
+    yield passed("sync", detail) if usual <= SLOWEST_SYNC else failed("sync", detail, _OTHER_HOME)
 
 
 def _sync(descriptor: int, clock: Callable[[], float]) -> float:
@@ -129,7 +129,7 @@ def check_kernels(*caches: Path) -> Check:
         except OSError:
             continue
         warm = next(cache.rglob("*.nbi"), None) is not None
-        said = "compiled kernels are stored" if warm else "empty: the first start compiles for about a minute"
-        return passed("kernels", f"{said} in {cache}")
+        detail = "compiled kernels are stored" if warm else "empty: the first start compiles for about a minute"
+        return passed("kernels", f"{detail} in {cache}")
     tried = " and ".join(str(cache) for cache in caches)
     return failed("kernels", f"cannot write in {tried}: each start compiles again", "set NUMBA_CACHE_DIR")

@@ -59,7 +59,7 @@ async def check_network(
             return [*found, *(skipped(name, _NEEDS_PEER) for name in _OTHERS)]
         answers = await transport.observe(others, port=listening)
         ballast: Sequence[Sighting | Refuse] = ()
-        best = next((one for one, said in zip(others, answers, strict=True) if isinstance(said, Sighting)), None)
+        best = next((one for one, answer in zip(others, answers, strict=True) if isinstance(answer, Sighting)), None)
         if best is not None:
             ballast = await transport.observe([best], port=-1, size=BALLAST)
     finally:
@@ -111,8 +111,8 @@ def judged(sightings: Sequence[Sighting], port: int, wall: float) -> Iterable[Ch
     if reach.nat == "unknown":
         yield skipped("nat", "it takes answers of peers in two networks")
     else:
-        said = {"none": "no address translation", "cone": "cone (one outside port for all peers)"}
-        yield passed("nat", said.get(reach.nat, "symmetric (another outside port for each peer)"))
+        kinds = {"none": "no address translation", "cone": "cone (one outside port for all peers)"}
+        yield passed("nat", kinds.get(reach.nat, "symmetric (another outside port for each peer)"))
     ahead = statistics.median(wall - sighting.wall for sighting in sightings)
     said_ahead = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of peers"
     if abs(ahead) > FARTHEST:
@@ -126,7 +126,7 @@ def check_rate(answers: Sequence[Sighting | Refuse]) -> Check:
     sent = [answer for answer in answers if isinstance(answer, Sighting) and answer.rate > 0]
     if not sent:
         return skipped("rate", "the peer has no room for a measurement now; try again in a minute")
-    said = f"at least {Rate(sent[0].rate)} from {sent[0].by}"
+    detail = f"at least {Rate(sent[0].rate)} from {sent[0].by}"
     if sent[0].rate < SLOWEST:
-        return failed("rate", said, "use a faster line, or stop other traffic on it")
-    return passed("rate", said)
+        return failed("rate", detail, "use a faster line, or stop other traffic on it")
+    return passed("rate", detail)

@@ -72,27 +72,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--me", type=bytes.fromhex, required=True)
     parser.add_argument("--group", type=lambda text: [bytes.fromhex(part) for part in text.split(",")], required=True)
-    told = parser.parse_args(arguments)
-    log = EventLog(told.events)
+    options = parser.parse_args(arguments)
+    log = EventLog(options.events)
 
     def say(kind: str, fields: dict[str, object]) -> None:
         log.append(kind, fields, at=time.monotonic(), wall=time.time())
 
     try:
         training = prepare(
-            parse(told.run.read_bytes(), told.run.name),
-            data=told.data,
-            device=choose_device(told.device),
-            threads=told.threads,
-            compiled=told.compile,
-            checkpointing=told.gradient_checkpointing,
-            cache=told.cache,
-            here=told.run.parent,
+            parse(options.run.read_bytes(), options.run.name),
+            data=options.data,
+            device=choose_device(options.device),
+            threads=options.threads,
+            compiled=options.compile,
+            checkpointing=options.gradient_checkpointing,
+            cache=options.cache,
+            here=options.run.parent,
             clock=time.perf_counter,
-            weights=told.weights,
-            model=told.model,
+            weights=options.weights,
+            model=options.model,
         )
-        train(training, told.group, told.me, told.rounds, say)
+        train(training, options.group, options.me, options.rounds, say)
     except HintedError as error:
         record_traceback(error, None, show=False)
         tell(str(error), error.hint)

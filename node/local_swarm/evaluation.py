@@ -134,8 +134,8 @@ def conclude(swarm: FinishedSwarm, style: str, display: Display) -> list[str]:
     except (plotting.NoPlots, OSError) as error:
         display.say(f"no picture: {error}", warn=True)
     verdict = _summary(swarm, found, made, path)
-    said = msgspec.json.encode(as_json(verdict)).decode() if style == "json" else f"\n{screen(verdict)}"
-    sys.stdout.write(f"{said}\n")
+    text = msgspec.json.encode(as_json(verdict)).decode() if style == "json" else f"\n{screen(verdict)}"
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
     return verdict.faults() + ([made.fault] if made.fault else [])
 

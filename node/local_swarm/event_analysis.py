@@ -145,14 +145,14 @@ def proof(analyses: Sequence[EventAnalysis], live: Sequence[EventAnalysis], *, a
         return Proof(
             0, 0, (), "", max((analysis.end["round"] for analysis in live if analysis.end), default=0), len(live), alike
         )
-    said: dict[int, dict[str, set[str]]] = {}
+    holders_of: dict[int, dict[str, set[str]]] = {}
     for analysis in analyses:
         for event in analysis.events:
             # A daemon also writes "left" about other peers; that event has no digest.
             if event["kind"] in ("round", "synced", "left") and "digest" in event:
-                said.setdefault(event["round"], {}).setdefault(event["digest"], set()).add(analysis.name)
+                holders_of.setdefault(event["round"], {}).setdefault(event["digest"], set()).add(analysis.name)
     differences, compared, digests = [], 0, 0
-    for number, holders in sorted(said.items()):
+    for number, holders in sorted(holders_of.items()):
         names = set[str]().union(*holders.values())
         if len(names) > 1 and number > 0:
             compared, digests = compared + 1, digests + len(names)
@@ -168,14 +168,14 @@ def _final(ends: Sequence[Event | None]) -> tuple[int, str]:
 
     Fragments with separate rounds are compared one by one, on whichever peers hold them.
     """
-    said = [end for end in ends if end]
-    if len(said) < len(ends) or not said:
+    known = [end for end in ends if end]
+    if len(known) < len(ends) or not known:
         return 0, ""
-    if all("fragments" in end for end in said):
-        whole = max(said, key=lambda end: (len(end["fragments"]), end["round"]))
-        alike = all(whole["fragments"].get(n) == one for end in said for n, one in end["fragments"].items())
-        return (whole["round"], whole["digest"]) if alike else (0, "")
-    last = {(end["round"], end["digest"]) for end in said}
+    if all("fragments" in end for end in known):
+        newest = max(known, key=lambda end: (len(end["fragments"]), end["round"]))
+        alike = all(newest["fragments"].get(n) == one for end in known for n, one in end["fragments"].items())
+        return (newest["round"], newest["digest"]) if alike else (0, "")
+    last = {(end["round"], end["digest"]) for end in known}
     return last.pop() if len(last) == 1 else (0, "")
 
 

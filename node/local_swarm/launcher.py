@@ -218,8 +218,10 @@ class LocalSwarm:
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
                 for number in range(1, self.count):
-                    told = ["join", printed[0].removeprefix("thinwire join ")]
-                    self.peers.append(self._start_peer([*told, *(self._small if number >= self.options.local else ())]))
+                    arguments = ["join", printed[0].removeprefix("thinwire join ")]
+                    self.peers.append(
+                        self._start_peer([*arguments, *(self._small if number >= self.options.local else ())])
+                    )
             return
         starters = self.peers[: self.count]
         if self.alone is None and self.rounds and all(child.analysis.last("ready") for child in starters):
@@ -238,7 +240,7 @@ class LocalSwarm:
                 display.say(f"kill -9 of {victim.name} after round {self.round}", warn=True)
         if self.newcomer is None and self.round >= chaos.join_round:
             # Any running peer can invite.
-            invite = next((said.invite for child in self.peers if child.live and (said := child.status())), "")
+            invite = next((status.invite for child in self.peers if child.live and (status := child.status())), "")
             if invite:
                 self.joined_at, self.joined_round = time.time(), self.round
                 self.peers.append(self._start_peer(["join", invite, *self._small]))
@@ -251,17 +253,17 @@ class LocalSwarm:
         name = f"peer {len(self.peers) + 1}"
         home = self.directory / name.replace(" ", "-")
         self._share_cache(home)
-        told = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
-        told += ["--device", self.config.device, "--threads", str(self.threads)]
-        told += ["--data", str(self.config.data)] if self.config.data else []
-        told += ["--model", self.config.model] if self.config.model else []
-        told += ["--evaluate-every", str(self.config.evaluate_every), *self._computing]
-        told += ["--up", str(self.config.up)] if self.config.up else []
-        told += ["--monitor", ",".join(self.config.monitor)] if self.config.monitor else []
-        told += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
-        told += ["--debug"] if self.options.debug else []
+        arguments = ["--home", str(home), "--host", "127.0.0.1", "--port", "0", "--name", name, "--log", "plain"]
+        arguments += ["--device", self.config.device, "--threads", str(self.threads)]
+        arguments += ["--data", str(self.config.data)] if self.config.data else []
+        arguments += ["--model", self.config.model] if self.config.model else []
+        arguments += ["--evaluate-every", str(self.config.evaluate_every), *self._computing]
+        arguments += ["--up", str(self.config.up)] if self.config.up else []
+        arguments += ["--monitor", ",".join(self.config.monitor)] if self.config.monitor else []
+        arguments += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
+        arguments += ["--debug"] if self.options.debug else []
         # A tokenizer file of the manifest is searched beside the run's file.
-        return Child(name, home, [*command, *told], self.file.parent)
+        return Child(name, home, [*command, *arguments], self.file.parent)
 
     @property
     def _small(self) -> list[str]:
@@ -272,13 +274,18 @@ class LocalSwarm:
         model = starters[self.model_peer]
         home = self.directory / "alone"
         events = home / "events.jsonl"
-        told = [str(self.file), "--events", str(events), "--cache", str(self.config.directories.cache)]
-        told += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
-        told += ["--data", str(self.config.data)] if self.config.data else []
-        told += ["--model", self.config.model] if self.config.model else []
-        told += self._computing
-        told += ["--me", model.analysis.peer.hex(), "--group", ",".join(one.analysis.peer.hex() for one in starters)]
-        self.alone = Child("the peer alone", home, ["alone", *told, *self._first], self.file.parent, events)
+        arguments = [str(self.file), "--events", str(events), "--cache", str(self.config.directories.cache)]
+        arguments += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
+        arguments += ["--data", str(self.config.data)] if self.config.data else []
+        arguments += ["--model", self.config.model] if self.config.model else []
+        arguments += self._computing
+        arguments += [
+            "--me",
+            model.analysis.peer.hex(),
+            "--group",
+            ",".join(one.analysis.peer.hex() for one in starters),
+        ]
+        self.alone = Child("the peer alone", home, ["alone", *arguments, *self._first], self.file.parent, events)
 
     @property
     def _computing(self) -> list[str]:

@@ -142,10 +142,10 @@ def lines(summary: Summary) -> list[tuple[str, str]]:
 
 def screen(summary: Summary) -> str:
     """Return the lines as text, with the sample below, indented."""
-    said = "\n".join(f"{what:<15} {text}" for what, text in lines(summary))
+    text = "\n".join(f"{what:<15} {text}" for what, text in lines(summary))
     if not summary.sample:
-        return said
-    head, _, tail = said.rpartition("\n")
+        return text
+    head, _, tail = text.rpartition("\n")
     return (
         f"{head}\n{textwrap.indent(_printable(summary.prompt + summary.sample), '    | ', lambda line: True)}\n{tail}"
     )
@@ -164,24 +164,24 @@ def _loss(value: float | None) -> str:
 
 
 def _kill(kill: KillReport) -> str:
-    said = f"{kill.name} after round {kill.round}"
+    text = f"{kill.name} after round {kill.round}"
     if kill.recovery is None:
-        return f"{said}; nothing was committed after it"
+        return f"{text}; nothing was committed after it"
     return (
-        f"{said}; round {kill.recovery.round} was committed {kill.recovery.first:.1f} s later, by all peers after "
+        f"{text}; round {kill.recovery.round} was committed {kill.recovery.first:.1f} s later, by all peers after "
         f"{kill.recovery.last:.1f} s (a usual round: {kill.usual:.1f} s)"
     )
 
 
 def _newcomer(newcomer: JoinerReport) -> str:
-    said = f"{newcomer.name} joined in round {newcomer.came + 1}"
+    text = f"{newcomer.name} joined in round {newcomer.came + 1}"
     if newcomer.synced is not None:
-        said += f", got the state of round {newcomer.synced} from the other peers"
+        text += f", got the state of round {newcomer.synced} from the other peers"
     if newcomer.first is None:
-        return f"{said}, never took part"
+        return f"{text}, never took part"
     if newcomer.held and newcomer.held == newcomer.lost:
-        said += f", took the empty stage {', '.join(map(str, newcomer.held))}"
-    return f"{said}, took part from round {newcomer.first}"
+        text += f", took the empty stage {', '.join(map(str, newcomer.held))}"
+    return f"{text}, took part from round {newcomer.first}"
 
 
 def _printable(text: str) -> str:

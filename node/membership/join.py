@@ -64,7 +64,7 @@ async def knock(
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
     `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait.
     """
-    began, said = environment.now(), "no peer answered"
+    began, reason = environment.now(), "no peer answered"
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
     there, open_until = False, began + least
     while contacts or (environment.now() < open_until and not there):
@@ -81,7 +81,7 @@ async def knock(
                 elif met():
                     return None
                 else:
-                    said = f"{contact.address}: {answer.detail or answer.code}"
+                    reason = f"{contact.address}: {answer.detail or answer.code}"
                     again = answer.code not in ADVICE and answer.code not in lasting
                     if answer.code in ADVICE:
                         text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
@@ -98,7 +98,7 @@ async def knock(
             return None
     last = next(reversed(refusals.values()), None)
     found = last or NoSwarm(
-        f"no peer of the swarm could be reached; {said}",
+        f"no peer of the swarm could be reached; {reason}",
         "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
     )
     if not isinstance(found, ManifestMismatch):

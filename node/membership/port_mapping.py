@@ -86,7 +86,7 @@ class PortMapping:
 
     async def keep(self) -> None:
         """Map and renew until cancelled."""
-        shown = told = ""
+        shown = reported = ""
         while True:
             try:
                 # The protocol that has worked is asked first: another one would leave the first one's mappings.
@@ -102,9 +102,9 @@ class PortMapping:
                 if self._router is not None:
                     last = max(self._ports)
                     self._emit("mapped", {"address": address, "ports": f"to {last}", "protocol": self._router.name})
-            if failure and failure != told:
+            if failure and failure != reported:
                 self._emit("alarm", {"detail": f"the router maps no ports: {failure}"})
-            told = failure
+            reported = failure
             await asyncio.sleep(LEASE / 2 if address else AGAIN_SECONDS)
 
     async def release(self) -> None:

@@ -219,9 +219,9 @@ class Presence:
         """
         self.roster.convict((keep(verdict, lineage, round),), self._now())
 
-    def pardon(self, peer: PeerId) -> None:
+    def lift_verdict(self, peer: PeerId) -> None:
         """Remove the ban on a peer; the next tick admits it again."""
-        self.roster.pardon(peer)
+        self.roster.lift_verdict(peer)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:

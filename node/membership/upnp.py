@@ -53,7 +53,7 @@ class Upnp:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(SECONDS):
-                said = await process.stdout.read(ANSWER_BYTES)
+                output = await process.stdout.read(ANSWER_BYTES)
                 await process.wait()
         except TimeoutError:
             raise MappingFailed(f"no answer within {SECONDS:g} s") from None
@@ -62,7 +62,7 @@ class Upnp:
                 process.kill()
                 await process.wait()
         try:
-            answer = json.loads(said)
+            answer = json.loads(output)
             host, failure = str(answer.get("address", "")), str(answer.get("error", ""))
         except (ValueError, AttributeError):
             raise MappingFailed("the request failed without a reason") from None

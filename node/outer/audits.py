@@ -4,7 +4,7 @@ An owner that sends different results to different peers contradicts its own rec
 to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
 `Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result. The
 decided proposal names the announcement of each contributor (`Contribution.announced`), so all peers judge an owner by the
-same contributions, and it cannot claim that it was told others.
+same contributions, and it cannot claim that it received others.
 
 Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
 not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none
@@ -15,7 +15,7 @@ Verdicts. An auditor that finds a false result tells all peers (`Verdict`). Each
 accuser, checks them against the announced hashes, computes, and sends its own verdict if it agrees. An owner is excluded when
 a quorum of the members, at least two, say so, whatever chunks they name: the same quorum could commit any result. Members
 repeat the verdict to each new link, so newcomers learn of it. A verdict is a decision of its lineage, like a round. If that
-gives way to another one, the verdict ends (`Audits.pardon`), unless it was given before the fork.
+gives way to another one, the verdict ends (`Audits.lift_verdicts`), unless it was given before the fork.
 
 False accusations. A peer without one of the announcements that the proposal names concludes nothing. So neither two different
 announcements nor payloads with other hashes can frame an owner. After REFUTED accusations that were wrong, or for which it
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 import blake3
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.reducer import Docket
+from thinwire.collectives.rounds.reducer import AuditData
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
@@ -60,7 +60,7 @@ MOST_CASES = 3
 REFUTED = 3
 """Refuted accusations of a peer, after which this peer examines no more of them."""
 
-MOST_SAID = 64
+MOST_ACCUSED = 64
 """Maximum number of owners that a peer can accuse at a time; the oldest accusation is dropped."""
 
 
@@ -71,7 +71,7 @@ class _Case:
     accuser: member whose verdict is examined; None: our own audit. served: members that got the contributions from us.
     """
 
-    docket: Docket
+    data: AuditData
     index: int
     accuser: PeerId | None
     wanted: frozenset[Digest]
@@ -81,12 +81,12 @@ class _Case:
 
     @property
     def owner(self) -> PeerId:
-        return self.docket.claims[self.index][0]
+        return self.data.claims[self.index][0]
 
     @property
     def name(self) -> Digest:
         """Name of all contributions together, for requests."""
-        return blake3.blake3(b"".join(self.docket.inputs(self.index))).digest()
+        return blake3.blake3(b"".join(self.data.inputs(self.index))).digest()
 
 
 class Audits:
@@ -111,9 +111,9 @@ class Audits:
         self._backoff, self._emit = backoff, emit
         self._lender = lender
         self._last: Butterfly | None = None
-        self._dockets: dict[int, Docket] = {}
+        self._data: dict[int, AuditData] = {}
         self._cases: list[_Case] = []
-        self._said: dict[PeerId, dict[PeerId, Verdict]] = {}
+        self._verdicts: dict[PeerId, dict[PeerId, Verdict]] = {}
         """Verdicts by sender and owner."""
         self._refuted: Counter[PeerId] = Counter()
         self._suspects: set[PeerId] = set()
@@ -122,7 +122,7 @@ class Audits:
     @property
     def accusers(self) -> set[PeerId]:
         """Peers whose verdicts are stored."""
-        return set(self._said)
+        return set(self._verdicts)
 
     # --- rounds
 
@@ -133,51 +133,53 @@ class Audits:
             return
         self._last = exchange
         self._expire(done.round)
-        docket = exchange.docket
-        if docket is None:
+        data = exchange.audit_data
+        if data is None:
             return
-        self._dockets[done.round] = docket
-        for old in [number for number in self._dockets if not done.round - KEPT < number <= done.round]:
-            del self._dockets[old]
+        self._data[done.round] = data
+        for old in [number for number in self._data if not done.round - KEPT < number <= done.round]:
+            del self._data[old]
         self._recount()
-        members, present = done.agreement.terms.members, {entry.peer for entry in docket.contributors}
-        index = self._choice(docket, len(members))
+        members, present = done.agreement.terms.members, {entry.peer for entry in data.contributors}
+        index = self._choice(data, len(members))
         if index is not None and self._me in members and self._me in present:
-            self._fetch(docket, index)
+            self._fetch(data, index)
 
     def _recount(self) -> None:
         """Count the verdicts of present members; forget those of peers that are neither member nor linked."""
         members, live = set(self._replica.members), self._presence.live
-        self._said = {peer: said for peer, said in self._said.items() if peer in members | live or peer == self._me}
-        named = Counter(owner for peer, said in self._said.items() if peer in members for owner in said)
+        self._verdicts = {
+            peer: verdicts for peer, verdicts in self._verdicts.items() if peer in members | live or peer == self._me
+        }
+        named = Counter(owner for peer, verdicts in self._verdicts.items() if peer in members for owner in verdicts)
         for owner in sorted(owner for owner, count in named.items() if count > 1):
             self._count(owner)
 
-    def _choice(self, docket: Docket, peers: int) -> int | None:
+    def _choice(self, data: AuditData, peers: int) -> int | None:
         """Return the chunk that this peer audits in a round; None: none of them."""
         seed = blake3.blake3(
-            self._identity.sign("audit", self._run_id, docket.lineage, docket.round.to_bytes(8, "big"), docket.digest)
+            self._identity.sign("audit", self._run_id, data.lineage, data.round.to_bytes(8, "big"), data.digest)
         ).digest()
-        chunks = sorted(index for index, (owner, _) in docket.claims.items() if owner != self._me)
-        chance = self._manifest.audit_chance(len(docket.grid), peers)
-        if suspected := [index for index in chunks if docket.claims[index][0] in self._suspects]:
+        chunks = sorted(index for index, (owner, _) in data.claims.items() if owner != self._me)
+        chance = self._manifest.audit_chance(len(data.grid), peers)
+        if suspected := [index for index in chunks if data.claims[index][0] in self._suspects]:
             chunks, chance = suspected, 1.0
         if not chunks or int.from_bytes(seed[:8], "big") >= chance * 2**64:
             return None
         return chunks[int.from_bytes(seed[8:16], "big") % len(chunks)]
 
-    def _fetch(self, docket: Docket, index: int) -> None:
-        case, own = self._open(docket, index, None), self._lender.of(docket.round)
-        for entry in docket.contributors:
+    def _fetch(self, data: AuditData, index: int) -> None:
+        case, own = self._open(data, index, None), self._lender.of(data.round)
+        for entry in data.contributors:
             if entry.peer == self._me and own:
                 self._put(case, own[index])
             elif entry.peer != self._me:
-                name = blake3.blake3(docket.announced[entry.peer]).digest()
-                self._send_queue.control(entry.peer, Fetch(docket.round, self._fragment, name, (index,)))
+                name = blake3.blake3(data.announced[entry.peer]).digest()
+                self._send_queue.control(entry.peer, Fetch(data.round, self._fragment, name, (index,)))
         self._judge(case)
 
-    def _open(self, docket: Docket, index: int, accuser: PeerId | None) -> _Case:
-        case = _Case(docket, index, accuser, frozenset(docket.inputs(index)))
+    def _open(self, data: AuditData, index: int, accuser: PeerId | None) -> _Case:
+        case = _Case(data, index, accuser, frozenset(data.inputs(index)))
         self._cases.append(case)
         return case
 
@@ -187,22 +189,22 @@ class Audits:
             if case.accuser is None and not case.false:
                 self._cases.remove(case)
                 self._suspects.add(case.owner)
-                self._thank(case, round)
-            elif case.docket.round <= round - KEPT:
+                self._record_service(case, round)
+            elif case.data.round <= round - KEPT:
                 self._cases.remove(case)
                 known = case.false or case.owner in self._roster.banned or self._accuses(case.owner)
                 if case.accuser is not None and not known:
                     self._refute(case, "its accuser does not send the contributions")
 
-    def _thank(self, case: _Case, round: int) -> None:
+    def _record_service(self, case: _Case, round: int) -> None:
         """Record which contributors have sent their chunk to our audit. Absent ones cannot."""
-        for entry, found in zip(case.docket.contributors, case.docket.inputs(case.index), strict=True):
+        for entry, found in zip(case.data.contributors, case.data.inputs(case.index), strict=True):
             served = found in case.payloads
             if served or entry.peer in self._presence.live:
                 self._backoff.audited(entry.peer, round, served=served)
             if not served:
-                told = f"peer {short(entry.peer)} does not send its chunk to an audit of {short(case.owner)}"
-                self._emit("unaudited", {"peer": entry.peer.hex(), "round": case.docket.round, "detail": told})
+                detail = f"peer {short(entry.peer)} does not send its chunk to an audit of {short(case.owner)}"
+                self._emit("unaudited", {"peer": entry.peer.hex(), "round": case.data.round, "detail": detail})
 
     # --- frames and links
 
@@ -210,7 +212,7 @@ class Audits:
         """Take a frame that concerns an audit; return True if it is one."""
         message = frame.message
         if isinstance(message, Verdict):
-            self._accused(peer, message)
+            self._on_verdict(peer, message)
             return True
         if isinstance(message, Chunk):
             return self._take_chunk(frame, message)
@@ -220,12 +222,12 @@ class Audits:
         """Tell a peer which owners are excluded."""
         if self._manifest.audited:
             verdicts = (verdict for item in self._roster.bans if (verdict := read_verdict(item)) is not None)
-            for verdict in [one for one in verdicts if one.fragment == self._fragment][-MOST_SAID:]:
+            for verdict in [one for one in verdicts if one.fragment == self._fragment][-MOST_ACCUSED:]:
                 self._send_queue.control(peer, verdict)
 
     def _take_chunk(self, frame: Frame, message: Chunk) -> bool:
         place = message.round, message.index
-        found = [case for case in self._cases if (case.docket.round, case.index) == place]
+        found = [case for case in self._cases if (case.data.round, case.index) == place]
         found = [case for case in found if frame.hashed() in case.wanted]
         for case in found:
             self._put(case, frame.payload)
@@ -242,8 +244,8 @@ class Audits:
             return False
         if peer in self._replica.members and peer not in case.served and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
             case.served.add(peer)
-            for entry, found in zip(case.docket.contributors, case.docket.inputs(case.index), strict=True):
-                chunk = Chunk(case.docket.round, self._fragment, entry.attempt, case.index)
+            for entry, found in zip(case.data.contributors, case.data.inputs(case.index), strict=True):
+                chunk = Chunk(case.data.round, self._fragment, entry.attempt, case.index)
                 self._send_queue.bulk(peer, Frame(chunk, case.payloads[found]), later=True)
         return True
 
@@ -253,84 +255,84 @@ class Audits:
         """Compute a result as soon as all contributions are here."""
         if case.false or not case.wanted <= case.payloads.keys():
             return
-        docket, owner = case.docket, case.owner
-        fields = {"peer": owner.hex(), "round": docket.round, "chunk": case.index}
-        case.false = not docket.confirms(case.index, case.payloads)
+        data, owner = case.data, case.owner
+        fields = {"peer": owner.hex(), "round": data.round, "chunk": case.index}
+        case.false = not data.confirms(case.index, case.payloads)
         if case.false:
-            told = f"peer {short(owner)} has signed a false result of chunk {case.index} in round {docket.round}"
-            self._emit("audited", {**fields, "false": True, "detail": told})
-            self._say(Verdict(docket.round, self._fragment, case.index, owner, docket.lineage))
+            detail = f"peer {short(owner)} has signed a false result of chunk {case.index} in round {data.round}"
+            self._emit("audited", {**fields, "false": True, "detail": detail})
+            self._send_verdict(Verdict(data.round, self._fragment, case.index, owner, data.lineage))
             return
         self._cases.remove(case)
         self._emit("audited", {**fields, "false": False})
         if case.accuser is None:
             self._suspects.discard(owner)
-            self._thank(case, docket.round)
+            self._record_service(case, data.round)
         else:
             self._refute(case, "the result is right")
 
     def _refute(self, case: _Case, why: str) -> None:
         assert case.accuser is not None
         self._refuted[case.accuser] += 1
-        told = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {why}"
-        self._emit("refuted audit", {"peer": case.accuser.hex(), "round": case.docket.round, "detail": told})
+        detail = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {why}"
+        self._emit("refuted audit", {"peer": case.accuser.hex(), "round": case.data.round, "detail": detail})
 
-    def _say(self, verdict: Verdict) -> None:
+    def _send_verdict(self, verdict: Verdict) -> None:
         for peer in sorted(self._presence.live):
             self._send_queue.control(peer, verdict)
         self._note(self._me, verdict)
         self._count(verdict.owner)
 
     def _note(self, peer: PeerId, verdict: Verdict) -> None:
-        said = self._said.setdefault(peer, {})
-        said[verdict.owner] = verdict
-        for owner in list(said)[:-MOST_SAID]:
-            del said[owner]
+        verdicts = self._verdicts.setdefault(peer, {})
+        verdicts[verdict.owner] = verdict
+        for owner in list(verdicts)[:-MOST_ACCUSED]:
+            del verdicts[owner]
 
     def _accuses(self, owner: PeerId) -> bool:
         """Return True if this peer has found a false result of an owner."""
-        return owner in self._said.get(self._me, ())
+        return owner in self._verdicts.get(self._me, ())
 
-    def _accused(self, peer: PeerId, verdict: Verdict) -> None:
+    def _on_verdict(self, peer: PeerId, verdict: Verdict) -> None:
         if not self._manifest.audited or verdict.owner in self._roster.banned or peer not in self._presence.live:
             return
         self._note(peer, verdict)
         self._count(verdict.owner)
-        docket = self._dockets.get(verdict.round)
+        data = self._data.get(verdict.round)
         if (
-            docket is None
-            or docket.lineage != verdict.lineage
+            data is None
+            or data.lineage != verdict.lineage
             or verdict.owner in (self._me, peer)
             or self._accuses(verdict.owner)
             or verdict.owner in self._roster.banned
-            or docket.claims.get(verdict.index, (b"",))[0] != verdict.owner
+            or data.claims.get(verdict.index, (b"",))[0] != verdict.owner
             or peer not in self._replica.members
             or self._refuted[peer] >= REFUTED
-            or not self._is_new(docket, verdict.index, peer)
+            or not self._is_new(data, verdict.index, peer)
         ):
             return
-        case = self._open(docket, verdict.index, peer)
-        self._send_queue.control(peer, Fetch(docket.round, self._fragment, case.name, (verdict.index,)))
+        case = self._open(data, verdict.index, peer)
+        self._send_queue.control(peer, Fetch(data.round, self._fragment, case.name, (verdict.index,)))
 
-    def _is_new(self, docket: Docket, index: int, accuser: PeerId) -> bool:
+    def _is_new(self, data: AuditData, index: int, accuser: PeerId) -> bool:
         """Return True if no such case is open, there is room, and this accuser has none."""
         cases = self._cases
-        same = any((one.docket.round, one.index) == (docket.round, index) and one.accuser for one in cases)
+        same = any((one.data.round, one.index) == (data.round, index) and one.accuser for one in cases)
         return not same and len(cases) < MOST_CASES and all(one.accuser != accuser for one in cases)
 
-    def pardon(self) -> None:
+    def lift_verdicts(self) -> None:
         """Drop the verdicts of quorums whose rounds are not in the history of our state any more."""
         chain = self._replica.chain
         stored = [one for item in self._roster.bans if (one := read_stored(item)) is not None] if chain else []
         for one in stored:
             if one.verdict.fragment == self._fragment and not contains(chain, one.lineage, one.round):
-                self._presence.pardon(one.verdict.owner)
+                self._presence.lift_verdict(one.verdict.owner)
 
     def _count(self, owner: PeerId) -> None:
         """Exclude an owner if enough members have sent a verdict; then this peer sends one, too."""
         members = self._replica.members
-        agree = {peer for peer, said in self._said.items() if peer in members and owner in said}
-        verdicts = {peer: self._said[peer][owner] for peer in agree}
+        agree = {peer for peer, given in self._verdicts.items() if peer in members and owner in given}
+        verdicts = {peer: self._verdicts[peer][owner] for peer in agree}
         agree = {one for one in agree if contains(self._replica.chain, verdicts[one].lineage, verdicts[one].round)}
         # More than half of the members, also where a tie would do to commit: the ban outlives the round.
         if (
@@ -340,8 +342,8 @@ class Audits:
         ):
             return
         verdict = verdicts[min(agree)]
-        for said in self._said.values():
-            said.pop(owner, None)
+        for given in self._verdicts.values():
+            given.pop(owner, None)
         if self._me not in agree and owner != self._me:
             for peer in sorted(self._presence.live):
                 self._send_queue.control(peer, verdict)

@@ -93,9 +93,9 @@ class CatchUp:
     @property
     def lone(self) -> bool:
         """True if no other peer takes part in the round in progress: it needs our contribution."""
-        fly = self._current()
-        over = fly.agreement.commit is not None or self.behind.is_set()
-        return not over and not self._voices() and not (self._live & {*fly.agreement.ready})
+        current = self._current()
+        over = current.agreement.commit is not None or self.behind.is_set()
+        return not over and not self._voices() and not (self._live & {*current.agreement.ready})
 
     def begin(self) -> list[PeerId]:
         """Begin a round; return the peers to ask how it ended."""
@@ -125,38 +125,38 @@ class CatchUp:
         """Give up the round and set `behind` when the swarm is so far ahead that no peer helps us to follow."""
         if self.behind.is_set():
             return
-        fly, lineages, patience = self._current(), self._lineages, self._round_factory.patience
+        current, lineages, patience = self._current(), self._lineages, self._round_factory.patience
         if lineages.prevailing() and lineages.adoptable() is None:
-            self._give_way(fly)
-        proved, committed = bool(lineages.ahead()), fly.agreement.commit is not None
+            self._give_way(current)
+        proved, committed = bool(lineages.ahead()), current.agreement.commit is not None
         if not proved:
-            waits = committed and not fly.exhausted
-            for peer in self._claims.unproved(self._replica.round, fly.moved, patience, waits=waits):
-                self._send_queue.control(peer, Ask(fly.round, self._fragment))
+            waits = committed and not current.exhausted
+            for peer in self._claims.unproved(self._replica.round, current.moved, patience, waits=waits):
+                self._send_queue.control(peer, Ask(current.round, self._fragment))
                 lineages.ask(peer)
         if committed:
             # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more.
-            longest = max(LATEST, 2 * patience) if fly.follows else 2 * patience
-            patience = self._round_factory.floor if fly.forsaken else longest
+            longest = max(LATEST, 2 * patience) if current.follows else 2 * patience
+            patience = self._round_factory.floor if current.mostly_exhausted else longest
         if not proved:
             self._proved_since = None
             return
         if self._proved_since is None:
             self._proved_since = self._now()
-        if self._now() >= max(self._proved_since, fly.moved) + patience:
-            self._give_way(fly)
+        if self._now() >= max(self._proved_since, current.moved) + patience:
+            self._give_way(current)
 
     def outdated(self) -> bool:
         """Note that other peers have recovered the state, which is to be fetched; return True.
 
         Return False, without effect, if members of our last round are here: these decide.
         """
-        fly = self._current()
+        current = self._current()
         known = self._outdated and self.behind.is_set()
-        if known or self._voices() or fly.agreement.commit is not None:
+        if known or self._voices() or current.agreement.commit is not None:
             return False
         self._outdated = True
-        self._give_way(fly)
+        self._give_way(current)
         return True
 
     async def copy(self, work: Work, below: int) -> FetchedState | None:
@@ -219,8 +219,8 @@ class CatchUp:
         members = self._replica.members if commit is None else commit.opened.members
         return [p for p in members if p != self._me and p not in self.gone and self._roster.alive(p)]
 
-    def _give_way(self, fly: Round) -> None:
+    def _give_way(self, current: Round) -> None:
         self.behind.set()
-        if fly.agreement.commit is None:
-            fly.agreement.overtaken()
-            fly.pump()
+        if current.agreement.commit is None:
+            current.agreement.overtaken()
+            current.pump()

@@ -39,8 +39,8 @@ class FrameRouter:
     """Receiver of what concerns the rounds of one `fragment`.
 
     Frames of the round in progress (`current` returns it) go to it, those of past rounds to `history`, those of the next round
-    wait in `stash`, and those about states and lineages go to their parts. A sender in a forgotten round learns that it is
-    behind. `announced`: latest announcement of each peer, updated here.
+    wait in `pending_frames`, and those about states and lineages go to their parts. A sender in a forgotten round learns
+    that it is behind. `announced`: latest announcement of each peer, updated here.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FrameRouter:
         own_lineage: OwnLineage,
         history: RoundHistory,
         straggler_grace: StragglerGrace,
-        stash: PendingFrames,
+        pending_frames: PendingFrames,
         announced: dict[PeerId, Ready],
         lender: Lender,
         trials: Trials,
@@ -68,7 +68,12 @@ class FrameRouter:
         self._replica, self._fragment, self._now, self._current = replica, fragment, now, current
         self._live, self._send_queue = presence.live, presence.send_queue
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
-        self._history, self._straggler_grace, self._stash, self._announced = history, straggler_grace, stash, announced
+        self._history, self._straggler_grace, self._pending_frames, self._announced = (
+            history,
+            straggler_grace,
+            pending_frames,
+            announced,
+        )
         self._audits = audits
         self._takers = lender, trials, audits
 
@@ -122,7 +127,7 @@ class FrameRouter:
 
     def waiting(self) -> list[tuple[PeerId, Frame]]:
         """Return the frames that have waited for the round in progress, and forget them."""
-        return self._stash.take(lambda frame: fragment_of(frame.message) == self._fragment)
+        return self._pending_frames.take(lambda frame: fragment_of(frame.message) == self._fragment)
 
     def _route(self, peer: PeerId, frame: Frame) -> None:
         message, number, current = frame.message, round_of(frame.message), self._current().round
@@ -142,16 +147,16 @@ class FrameRouter:
             self._route_later(peer, frame, number)
 
     def _route_present(self, peer: PeerId, frame: Frame) -> None:
-        message, fly = frame.message, self._current()
-        if isinstance(message, Fetch) and fly.agreement.commit is not None:
-            self._history.follow(peer, fly.round)
+        message, current = frame.message, self._current()
+        if isinstance(message, Fetch) and current.agreement.commit is not None:
+            self._history.follow(peer, current.round)
         if isinstance(message, Ready):
-            self._straggler_grace.came(peer, fly.round, self._now(), contributes=bool(message.weight))
-        fly.on_frame(peer, frame)
+            self._straggler_grace.came(peer, current.round, self._now(), contributes=bool(message.weight))
+        current.on_frame(peer, frame)
         if isinstance(message, (Commit, Decided)):
             # Not every commit can be verified later: peers that had departed then may be here now.
-            self._catch_up.claimed(peer, fly.round)
-            fly.agreement.past.add(peer)
+            self._catch_up.claimed(peer, current.round)
+            current.agreement.past.add(peer)
         if isinstance(message, Ready):
             self._history.done(peer)
             self._prune()
@@ -171,14 +176,14 @@ class FrameRouter:
             self._send_queue.control(peer, Behind(self._replica.round, self._fragment))
 
     def _route_later(self, peer: PeerId, frame: Frame, number: int) -> None:
-        fly = self._current()
-        if number > fly.round + 1:
+        current = self._current()
+        if number > current.round + 1:
             self.strays += 1
         elif not memoryview(frame.payload).nbytes:
-            self._stash.put(peer, frame)
+            self._pending_frames.put(peer, frame)
         if isinstance(frame.message, Ready):
-            fly.agreement.past.add(peer)
-        if frame.signature and fly.agreement.commit is None:
+            current.agreement.past.add(peer)
+        if frame.signature and current.agreement.commit is None:
             self._catch_up.seen(peer, number)
 
     def _prune(self) -> None:

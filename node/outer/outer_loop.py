@@ -21,7 +21,7 @@ from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.trials import Score
-from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import descends, lineage_of
@@ -86,8 +86,8 @@ class Schedule:
         """Return True if training should continue in spite of this commit."""
         return False
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Start to report rounds that end outside `sync` to `told`."""
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Start to report rounds that end outside `sync` to `report`."""
 
     async def rest(self) -> None:
         """Stop following."""
@@ -135,9 +135,9 @@ class OuterLoop(RoundLoop):
         verdict, behind = self.session.verdict, self.session.catch_up.behind.is_set()
         return behind or (verdict is not None and not self.schedule.trains_on(verdict))
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Report rounds that end outside `sync` to `told`."""
-        self.schedule.follow(told)
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Report rounds that end outside `sync` to `report`."""
+        self.schedule.follow(report)
 
     async def rest(self) -> None:
         """Leave the replica as it is until `resume`."""
@@ -206,7 +206,7 @@ class OuterLoop(RoundLoop):
         if outcome.commit is not None:
             if session.trials.holds:
                 await self.work(session.trials.hold)
-            await whole(self.schedule.commit(outcome))
+            await uninterrupted(self.schedule.commit(outcome))
             self.count(outcome.commit)
         elif outcome.diverged or session.catch_up.behind.is_set():
             return await self._rejoin(outcome, weight)
@@ -218,7 +218,7 @@ class OuterLoop(RoundLoop):
         return self.session.trials.here
 
     def score_of(self, peer: PeerId) -> str:
-        return self.session.trials.told(peer)
+        return self.session.trials.describe(peer)
 
     async def judge(self, score: Score) -> None:
         trials = self.session.trials
@@ -245,14 +245,14 @@ class OuterLoop(RoundLoop):
             await session.pause()
             return outcome
         merges = self._merges and bool(before) and lineage_of(fetched.chain) != lineage_of(before)
-        await whole(self._take_over(fetched, write=not merges))
+        await uninterrupted(self._take_over(fetched, write=not merges))
         if not merges:
             return outcome
         lineage, given = self._given
         # A lineage that was founded in ours contains our rounds.
         merged = given if lineage == lineage_of(before) and not descends(fetched.chain, lineage) else 0
-        told = f"training on {weight + merged} tokens since the split is part of the next contribution"
-        session.report("merged", told, tokens=merged)
+        detail = f"training on {weight + merged} tokens since the split is part of the next contribution"
+        session.report("merged", detail, tokens=merged)
         return replace(outcome, taken=True, kept=weight, merged=merged)
 
     @property
@@ -334,7 +334,7 @@ class OuterLoop(RoundLoop):
         """Take over the swarm's state; return True if there was a suitable one."""
         fetched = await self.session.catch_up.newer(self.work)
         if fetched is not None:
-            await whole(self._take_over(fetched))
+            await uninterrupted(self._take_over(fetched))
         return fetched is not None
 
     async def _take_over(self, fetched: FetchedState, *, write: bool = True) -> None:

@@ -54,7 +54,7 @@ class OwnLineage:
         self._now, self._emit, self._sign, self._key_of = now, emit, sign, key_of
         self._votes, self._current, self._founded = votes, current, founded
         self._founding: Founding | None = None
-        self._lacking = 0, 0.0
+        self._missing = 0, 0.0
         """Results that the round in progress lacks, and the time since which there are so many."""
         self.since: float | None = None
         """Time since which the round in progress has had no quorum; None if it has one."""
@@ -76,10 +76,10 @@ class OwnLineage:
         if since is None:
             return ""
         absent = ", ".join(map(short, self._current().agreement.absent)) or "the results of the round"
-        told = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
+        text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
         if until is None:
-            return f"{told}; `thinwire recover` continues without them"
-        return f"{told}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
+            return f"{text}; `thinwire recover` continues without them"
+        return f"{text}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
 
     def recover(self) -> None:
         """Wait no longer for a quorum, unless one is here."""
@@ -93,7 +93,7 @@ class OwnLineage:
     def advance(self) -> None:
         """Begin a round: its quorum is not known to be missing."""
         founding, ours = self._founding, self._replica.chain
-        self._founding, self._lacking = None, (0, 0.0)
+        self._founding, self._missing = None, (0, 0.0)
         self._able()
         if ours and founding is not None and founding.began(ours[-1].fork):
             report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
@@ -108,18 +108,18 @@ class OwnLineage:
 
     def on_tick(self) -> None:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
-        fly, now = self._current(), self._now()
-        agreement = fly.agreement
-        if fly.lacking != self._lacking[0]:
-            self._lacking = fly.lacking, now
+        current, now = self._current(), self._now()
+        agreement = current.agreement
+        if current.missing_results != self._missing[0]:
+            self._missing = current.missing_results, now
         # Voters that have restarted are reachable, but have lost the results.
-        lost = fly.lacking and now >= self._lacking[1] + PATIENCES * agreement.terms.patience
-        able = (agreement.able or agreement.commit is not None) and not (fly.unobtainable or lost)
-        if not self._replica.members or fly.complete or able:
+        lost = current.missing_results and now >= self._missing[1] + PATIENCES * agreement.terms.patience
+        able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
+        if not self._replica.members or current.complete or able:
             self._able()
             return
         if self.since is None:
-            self.since = self._lacking[1] if lost else now
+            self.since = self._missing[1] if lost else now
             self.stalled.set()
         if (fork := self._lineages.adoptable()) is not None:
             self._begin(fork)

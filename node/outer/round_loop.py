@@ -55,8 +55,8 @@ class RoundLoop(ABC):
         found: bool = self._session.overtaken
         return found
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:  # noqa: B027
-        """Start to report rounds that end outside `sync` to `told`, and to follow those of other peers."""
+    def follow(self, report: Callable[[Outcome], None]) -> None:  # noqa: B027
+        """Start to report rounds that end outside `sync` to `report`, and to follow those of other peers."""
 
     async def rest(self) -> None:
         """Leave the replica as it is until `resume`, or for good. Raises an error of following, if any."""

@@ -15,7 +15,7 @@ from typing import Any
 from thinwire.collectives.consensus.chain import Prove, proven
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.round_factory import STASH
+from thinwire.collectives.rounds.round_factory import MAX_PENDING
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -49,7 +49,7 @@ from thinwire.swarm.messages.registry import (
 class RoundSession:
     """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
 
-    `stash`: see RoundFactory. `turn`: see CatchUp. `announced`: latest announcement of each peer. Sessions
+    `pending_frames`: see RoundFactory. `turn`: see CatchUp. `announced`: latest announcement of each peer. Sessions
     of other fragments share these three.
 
     `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
@@ -71,7 +71,7 @@ class RoundSession:
         patience: float,
         votes: OpenVotes = open_in_memory,
         fragment: int = 0,
-        stash: PendingFrames | None = None,
+        pending_frames: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
         announced: dict[PeerId, Ready] | None = None,
         on_commit: Callable[[], None] = lambda: None,
@@ -110,7 +110,7 @@ class RoundSession:
             now=now,
             patience=patience,
             phase=self._phase,
-            stash=stash,
+            pending_frames=pending_frames,
             trials=self.trials,
             lender=self._lender,
             emit=emit,
@@ -187,7 +187,7 @@ class RoundSession:
             own_lineage=self.own_lineage,
             history=self.history,
             straggler_grace=self._straggler_grace,
-            stash=self.factory.stash,
+            pending_frames=self.factory.pending_frames,
             announced=self.announced,
             lender=self._lender,
             trials=self.trials,
@@ -206,7 +206,7 @@ class RoundSession:
         return self.replica.grid
 
     @property
-    def links(self) -> dict[int, RoundSession]:
+    def sessions(self) -> dict[int, RoundSession]:
         """Sessions by fragment number: only this one."""
         return {self.fragment: self}
 
@@ -274,7 +274,7 @@ class RoundSession:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
-        return {"stash": (len(self.factory.stash), STASH), "early": self.current.exchange.early}
+        return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.exchange.early}
 
     @property
     def strays(self) -> int:
@@ -327,8 +327,8 @@ class RoundSession:
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
         base = self.current.agreement.terms.base  # another one after each round
-        said = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
-        for peer in sorted(said.union(self.catch_up.begin())):
+        agreeing = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
+        for peer in sorted(agreeing.union(self.catch_up.begin())):
             self._send_queue.control(peer, Ask(self.current.round, self.fragment))
         for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)

@@ -29,7 +29,8 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `stash`, `paced`: see RoundFactory.
+    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `pending_frames`,
+    `paced`: see RoundFactory.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class RoundStarter:
         now: Callable[[], float],
         patience: float,
         phase: Callable[[int, str], None],
-        stash: PendingFrames | None,
+        pending_frames: PendingFrames | None,
         trials: Trials,
         lender: Lender,
         emit: Emit,
@@ -71,7 +72,7 @@ class RoundStarter:
             by_bandwidth=exchange.chunk_assignment == "bandwidth",
             topology=exchange.topology,
             site=presence.site,
-            stash=stash,
+            pending_frames=pending_frames,
             kept=replica.kept,
             aside=presence.aside,
             sick=tuple if watch is None else watch.slow,
@@ -109,7 +110,7 @@ class RoundStarter:
 
         `attempt`: number of our last announcement. `last`: the round before, or the same round, that ends now.
         """
-        self.audits.pardon()
+        self.audits.lift_verdicts()
         if last is not None and last.complete and last.round == self.replica.round:
             self.audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit

@@ -81,10 +81,10 @@ class Opinion:
         self.rounds, self.failures, self.reason = self.rounds + 1, self.failures + 1 if reason else 0, reason
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Score, number of evaluations and reason for people."""
-        told = f"score {self.score:+.2f} after {self.rounds} contributions"
-        return f"{told}, {self.failures} failed in a row: {self.reason}" if self.reason else told
+        summary = f"score {self.score:+.2f} after {self.rounds} contributions"
+        return f"{summary}, {self.failures} failed in a row: {self.reason}" if self.reason else summary
 
 
 @dataclass(slots=True)

@@ -84,8 +84,8 @@ class StateServer:
         self._waiting: set[PeerId] = set()
         self.held = False
         """True while the replica changes."""
-        self._told = False
-        """True if the owner has been told that our chain is too long."""
+        self._warned = False
+        """True if the alarm that our chain is too long has been given."""
         self._partial = PartialState()
         self._mail: asyncio.Queue[Mail] | None = None
         self.offers: dict[PeerId, StateOffer] = {}
@@ -271,10 +271,10 @@ class StateServer:
                 replica.lineage,
                 *self._replay(),
             )
-            if replica.chain and not replica.proof and not self._told:
-                self._told = True
-                told = "the members have changed too often: their proof is too long, so no peer can join or catch up"
-                self._report("alarm", told)
+            if replica.chain and not replica.proof and not self._warned:
+                self._warned = True
+                detail = "the members have changed too often: their proof is too long, so no peer can join or catch up"
+                self._report("alarm", detail)
             proof = b"".join(replica.hashes) + replica.proof
             snapshot = self._snapshot = _Snapshot(offer, proof, raw, self._now())
         snapshot.used = self._now()

@@ -105,15 +105,15 @@ class Trials:
     def _vouches(self, peer: PeerId) -> bool:
         return peer in self._former or self._book.of(peer).endorsed
 
-    def told(self, peer: PeerId) -> str:
+    def describe(self, peer: PeerId) -> str:
         """Return score, reason and since when a peer is out, for people; empty without a score."""
         opinion, newcomer = self._book.of(peer), self._judges(peer)
         if not self._required or (not newcomer and not opinion.rounds and peer not in self._out):
             return ""
         if newcomer:
-            return f"on trial: {opinion.told}, at least {self._required} needed"
+            return f"on trial: {opinion.summary}, at least {self._required} needed"
         since = f"out since round {self._out[peer]} ({DISTRUSTED}): " if peer in self._out else ""
-        return f"{since}{opinion.told}"
+        return f"{since}{opinion.summary}"
 
     def advance(self, done: Round | None) -> None:
         """Begin the next round. `done`: the last one, if it was committed here.
@@ -124,7 +124,7 @@ class Trials:
             return
         for peer in self._replica.members:
             if self._book.of(peer).rounds and peer not in self._former:
-                self._tell("endorsed", peer, self._book.of(peer).told)
+                self._tell("endorsed", peer, self._book.of(peer).summary)
             if len(self._former) < MOST:
                 self._former[peer] = None
         self._roster.keep(self._former)
@@ -139,12 +139,12 @@ class Trials:
         out = {entry.peer for entry in opened.excluded if entry.reason == DISTRUSTED}
         for peer in sorted(out - self._out.keys()):
             self._out[peer] = opened.round
-            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).told}", round=opened.round)
+            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).summary}", round=opened.round)
         for peer in sorted(self._out.keys() - out):
             since = self._out.pop(peer)
             if any(entry.peer == peer for entry in opened.contributors):
-                told = f"out since round {since}, counts again; our {self._book.of(peer).told}"
-                self._tell("counts again", peer, told, round=opened.round)
+                detail = f"out since round {since}, counts again; our {self._book.of(peer).summary}"
+                self._tell("counts again", peer, detail, round=opened.round)
 
     def _tell(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
         self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})
@@ -275,4 +275,4 @@ class Trials:
             self._report(peer, opinion, **fields)
 
     def _report(self, peer: PeerId, opinion: Opinion, **fields: object) -> None:
-        self._tell("trial", peer, opinion.told, score=opinion.score, **fields)
+        self._tell("trial", peer, opinion.summary, score=opinion.score, **fields)

@@ -264,18 +264,18 @@ class Admission:
         records = (roster.record_of(peer) for peer in roster.others if roster.met(peer))
         return any(one is not None and one.transport_key in self._former for one in records)
 
-    def _welcome(self, told: Welcome) -> None:
-        self.terms = self._accepted(SignedManifest(told.manifest, told.author, told.manifest_signature))
+    def _welcome(self, welcome: Welcome) -> None:
+        self.terms = self._accepted(SignedManifest(welcome.manifest, welcome.author, welcome.manifest_signature))
         self._judge(self.terms)
-        self._learn(told)
-        self._claims = frozenset(Contact(address, key) for address, key in told.absent if is_ip(address))
+        self._learn(welcome)
+        self._claims = frozenset(Contact(address, key) for address, key in welcome.absent if is_ip(address))
 
-    def _learn(self, told: Welcome) -> None:
+    def _learn(self, welcome: Welcome) -> None:
         """Learn the records of the peer that admits us, and of others that it knows."""
-        for wire in (told.record, *told.records):
+        for wire in (welcome.record, *welcome.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
-                self.presence.roster.learn(record, self._environment.now(), met=wire == told.record)
+                self.presence.roster.learn(record, self._environment.now(), met=wire == welcome.record)
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 

@@ -115,12 +115,12 @@ class KnownPeers:
             f"start again when they can; if they are gone for good, remove {self._path} first",
         )
 
-    async def found_again(self, whole: RoundSession | FragmentSessions, work: Work, fragment: int) -> bool:
+    async def found_again(self, sessions: RoundSession | FragmentSessions, work: Work, fragment: int) -> bool:
         """Continue alone, or found the run again if the peers that joined since have no state.
 
         Implements round_loop.Lost.
         """
-        session = whole.links[fragment]
+        session = sessions.sessions[fragment]
         me = session.me
         if not set(session.roster.view.peers) - {me} <= set(session.states.without):
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.

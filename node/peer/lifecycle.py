@@ -9,7 +9,7 @@ runs in `work` and in the learner's `steps`. Use:
 
 `begin(peer)` opens the first stage (`Peer.found` or `Peer.arrive`) and returns whether there is a swarm to join;
 `learn(manifest)` returns the learner; `work(function)` runs a function in the worker. `life.stop()` ends it gracefully.
-Cancelling `run` ends it like a kill: nothing is saved and no peer is told.
+Cancelling `run` ends it like a kill: nothing is saved and no peer is informed.
 """
 
 from __future__ import annotations

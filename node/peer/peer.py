@@ -251,12 +251,12 @@ class Peer:
             self.presence.attend(one())
 
     def _votes(self, fragment: int) -> VoteFile:
-        """Return the votes of a fragment; the owner is told if they are lost."""
+        """Return the votes of a fragment; an alarm reports if they are lost."""
         path = self._directory.votes(fragment)
 
         def report(reason: str) -> None:
-            told = f"{path}: {reason}; this peer votes again when a round has made it a member"
-            self.emit("alarm", {"detail": told})
+            detail = f"{path}: {reason}; this peer votes again when a round has made it a member"
+            self.emit("alarm", {"detail": detail})
 
         return VoteFile(path, self.environment.disk, self.environment.rng, self.environment.wall, report)
 

@@ -80,11 +80,11 @@ class PeerServices:
         """Follow rounds of others while training, if the method does, and record them."""
         peer, report = self._peer, self._report
 
-        def told(outcome: Outcome) -> None:
+        def report_round(outcome: Outcome) -> None:
             report.round(peer, outcome, loss=report.loss, seconds=0.0, steps=0, weight=0)
             peer.drop_anchor()
 
-        peer.rounds.follow(told)
+        peer.rounds.follow(report_round)
 
     async def gather(
         self, count: int, stopping: Callable[[], bool] = lambda: False, seconds: float = GATHER_SECONDS
@@ -94,17 +94,17 @@ class PeerServices:
         The first exchange waits for their contributions. Return early if `stopping`, or if the swarm has continued without
         us.
         """
-        peer, report, until, told = self._peer, self._report, self._now() + seconds, 0
+        peer, report, until, shown = self._peer, self._report, self._now() + seconds, 0
         while (here := len({*peer.session.ready, peer.session.me})) < count:
             if stopping() or peer.rounds.overtaken:
                 return
             if self._now() > until:
                 report.emit("waited", {"detail": f"long enough: training begins with {here} of {count} peers"})
                 break
-            if here > told:
+            if here > shown:
                 left = max(0.0, until - self._now())
                 report.emit("waiting", {"detail": f"for {count} peers, {here} here, at most {left:.0f} s more"})
-                told, report.phase = here, "waiting"
+                shown, report.phase = here, "waiting"
             await asyncio.sleep(LOOK_SECONDS)
         if count > 1:
             self._gathered = frozenset(peer.session.ready)
@@ -122,15 +122,15 @@ class PeerServices:
         if not common or manifest.data.exactly_once or peer.session.me not in peer.replica.members:
             return
         others = frozenset(one for one in others if not peer.session.roster.on_trial(one))
-        seconds, told = peer.manifest.exchange.timeout_seconds, False
+        seconds, reported = peer.manifest.exchange.timeout_seconds, False
         until = self._now() + seconds
         while missing := others.intersection(peer.session.live).difference(peer.session.announced):
             if peer.rounds.overtaken or self._now() > until:
                 return
-            if not told:
+            if not reported:
                 detail = f"for the first contributions of {len(missing)} other peers, at most {seconds:.0f} s"
                 self._report.emit("waiting", {"detail": detail})
-                told = True
+                reported = True
             await asyncio.sleep(LOOK_SECONDS)
 
     async def exchange(self, *, steps: int, weight: int, loss: float | None) -> tuple[Outcome, float]:
@@ -142,10 +142,10 @@ class PeerServices:
         before, report.phase = report.phase, "exchanging"
         try:
             capped = min(weight, peer.manifest.max_weight)
-            told = loss if loss is not None and math.isfinite(loss) else 0.0  # A host may not know a loss yet.
+            known_loss = loss if loss is not None and math.isfinite(loss) else 0.0  # A host may not know a loss yet.
             meanwhile = self._train_meanwhile if peer.manifest.overlap else None
             await self._others_contribute()
-            outcome = await peer.rounds.sync(weight=capped, loss=told, speed=report.speed, meanwhile=meanwhile)
+            outcome = await peer.rounds.sync(weight=capped, loss=known_loss, speed=report.speed, meanwhile=meanwhile)
         finally:
             if report.phase == "exchanging":  # The phase may have become "leaving".
                 report.phase = before

@@ -154,7 +154,7 @@ class Reporter:
         for over in self._lineages.look(replicas, peer.session.live):
             if self.alarm == over.text:
                 self.alarm = self._lineages.shown
-            self.emit("alarm over", {"detail": over.told})
+            self.emit("alarm over", {"detail": over.summary})
 
     def summary(self, peer: Peer) -> None:
         """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""
@@ -164,9 +164,9 @@ class Reporter:
         if self._compared:
             figures = {"kind": "plan and outcome", "figures": msgspec.to_builtins(self._compared)}
             self._say(INFO, f"plan and outcome: {comparison_text(self._compared)}", figures)
-        told = self._lineages.told
+        summaries = self._lineages.summaries
         for alarm in self._alarms:
-            text = told.get(alarm, alarm)
+            text = summaries.get(alarm, alarm)
             self._say(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
 
     def _plan_and_outcome(self, peer: Peer) -> tuple[Comparison, ...]:
@@ -218,7 +218,7 @@ class Reporter:
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
         for other, state in session.roster.states().items():
             record = session.roster.record_of(other)
-            said = session.announced.get(other)
+            ready = session.announced.get(other)
             sent, received = traffic.get(other, (0, 0))
             others.append(
                 PeerStatus(
@@ -228,11 +228,11 @@ class Reporter:
                     address=record.addresses[0] if record and record.addresses else "",
                     round=session.roster.progress_of(other),
                     age=peer.presence.silence_of(other),
-                    loss=None if said is None else said.loss,
+                    loss=None if ready is None else ready.loss,
                     reason=f"banned: {session.roster.reason_of(other)}"
                     if state == "banned"
                     else peer.rounds.score_of(other) or self._away.get(other, ""),
-                    seat=seats.told(other),
+                    seat=seats.describe(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
                     shared=peer.presence.transport.shares(other),
                     sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
@@ -262,7 +262,7 @@ class Reporter:
             sync_seconds=self.sync_seconds,
             peers=tuple(others),
             checkpoint=self.checkpoint,
-            seat=seats.told(peer.identity.peer_id),
+            seat=seats.describe(peer.identity.peer_id),
             group=self._group(),
             stalled=session.stalled(),
             stalls=stalls(peer),
@@ -270,7 +270,7 @@ class Reporter:
             links=links_known(peer),
             fragments=fragments_of(peer),
             lineage=", ".join(lineages(peer)),
-            continued=tuple(self._lineages.told),
+            continued=tuple(self._lineages.summaries),
             ready=tuple(sorted(one.hex() for one in session.ready)),
             relay_circuits=lent.circuits,
             relayed_bytes=lent.carried,

@@ -13,37 +13,37 @@ def stalls(peer: Peer) -> tuple[Stall, ...]:
     Empty if quorums are here, or if the method needs none.
     """
     now = peer.environment.now()
-    return tuple(_stall(link, now) for link in _waiting(peer))
+    return tuple(_stall(session, now) for session in _waiting(peer))
 
 
 def recover(peer: Peer) -> int:
     """Found lineages without a quorum, and wait no longer; return in how many fragments."""
     waiting = _waiting(peer)
-    for link in waiting:
-        link.own_lineage.recover()
+    for session in waiting:
+        session.own_lineage.recover()
     return len(waiting)
 
 
 def _waiting(peer: Peer) -> list[RoundSession]:
     if not peer.ready or not peer.session.stalled():
         return []
-    return [link for link in peer.session.links.values() if link.own_lineage.since is not None]
+    return [session for session in peer.session.sessions.values() if session.own_lineage.since is not None]
 
 
-def _stall(link: RoundSession, now: float) -> Stall:
-    agreement, lineage, members = link.current.agreement, link.own_lineage, link.replica.members
-    here = [peer for peer in members if peer in link.live and peer not in agreement.silent]
+def _stall(session: RoundSession, now: float) -> Stall:
+    agreement, lineage, members = session.current.agreement, session.own_lineage, session.replica.members
+    here = [peer for peer in members if peer in session.live and peer not in agreement.silent]
     obstacle = ""
-    if link.states.held:
+    if session.states.held:
         obstacle = "a state is being fetched"
     elif agreement.diverged:
         obstacle = "most of the members have another state, which must be fetched"
     return Stall(
-        fragment=link.fragment,
-        round=link.replica.round,
+        fragment=session.fragment,
+        round=session.replica.round,
         members=tuple(peer.hex() for peer in members),
-        absent=tuple(peer.hex() for peer in agreement.absent if peer != link.me),
-        founders=tuple(peer.hex() for peer in sorted({link.me, *here})),
+        absent=tuple(peer.hex() for peer in agreement.absent if peer != session.me),
+        founders=tuple(peer.hex() for peer in sorted({session.me, *here})),
         seconds=max(0.0, now - (lineage.since or 0.0)),
         until=None if lineage.until is None else max(0.0, lineage.until - now),
         obstacle=obstacle,

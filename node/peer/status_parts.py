@@ -21,8 +21,8 @@ def links_known(peer: Peer) -> tuple[LinkStatus, ...]:
     trips = {other: roster.distances.rtt(other) for other in peer.session.live}
     found = [(me[:SPAN_PREFIX], other[:SPAN_PREFIX], trip, rates.get(other, 0.0)) for other, trip in trips.items()]
     for sender in peer.session.live:
-        said = announced.get(sender)
-        for span in said.spans if said is not None else ():
+        ready = announced.get(sender)
+        for span in ready.spans if ready is not None else ():
             found.append((sender[:SPAN_PREFIX], span.peer, value(span.rtt, LEAST_RTT), value(span.rate, LEAST_RATE)))
     return tuple(
         LinkStatus(sender.hex(), receiver.hex(), rtt, rate)

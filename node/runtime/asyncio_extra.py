@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from thinwire.collectives.blocking_work import Work, at_once
 
-__all__ = ["Result", "Work", "at_once", "cancelled", "whole"]
+__all__ = ["Result", "Work", "at_once", "cancelled", "uninterrupted"]
 
 Result = TypeVar("Result")
 
 
-async def whole(work: Awaitable[Result]) -> Result:
+async def uninterrupted(work: Awaitable[Result]) -> Result:
     """Await `work` to its end even if cancelled meanwhile; raise the cancellation afterwards."""
     job = asyncio.ensure_future(work)
     try:

@@ -97,11 +97,11 @@ class _Json(logging.Formatter):
         own = {"wall": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             own["traceback"] = self.formatException(record.exc_info)
-        told = {"kind": "message", **getattr(record, EVENT, {}), **own}
+        fields = {"kind": "message", **getattr(record, EVENT, {}), **own}
         try:
-            return msgspec.json.encode(told).decode()
+            return msgspec.json.encode(fields).decode()
         except UnicodeEncodeError:  # a path that is no text: escaped, the line is pure ASCII
-            return json.dumps(msgspec.to_builtins(told))
+            return json.dumps(msgspec.to_builtins(fields))
 
 
 class _Short(logging.Formatter):
@@ -167,14 +167,14 @@ class _PassOn(logging.Handler):
 class _LogFile(logging.handlers.RotatingFileHandler):
     """Log file that reports a full disk once, without stopping output to the terminal."""
 
-    told = False
+    warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.told:
-            self.told = True
+        elif not self.warned:
+            self.warned = True
             LOGGER.warning("cannot write the log file %s: %s", self.baseFilename, error.strerror)
 
 

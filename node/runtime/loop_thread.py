@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
-from thinwire.node.runtime.asyncio_extra import whole
+from thinwire.node.runtime.asyncio_extra import uninterrupted
 from thinwire.swarm.identity.errors import HintedError
 
 Result = TypeVar("Result")
@@ -196,7 +196,7 @@ class LoopThread:
 
         If cancelled, still wait for the function's end, so that nothing computes unnoticed.
         """
-        return await whole(asyncio.get_running_loop().run_in_executor(self._worker, function))
+        return await uninterrupted(asyncio.get_running_loop().run_in_executor(self._worker, function))
 
 
 async def _cancel_others() -> None:

@@ -162,9 +162,9 @@ def _own(one: Replica, whole: Replica, number: int) -> str:
 
 def _install(snapshot: Snapshot, whole: Replica, layout: Layout) -> None:
     """Restore all of a snapshot, or nothing."""
-    lacking = [number for number, _, _ in whole.each(layout) if number not in snapshot.fragments]
-    if lacking:
-        raise ValueError(f"it has no fragment {lacking[0]}")
+    missing = [number for number, _, _ in whole.each(layout) if number not in snapshot.fragments]
+    if missing:
+        raise ValueError(f"it has no fragment {missing[0]}")
     found = [
         (one, _state(snapshot.fragments[number], one, inner), _place(snapshot, None if one is whole else number))
         for number, one, inner in whole.each(layout)
@@ -196,9 +196,9 @@ def _state(fragment: FragmentState, replica: Replica, layout: Layout) -> Array:
             raise ValueError(f"the model lacks its parameter {name!r}")
         raise ValueError(f"its parameter {name!r} has shape {found[name]}, that of the model {shapes[name]}")
     parts = (fragment.weights, fragment.momentum)[: replica.vectors]
-    lacking = [name for part in parts for name in shapes if name not in part]
-    if lacking or (replica.extra.size and _EXTRA not in fragment.momentum):
-        raise ValueError(f"it has no momentum of {lacking[0] if lacking else 'the buffers'}")
+    missing = [name for part in parts for name in shapes if name not in part]
+    if missing or (replica.extra.size and _EXTRA not in fragment.momentum):
+        raise ValueError(f"it has no momentum of {missing[0] if missing else 'the buffers'}")
     extra = [np.asarray(fragment.momentum[_EXTRA], np.float32)] if replica.extra.size else []
     state = np.concatenate([*(layout.flat(tensors) for tensors in parts), *extra])
     if state.size != replica.state.size:

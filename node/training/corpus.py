@@ -191,8 +191,8 @@ def _data_set(source: Source, tokenizer: Tokenizer) -> _Text:
         raise DataError(f"{whole}: {reason}", "give hf:NAME, hf:NAME:CONFIGURATION, or hf:FOLDER") from error
 
     def identity() -> str:
-        told = f"{name}\n{configuration}\n{builder.hash}\n{field}\n{tokenizer.identity}"
-        return blake3.blake3(b"thinwire/data set/1\0" + told.encode()).hexdigest()
+        description = f"{name}\n{configuration}\n{builder.hash}\n{field}\n{tokenizer.identity}"
+        return blake3.blake3(b"thinwire/data set/1\0" + description.encode()).hexdigest()
 
     def documents() -> Iterator[Iterator[bytes]]:
         for number, record in enumerate(records, start=1):
@@ -331,10 +331,10 @@ def _text(line: bytes, file: Path, number: int, field: str) -> bytes:
     )
 
 
-def _token_files(files: list[Path], tokenizer: Tokenizer, told: str) -> Corpus:
+def _token_files(files: list[Path], tokenizer: Tokenizer, kind_given: str) -> Corpus:
     """Return the token ids of files of one type: "uint16" or "uint32", unless they have a header."""
-    if told not in ("uint16", "uint32"):
-        raise DataError(f"{told!r} is no type of token ids", "write FILE.bin#uint16 or FILE.bin#uint32")
+    if kind_given not in ("uint16", "uint32"):
+        raise DataError(f"{kind_given!r} is no type of token ids", "write FILE.bin#uint16 or FILE.bin#uint32")
     digest = blake3.blake3(b"thinwire/token files/1\0" + tokenizer.identity.encode() + b"\0")
     parts: list[NDArray[Any]] = []
     for file in files:
@@ -344,7 +344,7 @@ def _token_files(files: list[Path], tokenizer: Tokenizer, told: str) -> Corpus:
                 kind = _SHARDS.get(stream.read(4)) if size >= _HEADER else None
             if size == (_HEADER if kind else 0):
                 continue
-            dtype = np.dtype(kind or told).newbyteorder("<")
+            dtype = np.dtype(kind or kind_given).newbyteorder("<")
             if size % dtype.itemsize:
                 raise DataError(f"{file}: {size} bytes are not whole {dtype.name} token ids", "is it a token file?")
             part: NDArray[Any] = np.memmap(file, dtype, mode="r", offset=_HEADER if kind else 0)

@@ -271,9 +271,9 @@ def batches_of(
     manifest: Manifest, tokenizer: Tokenizer, data: str | Path | None, cache: Path, progress: Progress | None = None
 ) -> Batches:
     """Return the manifest's training batches, of all shards. Raises DataError."""
-    corpus, said = open_corpus(data, tokenizer, cache, progress), manifest.data
-    cut = split(corpus, manifest.model.context, manifest.run.seed, said.shards, said.holdout)
-    return Batches(cut, manifest.inner.batch, range(said.shards))
+    corpus, settings = open_corpus(data, tokenizer, cache, progress), manifest.data
+    cut = split(corpus, manifest.model.context, manifest.run.seed, settings.shards, settings.holdout)
+    return Batches(cut, manifest.inner.batch, range(settings.shards))
 
 
 def products_of(manifest: Manifest, device: str) -> torch.dtype | None:

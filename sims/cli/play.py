@@ -87,10 +87,10 @@ def play(
 
 
 def _command(named: str, seed: int, level: str, options: Mapping[str, object]) -> str:
-    words = ["thinwire", "sim", named, "--seed", str(seed)]
+    parts = ["thinwire", "sim", named, "--seed", str(seed)]
     for name, value in options.items():
-        words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
-    return shlex.join([*words, *{"L1": ["--real"], "L2": ["--namespaces"]}.get(level, [])])
+        parts += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
+    return shlex.join([*parts, *{"L1": ["--real"], "L2": ["--namespaces"]}.get(level, [])])
 
 
 def _player(level: str, scenario: Scenario) -> Player:

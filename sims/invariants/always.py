@@ -86,7 +86,7 @@ class AlwaysInvariants:
         self._round = len(machines) * preset.probe_period
         self._touched: dict[int, float] = {}
         self._changed: dict[int, float] = {}
-        self._told: dict[int, float] = {}
+        self._reported_at: dict[int, float] = {}
         self._wrong: dict[int, float] = {}
         self._quiet_since = self._moved_at = self._faults_end = self._lost_at = 0.0
         self._start = 0
@@ -201,11 +201,11 @@ class AlwaysInvariants:
             if process is not None and process.invite is not None and not machine.holds:
                 # All peers that its invite names are gone, and it has met no other.
                 if gates.isdisjoint(seed.address for seed in process.invite.seeds):
-                    self._told[machine.index] = now
-            since = max(self._quiet_since, self._told.get(machine.index, 0.0), self._lost_at)
+                    self._reported_at[machine.index] = now
+            since = max(self._quiet_since, self._reported_at.get(machine.index, 0.0), self._lost_at)
             if process is not None and not process.ready and now > since + self._pause:
                 self._tell("progress", machine.index, "does not get in")
-                self._told[machine.index] = now
+                self._reported_at[machine.index] = now
 
     def _excused(self, machine: Machine, now: float) -> bool:
         if now <= self._last(machine) + self._settle:
@@ -285,8 +285,8 @@ class AlwaysInvariants:
                     found.setdefault(number, set()).add(one.lineage.hex())
         for names in found.values():
             if len(names) > 1:
-                told = ", ".join(one[:8] for one in sorted(names))
-                self._tell("lineage", -1, f"{len(names)} lineages: {told}")
+                listed = ", ".join(one[:8] for one in sorted(names))
+                self._tell("lineage", -1, f"{len(names)} lineages: {listed}")
 
     def _standstill(self, running: list[Machine], still: float, now: float) -> None:
         before, self._since = self._since, {}

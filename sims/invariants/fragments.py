@@ -33,26 +33,26 @@ class FragmentInvariants:
 
     def installed(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
         """Record a state that a peer did not compute: of one fragment, or of all that it holds."""
-        for one, chain in replica.chains.items():
+        for one, fragment in replica.fragments.items():
             if number in (None, one):
-                held = chain.replica
+                held = fragment.replica
                 self.each[one].installed(index, held.round, held.digest, held.state, held.lineage.hex())
         self._turns[index] = replica.round
 
     def founded(self, index: int, replica: FragmentReplicas, number: int | None = None) -> None:
         """Record that a peer continues its state in a lineage: of one fragment, or of all that it holds."""
-        for one, chain in replica.chains.items():
+        for one, fragment in replica.fragments.items():
             if number in (None, one):
-                held = chain.replica
+                held = fragment.replica
                 self.each[one].founded(index, held.round, held.digest, held.state, held.lineage.hex())
 
     def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
         """Check a round that an honest peer has applied."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
-        chain = replica.chains[number].replica
-        lineage = chain.lineage.hex()
-        self.each[number].committed(index, chain.round, chain.digest, chain.state, outcome, lineage)
+        held = replica.fragments[number].replica
+        lineage = held.lineage.hex()
+        self.each[number].committed(index, held.round, held.digest, held.state, outcome, lineage)
         self._turns[index] = replica.round
 
     def ended(self, index: int) -> None:

@@ -97,10 +97,10 @@ class SwarmInvariants:
         if process is not None and process.ready and process.learner is learner:
             session, commits = process.peer.session, self.commits
             if self._fragments is not None:
-                whole = process.peer.fragments
+                fragments = process.peer.fragments
                 number = learner.firsts.index(learner.reading)
-                session, commits = whole.links[number], self._fragments.each[number]
-                theta = whole.replica.chains[number].part.take(theta)
+                session, commits = fragments.sessions[number], self._fragments.each[number]
+                theta = fragments.replica.fragments[number].part.take(theta)
             round, attempt = session.replica.round + 1, session.current.attempt + 1
             commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
@@ -126,7 +126,7 @@ class SwarmInvariants:
 
     def _announced(self, peer: Peer, fragment: int) -> None:
         """Record what a peer announces for the replay of its round."""
-        session = peer.session if self._fragments is None else peer.fragments.links[fragment]
+        session = peer.session if self._fragments is None else peer.fragments.sessions[fragment]
         if self.replays and isinstance(session, RoundSession):
             current = session.current
             me, source = peer.identity.peer_id, current.exchange.source

@@ -148,7 +148,7 @@ class Pipe:
 
     __slots__ = (
         "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
-        "queue", "flying", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
+        "queue", "in_flight", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
     def __init__(self, link: Link, route: Route, bulk: bool, entry: Pipe | None = None) -> None:
@@ -165,7 +165,7 @@ class Pipe:
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
         self.queue: list[Packet] = []
-        self.flying: list[Packet] = []
+        self.in_flight: list[Packet] = []
         self.waiting: list[Packet] = []
         self.arrived: list[Packet] = []
         self.waiters: list[asyncio.Future[None]] = []
@@ -210,11 +210,11 @@ def spoil(pipe: Pipe, how: str) -> None:
 
     how: "corrupt", "duplicate" or "reorder" (with the packet before).
     """
-    last = pipe.flying[-1]
+    last = pipe.in_flight[-1]
     if how == "duplicate":
         last.number -= 1  # two packets in one pipe need a callback each; the receiver notices the repeated number
-    elif how == "reorder" and len(pipe.flying) > 1:
-        before = pipe.flying[-2]
+    elif how == "reorder" and len(pipe.in_flight) > 1:
+        before = pipe.in_flight[-2]
         last.number, before.number = before.number, last.number
     else:
         last.spoiled = True

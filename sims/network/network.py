@@ -280,7 +280,7 @@ class SimNet:
             seconds = max(seconds, packet.size / pipe.rate)
         if pipe.entry is None:
             packet.number, pipe.sent = pipe.sent, pipe.sent + 1
-        pipe.flying.append(packet)
+        pipe.in_flight.append(packet)
         if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[pipe.pair])
         if pipe.bulk:
@@ -303,12 +303,12 @@ class SimNet:
 
     def _arrive(self, pipe: Pipe) -> None:
         """Handle the arrival of the first byte of a bulk packet."""
-        packet = pipe.flying.pop(0)  # not an argument: simultaneous events may run in any order
+        packet = pipe.in_flight.pop(0)  # not an argument: simultaneous events may run in any order
         pipe.downlink.take(pipe, packet)
 
     def _control(self, pipe: Pipe) -> None:
         """Handle the arrival of the last byte of a control packet."""
-        packet = pipe.flying.pop(0)
+        packet = pipe.in_flight.pop(0)
         pipe.downlink.charge(packet)
         pipe.arrived.append(packet)
         self.hand_over(pipe)

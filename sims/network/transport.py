@@ -190,7 +190,7 @@ class SimTransport:
         came, then = self._came.get(peer, (0.0, now))
         for hop in (pipe,) if pipe.onward is None else (pipe, pipe.onward):
             # Packets in flight have not arrived; while one is retransmitted after a loss, those behind it wait too.
-            moving = hop.waiting or hop.arrived or (hop.queue and not hop.flying)
+            moving = hop.waiting or hop.arrived or (hop.queue and not hop.in_flight)
             busy = moving and not self._net.holds.held(*hop.pair)
             if busy and hop.uplink.rate:
                 came += (now - then) * hop.uplink.rate / max(1, hop.uplink.flows)

@@ -41,14 +41,14 @@ DELAY = 0.005
 ATTEMPTS = 20
 """Number of false announcements that are sent at once."""
 
-Words = Callable[[Agreement], Sequence[Message]]
+MessagesOf = Callable[[Agreement], Sequence[Message]]
 
 
-def _storm(words: Words) -> Callable[[Process], None]:
+def _storm(messages_of: MessagesOf) -> Callable[[Process], None]:
     """Repeat these messages, as long as a ballot is open."""
 
     def talk(session: RoundSession | GossipSession) -> Sequence[Message]:
-        return words(session.current.agreement) if isinstance(session, RoundSession) else ()
+        return messages_of(session.current.agreement) if isinstance(session, RoundSession) else ()
 
     return lambda process: repeat(process, talk)
 
@@ -101,11 +101,11 @@ def _other_vote(to: PeerId, message: Message) -> Message:
 
 def _false_report(process: Process) -> None:
     """Report a vote for results that no peer has."""
-    links = process.peer.session.links
+    sessions = process.peer.session.sessions
 
     def change(to: PeerId, message: Message) -> Message:
         if isinstance(message, Promise):
-            opened = links[message.fragment].current.agreement.opened
+            opened = sessions[message.fragment].current.agreement.opened
             if opened is not None and opened.ballot < message.ballot:
                 return replace(message, voted=opened, digest=bytes([7]) * 32)
         return message
@@ -173,9 +173,9 @@ class _DroppedVotes:
         if isinstance(frame.message, Open) and session.current.agreement.opened is not None:
             asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
 
-    def _begin(self, fly: Round) -> None:
-        fly.agreement._prepare(self._session._now())
-        fly.pump()
+    def _begin(self, current: Round) -> None:
+        current.agreement._prepare(self._session._now())
+        current.pump()
 
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session

@@ -43,12 +43,12 @@ def corrupt(process: Process, kind: str) -> None:
     """
     end = process._end
 
-    def told(reason: str, failure: BaseException | None) -> None:
+    def checked_end(reason: str, failure: BaseException | None) -> None:
         if failure is not None and not isinstance(failure, HintedError):
             fail(failure)
         end(reason, failure)
 
-    process._end = told  # type: ignore[method-assign]
+    process._end = checked_end  # type: ignore[method-assign]
     IMPLEMENTED[kind](process)
 
 
@@ -125,8 +125,8 @@ def _whole(
         if source:
             values = np.zeros(session.replica.theta.size, np.float32)
             sparse.decode(b"".join(source), chunks).scatter(values)
-            said = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
-            source = cut_up(said, session.grid)
+            encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
+            source = cut_up(encoded, session.grid)
         return await average(source, hashes=None, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
@@ -175,7 +175,7 @@ def _mimic(process: Process) -> None:
         victim = next((one.process for one in machines if not one.lie and one.process is not None), None)
         if victim is None or not victim.ready or not isinstance(own, RoundSession):
             return ()
-        theirs = victim.peer.session.links[own.fragment]
+        theirs = victim.peer.session.sessions[own.fragment]
         same = isinstance(theirs, RoundSession) and theirs.current.round == own.current.round
         return theirs.current.exchange.source if same else ()
 

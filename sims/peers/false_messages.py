@@ -22,7 +22,7 @@ def fail(error: BaseException) -> None:
 
 def sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
     """Return the session of a peer, or those of its fragments."""
-    return tuple(process.peer.session.links.values())
+    return tuple(process.peer.session.sessions.values())
 
 
 def change_outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:
@@ -32,7 +32,7 @@ def change_outgoing(process: Process, change: Callable[[PeerId, Message], Messag
     send_queue.control = lambda to, message: control(to, change(to, message))  # type: ignore[method-assign]
 
 
-def repeat(process: Process, words: Callable[[RoundSession | GossipSession], Sequence[Message]]) -> None:
+def repeat(process: Process, messages_of: Callable[[RoundSession | GossipSession], Sequence[Message]]) -> None:
     """Send messages to all peers repeatedly, as long as the process runs."""
 
     async def cry() -> None:
@@ -40,7 +40,7 @@ def repeat(process: Process, words: Callable[[RoundSession | GossipSession], Seq
             await asyncio.sleep(CRY_SECONDS)
             try:
                 for session in sessions(process):
-                    for message in words(session):
+                    for message in messages_of(session):
                         for peer in sorted(session.live):
                             session.presence.send_queue.control(peer, message)
             except Exception as error:

@@ -100,7 +100,7 @@ async def seated(
         return None, 0
     vocab = load_tokenizer(manifest.data.tokenizer, cache, manifest.data.tokenizer_hash).vocab
     if moved is not None or spec.stage is not None:
-        told = moved or Seat(spec.stage or 0, origin)
-        peer.announce(told.code())
-        return told, vocab
+        given = moved or Seat(spec.stage or 0, origin)
+        peer.announce(given.code())
+        return given, vocab
     return await seat(peer, manifest, vocab, limit=spec.memory or math.inf), vocab

@@ -36,7 +36,7 @@ class ActorSlot:
         self.spec, self.home, self._site = spec, home, site
         self.child: Child | None = None
         self.plays = False
-        """True if the process has been told to play."""
+        """True if the process has got the command to play."""
         self.wanted = True
         """True if a process is wanted: not after a kill, nor after the end."""
         self.waits = False

@@ -32,7 +32,7 @@ _TUNSETIFF = 0x400454CA
 _TUN_NO_HEADER = 0x0001 | 0x1000
 
 
-def lacking() -> str:
+def obstacle() -> str:
     """Return what this machine lacks for namespaces; "" if nothing."""
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
@@ -78,7 +78,7 @@ class NetnsTestbed:
         )
 
     async def open(self) -> Sequence[Site]:
-        if reason := lacking():
+        if reason := obstacle():
             raise EmulationError(f"--namespaces cannot be had: {reason}", "--real needs nothing of the kind")
         try:
             if self._netem is None:
@@ -153,8 +153,8 @@ class NetnsTestbed:
         """Return the netem options of the path from host i to host j."""
         way = self.ways[i, j]
         loss = 100.0 if way.held else 100 * way.loss
-        words = f"netem limit 20000 delay {way.latency * 1e3:.3f}ms {way.jitter * 1e3:.3f}ms loss {loss:.4f}%"
-        return words + (f" rate {int(way.bandwidth * 8)}bit" if way.bandwidth is not None else "")
+        options = f"netem limit 20000 delay {way.latency * 1e3:.3f}ms {way.jitter * 1e3:.3f}ms loss {loss:.4f}%"
+        return options + (f" rate {int(way.bandwidth * 8)}bit" if way.bandwidth is not None else "")
 
     def _update(self, i: int, j: int) -> None:
         if self._netem and self._holders:
@@ -222,8 +222,8 @@ def _tc(pid: int, line: str) -> None:
     _run(["nsenter", f"--net=/proc/{pid}/ns/net", "tc", *line.split()], "")
 
 
-def _run(command: Sequence[str], told: str) -> None:
-    subprocess.run(command, input=told, text=True, capture_output=True, check=True, timeout=30)
+def _run(command: Sequence[str], commands: str) -> None:
+    subprocess.run(command, input=commands, text=True, capture_output=True, check=True, timeout=30)
 
 
 def _burst(rate: int) -> str:

@@ -150,7 +150,7 @@ class Connection:
     ) -> None:
         """Carry one direction of a connection until its sender closes it."""
         loop, rng = asyncio.get_running_loop(), self._emulation.rng
-        flying: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         room = asyncio.Semaphore(WINDOW // PIECE)
 
         async def leave() -> None:
@@ -169,12 +169,12 @@ class Connection:
                     data = b""
                 # A stream keeps its order, however late one piece is.
                 due = max(due, loop.time() + way.delay(len(data), rng))
-                flying.put_nowait((due, data))
+                in_flight.put_nowait((due, data))
 
         async def arrive() -> None:
             arrived = 0
             while True:
-                due, data = await flying.get()
+                due, data = await in_flight.get()
                 due += self._late or 0.0
                 if due > loop.time():
                     await asyncio.sleep(due - loop.time())

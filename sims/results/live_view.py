@@ -141,21 +141,21 @@ class LiveView:
 def ending(summary: Mapping[str, Any], directory: Path) -> str:
     """Return the lines of the last screen, with the results."""
 
-    def said(value: float | None, pattern: str = "{:.3f}") -> str:
+    def shown(value: float | None, pattern: str = "{:.3f}") -> str:
         return "-" if value is None else pattern.format(value)
 
     times = summary["round_seconds"]
-    pace = f" (×{said(summary['factor'], '{:.0f}')})" if summary["level"] == "L0" else ""
+    pace = f" (×{shown(summary['factor'], '{:.0f}')})" if summary["level"] == "L0" else ""
     pace += "" if summary["finished"] else ", interrupted"
     real = f"{summary['real_seconds']:.1f} s{pace}"
     pairs = [
         ("played", f"{summary['seconds']:.0f} s of {summary['peers']} peers in {real}"),
-        ("rounds", f"{summary['rounds']}, one in {said(times['median'], '{:.1f}')} s"
-                   f" (95 %: {said(times['p95'], '{:.1f}')} s)"),
-        ("loss", f"{said(summary['loss_first'])} → {said(summary['loss_last'])}, {summary['loss_unit']}"),
+        ("rounds", f"{summary['rounds']}, one in {shown(times['median'], '{:.1f}')} s"
+                   f" (95 %: {shown(times['p95'], '{:.1f}')} s)"),
+        ("loss", f"{shown(summary['loss_first'])} → {shown(summary['loss_last'])}, {summary['loss_unit']}"),
         ("a peer sent", f"{bytes_text(summary['bytes_up']['mean'])}, received"
                         f" {bytes_text(summary['bytes_down']['mean'])}"),
-        ("utilisation", said(summary["utilisation"], "{:.1%}") + _without(summary["never_contributed"])),
+        ("utilisation", shown(summary["utilisation"], "{:.1%}") + _without(summary["never_contributed"])),
         ("faults", str(len(summary["faults"]))
                    + (f" ({len(summary['not_played'])} not played)" if summary["not_played"] else "")),
         ("violations", str(len(summary["violations"]))),

@@ -85,8 +85,8 @@ def _loss(axes: Axes, scenario: Scenario, journal: Journal) -> None:
             axes.plot(times, losses, lw=0.8, alpha=0.6, label=journal.names[index] if len(of_peer) <= 10 else None)
     mean = loss_by_round(journal, liars)
     axes.plot([at for at, _ in mean], [loss for _, loss in mean], "k", lw=1.6, label="mean")
-    said = [loss for _, losses in of_peer.values() for loss in losses]
-    if said and min(said) > 0 and max(said) > _DECADES * min(said):
+    losses = [loss for _, losses in of_peer.values() for loss in losses]
+    if losses and min(losses) > 0 and max(losses) > _DECADES * min(losses):
         axes.set_yscale("log")
     axes.set(title=f"{scenario.name}: loss", xlabel=_TIME, ylabel=f"loss ({loss_unit(scenario)})")
 

@@ -123,13 +123,13 @@ def loss_of(event: Event) -> float | None:
 
 def loss_by_round(journal: Journal, without: Iterable[int] = ()) -> list[tuple[float, float]]:
     """Return (time of the commit, mean loss of contributors) of each round, except peers in `without`."""
-    said: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {}
     left_out = set(without)
     for event in journal.of("round"):
         loss = loss_of(event)
         if loss is not None and event.peer not in left_out:
-            said.setdefault(event.fields["round"], []).append(loss)
-    return [(at, statistics.fmean(said[number])) for number, at in committed(journal).items() if number in said]
+            losses.setdefault(event.fields["round"], []).append(loss)
+    return [(at, statistics.fmean(losses[number])) for number, at in committed(journal).items() if number in losses]
 
 
 def carried(journal: Journal) -> list[tuple[int, int]]:

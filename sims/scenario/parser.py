@@ -130,17 +130,17 @@ class _Scenario(Reader):
 
     def _manifest(self, top: Top) -> str:
         place: Place = ("manifest",)
-        said = top.manifest
+        given = top.manifest
         try:
-            if isinstance(said, str):
-                file = self.file.parent / said
+            if isinstance(given, str):
+                file = self.file.parent / given
                 text, name = file.read_text(encoding="utf-8"), str(file)
             else:
-                text, name = as_toml(said), "manifest"
+                text, name = as_toml(given), "manifest"
             found = parse_manifest(text, name)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text in UTF-8"
-            raise self.error(place, f"manifest: cannot read {said}: {reason}", "name a run's TOML") from None
+            raise self.error(place, f"manifest: cannot read {given}: {reason}", "name a run's TOML") from None
         except ManifestError as error:
             match = re.match(r"manifest: (?:unknown table \[)?(\w+)(?:\.(\w+))?", str(error))
             where = (*place, *(part for part in match.groups() if part)) if match else place

@@ -209,7 +209,7 @@ class SimWorld:
         self._sample()
         self.trace = self.loop.trace
         for transport in self.net.peers.values():
-            transport.links.clear()  # No peer is told of the end of another.
+            transport.links.clear()  # No peer is informed of the end of another.
         for machine in self.machines:
             machine.kill("the end", crash=False)
 

@@ -59,6 +59,8 @@ class Family:
     `stall`: longest time in seconds without a round while no fault is active: the wait of a swarm that has lost all its
     members, and a round. merge has one round with all peers, and then ends. `begin`: arrival of the first peers; the
     founder waits for those with 0. `translated`: peers from this index on are behind address translators of random kinds.
+    `drawn_as`: name in the random draws and in the manifest, if not the family's, so that each seed has the same scenario
+    as before the family was renamed.
     """
 
     outer: Sequence[str]
@@ -71,6 +73,7 @@ class Family:
     stall: float = ORPHAN + SETTLE * PATIENCE + 4.0
     begin: float = 0.05
     translated: int | None = None
+    drawn_as: str = ""
 
 
 def _method(name: str, more: str = "") -> str:
@@ -82,7 +85,7 @@ _DENSE = (
     _method("streaming", "fragments = 2\noverlap = 1\n"),
 )
 _PARTS = tuple(_method("streaming", f"fragments = 3\noverlap = {overlap}\n") for overlap in (0, 1, 3, 4))
-_CHAINS = tuple(
+_FRAGMENTS = tuple(
     _method("streaming", f"fragments = {count}\noverlap = {more}\n") for count, more in ((2, 8), (3, 6), (4, 12))
 )
 _NONE = ("",)
@@ -96,8 +99,8 @@ FAMILIES: Mapping[str, Family] = {
     "demo": Family([_method("demo")], ("demo(k=16,chunk=256)|2bit|rice",), topologies=_NONE),
     "powersgd": Family([_method("powersgd")], ("powersgd(rank=4)", "powersgd(rank=1)")),
     "streaming": Family(_PARTS, steps=12),
-    "chains": Family(_CHAINS, steps=12),
-    "sparse-chains": Family(_CHAINS, TOPK, topologies=_NONE, steps=12),
+    "fragments": Family(_FRAGMENTS, steps=12, drawn_as="chains"),
+    "sparse-fragments": Family(_FRAGMENTS, TOPK, topologies=_NONE, steps=12, drawn_as="sparse-chains"),
     "eager": Family([_method("eager")]),
     "co2": Family([_method("co2")]),
     "buffered-async": Family([_method("buffered-async")], grace=0.3),
@@ -110,9 +113,13 @@ FAMILIES: Mapping[str, Family] = {
 """Name -> family. Dense methods draw a topology, and each topology has a separate family, too."""
 
 
+def _drawn_as(name: str) -> str:
+    return FAMILIES[name].drawn_as or name
+
+
 def churn(name: str, seed: int, peers: int = PEERS) -> tuple[Fault, ...]:
     """Return the faults of a seed, in order of time. Peers 0 and 1 are not killed for good."""
-    rng = random.Random(f"{name}/{seed}/churn")
+    rng = random.Random(f"{_drawn_as(name)}/{seed}/churn")
     found = []
     for kind in CHURN:
         at, count = rng.uniform(3.0, CALM - 2.0), rng.randint(1, peers // 2) if kind == "partition" else 1
@@ -126,7 +133,8 @@ def churn(name: str, seed: int, peers: int = PEERS) -> tuple[Fault, ...]:
 
 def scenario(name: str, seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed of a family. Raises KeyError for an unknown family."""
-    family, rng, nats = FAMILIES[name], random.Random(f"{name}/{seed}"), random.Random(f"{name}/{seed}/nat")
+    family, drawn_as = FAMILIES[name], _drawn_as(name)
+    rng, nats = random.Random(f"{drawn_as}/{seed}"), random.Random(f"{drawn_as}/{seed}/nat")
     first = peers if family.translated is None else family.translated
     regions = rng.sample(REGIONS, 3)
     specs = tuple(
@@ -144,7 +152,7 @@ def scenario(name: str, seed: int, peers: int = PEERS) -> Scenario:
         for index in range(peers)
     )
     topology = rng.choice(family.topologies)
-    toml = f'[run]\nname = "{name}"\n[outer]\n{rng.choice(family.outer)}sync_every = {family.steps}\n[exchange]\n'
+    toml = f'[run]\nname = "{drawn_as}"\n[outer]\n{rng.choice(family.outer)}sync_every = {family.steps}\n[exchange]\n'
     toml += f'codec = "{rng.choice(family.codecs)}"\n{family.exchange}straggler_timeout = {family.grace}\nmax_weight = 100000\n'
     toml += f'topology = "{topology}"\n' if topology else ""
     return Scenario(

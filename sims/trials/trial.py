@@ -163,7 +163,7 @@ def check_family(seed: int, name: str, *, mix: MixName = "usual", shrink: bool =
     return examine(scenario, preset=PACE, stall=stall, shrink=shrink, command=command)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the given seeds: one, or from the first to below the second. Exit code 1 if one fails."""
     parser = argparse.ArgumentParser(prog="python -m thinwire.sims.trials.trial")
     parser.add_argument("first", type=int)
@@ -173,7 +173,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--sieve", action="store_const", const="sieve", default="butterfly", dest="topology")
     parser.add_argument("--family", choices=("all", *families.FAMILIES))
     parser.add_argument("--mix", choices=get_args(MixName), default="usual")
-    given = parser.parse_args(words)
+    given = parser.parse_args(arguments)
     if given.mix != "usual":
         given.family = given.family or "all"
     seeds = range(given.first, given.first + 1 if given.end is None else given.end)

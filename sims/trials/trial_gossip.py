@@ -59,10 +59,10 @@ def check(seed: int, *, shrink: bool = True) -> FailedSeed | None:
     return examine(trial_of_pairs(seed), preset=PACE, stall=STALL, shrink=shrink, command=command)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the given seeds: one, or from the first to below the second. Exit code 1 if one fails."""
-    first = int(words[0])
-    seeds = range(first, int(words[1]) if len(words) > 1 else first + 1)
+    first = int(arguments[0])
+    seeds = range(first, int(arguments[1]) if len(arguments) > 1 else first + 1)
     failed = [found for seed in seeds if (found := check(seed)) is not None]
     for found in failed:
         print(found.text)

@@ -1,7 +1,7 @@
 """Signed description of a run for public directories: name, model, method, progress, and a peer.
 
 A directory is written by strangers, so each card is judged on its own: `parse` accepts canonical bytes with a valid
-signature during the validity that they state. A valid card proves only that its publisher said so: the name, the
+signature during the validity that they state. A valid card proves only that its publisher states this: the name, the
 counts and the loss are claims. The run id is what a joiner checks the manifest against (see Manifest.run_id).
 """
 

@@ -56,7 +56,7 @@ class Seating:
                     return Seat(stage, origin)
         return None
 
-    def told(self, peer: PeerId) -> str:
+    def describe(self, peer: PeerId) -> str:
         """Describe a peer's seat for a user; empty for a peer that holds the whole model."""
         seat = self.of(peer)
         if seat is not None:

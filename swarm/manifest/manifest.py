@@ -106,7 +106,7 @@ class Manifest(Table, frozen=True):
         return self.exchange.codec.startswith("topk")
 
     @property
-    def chained(self) -> bool:
+    def fragmented(self) -> bool:
         """True if each fragment of the model has separate rounds."""
         return self.outer.fragmented
 

@@ -25,7 +25,7 @@ SKIPS = 3
 class _News:
     item: bytes
     order: int
-    told: int = 0
+    times_sent: int = 0
 
 
 class Broadcast:
@@ -49,10 +49,11 @@ class Broadcast:
         self._news[subject] = _News(item, self._count)
         self._levels[0].append((self._count, subject))
         if len(self._news) > MAX_QUEUE:
-            del self._news[max(self._news, key=lambda key: (self._news[key].told, -self._news[key].order))]
+            del self._news[max(self._news, key=lambda key: (self._news[key].times_sent, -self._news[key].order))]
         if sum(map(len, self._levels)) > 2 * len(self._news) + 64:
             self._levels = [
-                [entry for entry in level if self._valid(told, *entry)] for told, level in enumerate(self._levels)
+                [entry for entry in level if self._valid(times_sent, *entry)]
+                for times_sent, level in enumerate(self._levels)
             ]
 
     def forget(self, subject: Subject) -> None:
@@ -75,19 +76,19 @@ class Broadcast:
                 if (size := len(news.item)) <= budget:
                     budget -= size
                     chosen.append(news.item)
-                    news.told += 1
+                    news.times_sent += 1
                 else:
                     skipped += 1
-                if news.told < times:
-                    later.append((news.told, entry))
+                if news.times_sent < times:
+                    later.append((news.times_sent, entry))
                 else:
                     del self._news[entry[1]]
-        for told, entry in later:
-            if told == len(self._levels):
+        for times_sent, entry in later:
+            if times_sent == len(self._levels):
                 self._levels.append([])
-            insort(self._levels[told], entry)
+            insort(self._levels[times_sent], entry)
         return chosen
 
-    def _valid(self, told: int, order: int, subject: Subject) -> bool:
+    def _valid(self, times_sent: int, order: int, subject: Subject) -> bool:
         news = self._news.get(subject)
-        return news is not None and news.told == told and news.order == order
+        return news is not None and news.times_sent == times_sent and news.order == order

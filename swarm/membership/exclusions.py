@@ -85,7 +85,7 @@ class Exclusions:
         if verdict is not None:
             return f"a false result of chunk {verdict.index} in round {verdict.round}"
         found = gossip_items.read_evidence(self.convicted[peer])
-        return evidence.told(found) if found is not None else ""
+        return evidence.describe(found) if found is not None else ""
 
     def note(self, peer: PeerId) -> bytes:
         """Return the evidence against a peer, as far as others can check it; else nothing."""

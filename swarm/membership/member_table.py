@@ -179,10 +179,10 @@ class Members:
         elif member is not None and (member.state != "banned" or not member.note):
             self._ban(member, self.excluded.note(peer), self.excluded.reason(peer), now)
 
-    def pardon(self, peer: PeerId) -> None:
-        """Drop the verdict against a peer. A known peer is forgotten: its record brings it back.
+    def lift_verdict(self, peer: PeerId) -> None:
+        """Remove the ban of a verdict. A known peer is forgotten: its record brings it back.
 
-        Evidence, proofs and revocations are valid for ever: a peer with such a note stays banned.
+        Evidence, proofs and revocations do not expire: a peer with such a note stays banned.
         """
         if not self.excluded.judged(peer):
             return

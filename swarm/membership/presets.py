@@ -32,8 +32,8 @@ class Preset:
       r · ⌈log10(n + 1)⌉ times.
     - piggyback: bytes of items in one message.
     - push_pull_period: interval of the exchange of whole tables with a random peer (longer above 32 peers).
-    - gossip_to_dead: time during which dead peers are told that they are considered dead. reconnect_period: interval at which
-      one of them is probed afterwards.
+    - gossip_to_dead: time during which dead peers get messages that they are considered dead. reconnect_period: interval at
+      which one of them is probed afterwards.
     - tombstone: time for which a departed peer's last sequence is stored.
     - refute_period: shortest time between two new records of this peer. open_accusations: maximum number of open accusations
       per accuser.

@@ -58,11 +58,11 @@ def links(announced: Mapping[PeerId, Sequence[Span]]) -> Links:
     needs the other's confirmation. The rate is the one announced by the sender, since only the sender knows whether it
     had more to send.
     """
-    said = {peer: {span.peer: span for span in spans} for peer, spans in announced.items()}
+    announced_spans = {peer: {span.peer: span for span in spans} for peer, spans in announced.items()}
 
     def between(sender: PeerId, receiver: PeerId) -> Measure:
-        there = said.get(sender, {}).get(receiver[:SPAN_PREFIX])
-        back = said.get(receiver, {}).get(sender[:SPAN_PREFIX])
+        there = announced_spans.get(sender, {}).get(receiver[:SPAN_PREFIX])
+        back = announced_spans.get(receiver, {}).get(sender[:SPAN_PREFIX])
         rtt = max(there.rtt, back.rtt) if there and back and there.rtt and back.rtt else 0
         return Measure(value(rtt, LEAST_RTT), value(there.rate, LEAST_RATE) if there else 0.0)
 

@@ -192,9 +192,9 @@ class Roster:
         """
         self._intake.recall(items, now)
 
-    def pardon(self, peer: PeerId) -> None:
-        """Drop the verdict against a peer, if there is one."""
-        self._members.pardon(peer)
+    def lift_verdict(self, peer: PeerId) -> None:
+        """Remove the ban of a verdict against a peer, if there is one."""
+        self._members.lift_verdict(peer)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""

@@ -31,7 +31,7 @@ class Distances:
 
     def __init__(self) -> None:
         self._trips: dict[PeerId, deque[float]] = {}
-        self._told: dict[PeerId, Steps] = {}
+        self._announced: dict[PeerId, Steps] = {}
 
     def add(self, peer: PeerId, seconds: float) -> None:
         """Add a measured round-trip time of a peer, in seconds."""
@@ -54,14 +54,14 @@ class Distances:
         for peer in live:
             found = step(self.rtt(peer), LEAST_RTT), step(rates.get(peer, 0.0), LEAST_RATE)
             if any(found):
-                told = self._told.get(peer, (0, 0))
-                now[peer] = _either(told[0], found[0]), _either(told[1], found[1])
+                announced = self._announced.get(peer, (0, 0))
+                now[peer] = _either(announced[0], found[0]), _either(announced[1], found[1])
         nearest = sorted((peer for peer in now if now[peer][0]), key=lambda peer: (now[peer][0], peer))[:NEAREST]
-        rest = sorted(now.keys() - set(nearest), key=lambda peer: (peer not in self._told, peer))
-        self._told = {peer: now[peer] for peer in [*nearest, *rest[: MAX_SPANS - len(nearest)]]}
-        return tuple(Span(peer[:SPAN_PREFIX], *steps) for peer, steps in sorted(self._told.items()))
+        rest = sorted(now.keys() - set(nearest), key=lambda peer: (peer not in self._announced, peer))
+        self._announced = {peer: now[peer] for peer in [*nearest, *rest[: MAX_SPANS - len(nearest)]]}
+        return tuple(Span(peer[:SPAN_PREFIX], *steps) for peer, steps in sorted(self._announced.items()))
 
 
-def _either(told: int, found: int) -> int:
+def _either(announced: int, found: int) -> int:
     """Return the announced step, or the new one if the announced is unknown or far off."""
-    return told if told and found and abs(found - told) < NEWS else found
+    return announced if announced and found and abs(found - announced) < NEWS else found

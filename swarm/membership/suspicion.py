@@ -110,7 +110,7 @@ class Bucket:
         return self.level < 1.0
 
 
-class Docket:
+class AccuserCredits:
     """Open accusations per accuser, and the credit of each accuser."""
 
     def __init__(self, preset: Preset) -> None:
@@ -144,7 +144,7 @@ class Suspects:
 
     def __init__(self, preset: Preset) -> None:
         self._preset = preset
-        self._docket = Docket(preset)
+        self._credits = AccuserCredits(preset)
         self._open: dict[PeerId, Suspicion] = {}
 
     def admits(self, peer: PeerId, accuser: PeerId, now: float) -> bool:
@@ -153,7 +153,7 @@ class Suspects:
         if suspicion is not None:
             if accuser in suspicion.accusers or len(suspicion.accusers) >= self._preset.confirmations:
                 return False
-        return self._docket.admits(accuser, now)
+        return self._credits.admits(accuser, now)
 
     def begin(self, peer: PeerId, size: int, now: float) -> bool:
         """Suspect a peer of a swarm with `size` peers; return False if it is suspected already."""
@@ -165,7 +165,7 @@ class Suspects:
     def accuse(self, peer: PeerId, accuser: PeerId) -> None:
         """Add an accuser of a suspected peer."""
         self._open[peer].accusers[accuser] = None
-        self._docket.open(accuser)
+        self._credits.open(accuser)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Note that our own probe of a suspected peer has failed."""
@@ -202,7 +202,7 @@ class Suspects:
         """End the suspicion of a peer, if there is one, and return it."""
         suspicion = self._open.pop(peer, None)
         if suspicion is not None:
-            self._docket.close(suspicion, refuted=refuted, now=now)
+            self._credits.close(suspicion, refuted=refuted, now=now)
         return suspicion
 
     def deadline(self) -> float:

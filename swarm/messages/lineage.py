@@ -69,7 +69,7 @@ class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     """Commit with what proves it to a peer that does not know its members.
 
     members (by seniority), lives: electorate of the round, which `Open.electorate` names. keys: of the voters and of the
-    members that said farewell.
+    members that left with a farewell.
     """
 
     members: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]

@@ -205,7 +205,7 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
             named_by(bits, table) for bits in (self.group, self.alive, self.sources, self.idle, self.kept)
         )
         peers, excluded = named_by(self.contributors, table), named_by(self.excluded, table)
-        said = [self.announced[at : at + 32] for at in range(0, len(self.announced), 32)] or [b""] * len(peers)
+        hashes = [self.announced[at : at + 32] for at in range(0, len(self.announced), 32)] or [b""] * len(peers)
         if len(self.peers) % 32 or max(map(len, (group, alive, sources, idle, kept))) > MAX_GROUP:
             raise ValueError(f"ids of other lengths, or more than {MAX_GROUP} peers")
         opened = Open(
@@ -214,7 +214,7 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
             self.ballot,
             group,
             alive,
-            tuple(map(Contribution, peers, self.attempts, self.weights, said)),
+            tuple(map(Contribution, peers, self.attempts, self.weights, hashes)),
             tuple(map(Exclusion, excluded, self.reasons)),
             self.adopted,
             sources,

@@ -229,9 +229,9 @@ def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
         group = Group(peers, "fp32", latency=latency, bandwidth=rate, patience=60.0, topology="ring")
         given = [[np.full(total, 2.0**i, np.float32)] for i in range(peers)]
         await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
-        flies = [averager.past for averager in group.averagers]
-        assert all(len(fly.exchange.opened.order) == peers for fly in flies)
-        return max(fly.moved for fly in flies) - max(fly.opened_at for fly in flies)
+        rounds = [averager.past for averager in group.averagers]
+        assert all(len(past.exchange.opened.order) == peers for past in rounds)
+        return max(past.moved for past in rounds) - max(past.opened_at for past in rounds)
 
     codec = dense("fp32")
     cut = grid(total, codec)

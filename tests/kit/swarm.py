@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import blake3
 import numpy as np
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
+from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Family, Presence
@@ -23,7 +25,7 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
 from thinwire.swarm.membership.roster import Roster
-from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import Hello, Open, PeerId, Refuse, Welcome
 
 RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -212,8 +214,9 @@ class Swarm:
         audit: float = 0.0,
         preset: Preset = LOCAL,
         aside: Work = at_once,
+        jitter: float = 0.1,
     ) -> None:
-        self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=0.1)
+        self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=jitter)
         self.piece, self.layout, self.sites, self.preset, self.aside = piece, layout_of(size), sites, preset, aside
         self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
         lines = f'codec = "{codec}"\nstraggler_timeout = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
@@ -273,3 +276,27 @@ class Swarm:
             assert len(digests) == 1, f"round {number} of lineage {lineage.hex()!r} has {len(digests)} different states"
         for index in indices if indices is not None else sorted(self.nodes):
             assert self.nodes[index].replica.round == self.rounds
+
+
+def committed_ballots(swarm: Swarm) -> dict[int, list[Open]]:
+    """Return round -> the committed ballot, once for each present node; filled while the swarm runs."""
+    found: dict[int, list[Open]] = {}
+    for node in swarm.nodes.values():
+        node.round_factory.outcome = _noted(node.round_factory.outcome, found)  # type: ignore[method-assign]
+    return found
+
+
+def _noted(
+    outcome: Callable[..., Awaitable[Outcome]], found: dict[int, list[Open]]
+) -> Callable[..., Awaitable[Outcome]]:
+    """Return `outcome` of a RoundFactory, which adds each committed ballot to `found`, once."""
+    rounds: set[int] = set()
+
+    async def noted(current: Round, *, give_up: float | None = None) -> Outcome:
+        result = await outcome(current, give_up=give_up)
+        if result.commit is not None and current.round not in rounds:
+            rounds.add(current.round)
+            found.setdefault(current.round, []).append(result.commit.opened)
+        return result
+
+    return noted

@@ -45,8 +45,10 @@ RUNS = {
     "powersgd": Run("powersgd"),
     "powersgd-ring": Run("powersgd", exchange=RING, killed=0),
     "streaming": Run("streaming", outer="fragments = 3\noverlap = 2", phase="vote"),
-    "chains": Run("streaming", outer="fragments = 3\noverlap = 9"),
-    "sparse-chains": Run("streaming", outer="fragments = 3\noverlap = 6", exchange='codec = "topk(k=64,chunk=4096)|2bit|rice"'),
+    "fragments": Run("streaming", outer="fragments = 3\noverlap = 9"),
+    "sparse-fragments": Run(
+        "streaming", outer="fragments = 3\noverlap = 6", exchange='codec = "topk(k=64,chunk=4096)|2bit|rice"'
+    ),
     "eager": Run("eager", killed=0),
     "eager-hierarchy": Run("eager", exchange=HIERARCHY),
     "co2": Run("co2", phase="announce"),

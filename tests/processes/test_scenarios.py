@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from thinwire.sims.processes.netns_testbed import TUN, lacking
+from thinwire.sims.processes.netns_testbed import TUN, obstacle
 from thinwire.sims.processes.player import PREFIX, sweep
 from thinwire.sims.processes.testbed import EmulationError
 
@@ -126,7 +126,7 @@ def test_scenario_is_played_by_real_daemons(started, tmp_path):
 
 
 @pytest.mark.trial
-@pytest.mark.skipif(bool(lacking()) or not TUN.exists(), reason=lacking() or "there is no /dev/net/tun")
+@pytest.mark.skipif(bool(obstacle()) or not TUN.exists(), reason=obstacle() or "there is no /dev/net/tun")
 def test_scenario_is_played_in_network_namespaces(started, tmp_path):
     process = started(15, "--namespaces")
     out, err = process.communicate(timeout=250)

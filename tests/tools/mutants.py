@@ -100,11 +100,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "only the number is used",
     (
         "collectives/consensus/blame.py",
-        "if opened.adopted is None and (accuser == opened.ballot.leader or len(words) != 1 or not others):",
+        "if opened.adopted is None and (accuser == opened.ballot.leader or len(accusers) != 1 or not others):",
     ): "there is at least one",
     (
         "collectives/consensus/blame.py",
-        "self.idle |= {peer for peer, words in self._unserved.items() if len(words) >= most}",
+        "self.idle |= {peer for peer, accusers in self._unserved.items() if len(accusers) >= most}",
     ): "most is the largest",
     (
         "collectives/consensus/chain.py",
@@ -285,7 +285,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("node/membership/presence.py", 'if event.kind <= "banned":'): KINDS,
     ("node/membership/presence.py", 'if event.kind <= "duplicate":'): KINDS,
     ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
-    ("node/outer/frame_router.py", "if number != fly.round + 1:"): "earlier rounds go elsewhere",
+    ("node/outer/frame_router.py", "if number != current.round + 1:"): "earlier rounds go elsewhere",
     (
         "node/outer/round_starter.py",
         'watch = presence.watch if exchange.slow_peers <= "no-ownership" else None',

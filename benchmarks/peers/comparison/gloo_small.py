@@ -1,4 +1,4 @@
-"""A peer that all-reduces small tensors with gloo whenever told: gloo_small.py '{"rank": 0, "peers": 2, "port": 29611}'."""
+"""A peer that all-reduces small tensors with gloo at each request: gloo_small.py '{"rank": 0, "peers": 2, "port": 29611}'."""
 
 import json
 import sys
@@ -18,11 +18,11 @@ dist.init_process_group("gloo", store=store, rank=options["rank"], world_size=op
 dist.barrier()
 say(invite="")
 while True:
-    told = listen()
-    until(told["at"])
+    request = listen()
+    until(request["at"])
     took = []
-    for _ in range(told["count"]):
-        values = torch.full((told["size"],), float(options["rank"]))
+    for _ in range(request["count"]):
+        values = torch.full((request["size"],), float(options["rank"]))
         began = time.perf_counter()
         dist.all_reduce(values)
         took.append(time.perf_counter() - began)

@@ -18,7 +18,7 @@ CODECS = {"fp32": NoCompression, "int8": Uniform8BitQuantization}
 
 
 def main() -> None:
-    """Start the peers, then average whenever told to."""
+    """Start the peers, then average at each request."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     count = options["peers"]

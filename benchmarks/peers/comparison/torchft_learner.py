@@ -84,6 +84,6 @@ with DiLoCo(
         lesson.rest()
         if manager.current_step() > before:
             lesson.snapshot()
-said = lesson.save(options["snapshots"])
-say(end=time.monotonic(), steps=lesson.step, moments=said, failed=failed, participants=manager.num_participants())
+moments = lesson.save(options["snapshots"])
+say(end=time.monotonic(), steps=lesson.step, moments=moments, failed=failed, participants=manager.num_participants())
 listen()

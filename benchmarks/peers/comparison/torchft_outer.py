@@ -1,4 +1,4 @@
-"""A replica of torchft's DiLoCo that makes an outer step whenever it is told; see thinwire_outer.py for the words.
+"""A replica of torchft's DiLoCo that makes an outer step at each request; see thinwire_outer.py for the requests.
 
 torchft_outer.py '{"rank": 0, "mb": 40, "lighthouse": "http://127.0.0.1:29510"}', in torchft's own environment.
 """
@@ -73,17 +73,17 @@ def main() -> None:
         fragment.prepare_sync, fragment.perform_sync = prepared, performed
         say(ready=True, round=0, began=began, seconds=time.monotonic() - began)
         while True:
-            told = listen()
-            if "prepare" in told:
+            request = listen()
+            if "prepare" in request:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=1e-3)
                 say(invite="")
                 continue
-            until(told["at"])
-            if told.get("die") is not None:
-                threading.Timer(told["die"], die).start()
-            while manager.current_step() < told["round"]:
+            until(request["at"])
+            if request.get("die") is not None:
+                threading.Timer(request["die"], die).start()
+            while manager.current_step() < request["round"]:
                 inner.step()
             end = time.monotonic()
             digest = hashlib.blake2b()

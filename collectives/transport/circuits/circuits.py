@@ -97,7 +97,7 @@ class Circuits:
         self._own, self._limits, self._enter = own, limits, enter
         self._numbers = count(1)
         self._asked: dict[int, tuple[PeerId, asyncio.Future[Circuit]]] = {}
-        self._told: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()
         self._invited: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -156,19 +156,19 @@ class Circuits:
             if link is None or not await link.send(Frame(CircuitAsk(number, peer, port))):
                 raise ConnectionError("the link to the relay is lost")
             async with asyncio.timeout(self._limits.answer):
-                told = await answer
+                circuit = await answer
         except TimeoutError:
             raise ConnectionError("the relay does not answer") from None
         finally:
             del self._asked[number]
-        if told.token is None:
-            raise ConnectionError(told.reason)
-        return told.token, link.gates
+        if circuit.token is None:
+            raise ConnectionError(circuit.reason)
+        return circuit.token, link.gates
 
     def hear(self, peer: PeerId, message: Message) -> bool:
         """Handle a message about circuits from a linked peer; return False if it is another one."""
         if isinstance(message, CircuitAsk):
-            if len(self._told) < self._limits.told:
+            if len(self._answers) < self._limits.answers:
                 self.relay.answer(peer, message)
             return True
         if not isinstance(message, Circuit):
@@ -194,7 +194,7 @@ class Circuits:
 
     def _tell(self, peer: PeerId, message: Message) -> None:
         if (link := self.links.get(peer)) is not None:
-            self._start(self._told, self._send(link, message))
+            self._start(self._answers, self._send(link, message))
 
     async def _send(self, link: Neighbour, message: Message) -> None:
         await link.send(Frame(message))
@@ -205,9 +205,9 @@ class Circuits:
         task.add_done_callback(tasks.discard)
 
     def abort(self) -> list[asyncio.Task[None]]:
-        """Close all circuits through this peer at once; return its tasks, which were told to end."""
+        """Close all circuits through this peer at once; return its tasks, which are being cancelled."""
         self.relay.close()
-        tasks = [*self._told, *self._invited]
+        tasks = [*self._answers, *self._invited]
         for task in tasks:
             task.cancel()
         return tasks

@@ -52,7 +52,7 @@ class CircuitLimits:
     - `token`: how long a relay waits for both ends. `idle`: how long no circuit of a pair may carry a byte; control
       connections send heartbeats more often.
     - `answer`: how long to wait for a relay's answer. `relays`: relays that are asked in one dial.
-    - `invited`: concurrent visits to relays because another peer has asked for us; `told`: answers that wait to be sent.
+    - `invited`: concurrent visits to relays because another peer has asked for us; `answers`: answers that wait to be sent.
     """
 
     pair: int = 10
@@ -65,4 +65,4 @@ class CircuitLimits:
     answer: float = 2.0
     relays: int = 4
     invited: int = 16
-    told: int = 128
+    answers: int = 128

@@ -53,11 +53,11 @@ class SharedLimits:
     patience: float = 1.0
 
 
-class Meeting:
-    """Both regions of a link: ours to write, theirs to read. `socket` carries everything else."""
+class LocalConnection:
+    """Connection to a peer on this machine: regions to write and to read, `socket` for everything else."""
 
     def __init__(
-        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[Meeting], None]
+        self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[LocalConnection], None]
     ) -> None:
         self.socket, self.region, self.reader, self._over = sock, region, reader, over
         self._closed = False
@@ -120,14 +120,14 @@ class LocalSockets:
         self._listener: socket.socket | None = None
         self._place: Path | None = None
         self.regions = 0
-        """Regions of ours: those of meetings, and of those that may become one."""
-        self._meetings: set[Meeting] = set()
+        """Our regions: those of connections, and of dials in progress."""
+        self._connections: set[LocalConnection] = set()
         self._again: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
-    def listen(self, name: str, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
-        """Listen under a name; `accepted` makes the protocol of each meeting.
+    def listen(self, name: str, accepted: Callable[[LocalConnection], asyncio.BaseProtocol]) -> None:
+        """Listen under a name; `accepted` makes the protocol of each connection.
 
         Without a private folder, set `obstacle` instead.
         """
@@ -151,7 +151,7 @@ class LocalSockets:
             return
         self._loop.add_reader(listener.fileno(), self._accept, listener, accepted)
 
-    def _accept(self, listener: socket.socket, accepted: Callable[[Meeting], asyncio.BaseProtocol]) -> None:
+    def _accept(self, listener: socket.socket, accepted: Callable[[LocalConnection], asyncio.BaseProtocol]) -> None:
         try:
             sock, _ = listener.accept()
         except BlockingIOError:
@@ -164,18 +164,18 @@ class LocalSockets:
             )
             return
 
-        async def met() -> None:
-            meeting = await self._exchange(sock, accepted=True)
-            if meeting is not None:
+        async def handle() -> None:
+            connection = await self._exchange(sock, accepted=True)
+            if connection is not None:
                 with suppress(OSError):
-                    await meeting.connect(lambda: accepted(meeting), accepted=True)
+                    await connection.connect(lambda: accepted(connection), accepted=True)
 
-        task = self._loop.create_task(met())
+        task = self._loop.create_task(handle())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def dial(self, name: str) -> Meeting | None:
-        """Return the meeting with the peer that listens under a name; None if there is none on this machine."""
+    async def dial(self, name: str) -> LocalConnection | None:
+        """Return the connection to the peer that listens under a name; None if there is none on this machine."""
         if self._folder is None or self.obstacle:
             return None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -186,7 +186,7 @@ class LocalSockets:
             return None
         return await self._exchange(sock, accepted=False)
 
-    async def _exchange(self, sock: socket.socket, *, accepted: bool) -> Meeting | None:
+    async def _exchange(self, sock: socket.socket, *, accepted: bool) -> LocalConnection | None:
         """Exchange regions. On any failure close the socket and return None.
 
         The side that accepted sends its region only after it has checked the other one, so the dialler learns of a refusal
@@ -216,9 +216,9 @@ class LocalSockets:
             if isinstance(error, (OSError, ValueError)):
                 return None
             raise
-        meeting = Meeting(sock, region, reader, self._freed)
-        self._meetings.add(meeting)
-        return meeting
+        connection = LocalConnection(sock, region, reader, self._freed)
+        self._connections.add(connection)
+        return connection
 
     async def _receive(self, sock: socket.socket) -> RegionReader:
         """Return the other side's region. Raises ValueError for anything else, TimeoutError if nothing comes."""
@@ -231,8 +231,8 @@ class LocalSockets:
             raise ValueError("no region")
         return RegionReader(descriptors[0], self._limits.region)
 
-    def _freed(self, meeting: Meeting) -> None:
-        self._meetings.discard(meeting)
+    def _freed(self, connection: LocalConnection) -> None:
+        self._connections.discard(connection)
         self.regions -= 1
 
     async def _readable(self, sock: socket.socket) -> None:
@@ -251,10 +251,10 @@ class LocalSockets:
     def close(self) -> None:
         """End the connections that no link has closed."""
         self.stop()
-        for meeting in list(self._meetings):
+        for connection in list(self._connections):
             with suppress(OSError):
-                meeting.socket.shutdown(socket.SHUT_RDWR)  # the event loop closes it
-            meeting.close()
+                connection.socket.shutdown(socket.SHUT_RDWR)  # the event loop closes it
+            connection.close()
 
     def stop(self) -> None:
         """Stop listening and remove the socket's file."""

@@ -220,10 +220,10 @@ async def observe(
     answer = await _visit(station, contact, question, Observed, _OBSERVER, source=source, seconds=seconds)
     if isinstance(answer, Refuse):
         return answer
-    told = answer.message
-    assert isinstance(told, Observed)
-    rate = PIECE * len(told.ballast) / max(answer.seconds, 1e-6)
-    return Sighting(answer.theirs, answer.ours, told.address, told.reached, port, told.wall, rate)
+    observed = answer.message
+    assert isinstance(observed, Observed)
+    rate = PIECE * len(observed.ballast) / max(answer.seconds, 1e-6)
+    return Sighting(answer.theirs, answer.ours, observed.address, observed.reached, port, observed.wall, rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.shared_memory.local_sockets import Meeting
+from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.region import whole_pages
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
@@ -40,9 +40,11 @@ class SharedStream(Stream):
 
     shared = True
 
-    def __init__(self, pool: BufferPool, limits: Limits, meeting: Meeting, claim: Claim | None = None) -> None:
+    def __init__(
+        self, pool: BufferPool, limits: Limits, connection: LocalConnection, claim: Claim | None = None
+    ) -> None:
         super().__init__(pool, limits, claim)
-        self._meeting: Meeting = meeting
+        self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
         self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to copy
         self._copied = self._unsaid = 0  # payloads copied and not reported, and the memory that they occupy
@@ -56,7 +58,7 @@ class SharedStream(Stream):
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._places.clear()
-        self._meeting.close()
+        self._connection.close()
 
     @property
     def rtt(self) -> float | None:
@@ -74,7 +76,7 @@ class SharedStream(Stream):
         """Copy the payload into our region and send its place; only when `idle`."""
         assert self.idle
         size = nbytes(payload)
-        place = PLACE.pack(self._meeting.region.put(payload), size)
+        place = PLACE.pack(self._connection.region.put(payload), size)
         self.up += size
         self._post_record(head, place)
         if self.reason:
@@ -100,12 +102,12 @@ class SharedStream(Stream):
     def _ready(self) -> bool:
         """True if the largest payload fits into our region, and no record waits."""
         assert self._transport is not None
-        return self._meeting.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() == 0
+        return self._connection.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() == 0
 
     @property
     def _left(self) -> int:
         assert self._transport is not None
-        return self._meeting.region.used + self._transport.get_write_buffer_size()
+        return self._connection.region.used + self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         if not self.idle and not self.reason and self._ready:
@@ -136,15 +138,15 @@ class SharedStream(Stream):
         assert self._opener is not None and self._owner is not None
         head = self._opener.open(length, record)
         if not place:
-            self._meeting.region.release(COPIED.unpack(head)[0])
+            self._connection.region.release(COPIED.unpack(head)[0])
             self.resume_writing()
             return
         offset, size = PLACE.unpack(record[-TAG - place : -TAG])
         if size > MAX_BULK[1]:
             raise ValueError(f"payload of {size} bytes is over the limits")
         self._held += whole_pages(size)
-        if self._held > self._meeting.reader.size:
-            raise ValueError(f"{self._held} bytes of payloads in {self._meeting.reader.size} bytes of shared memory")
+        if self._held > self._connection.reader.size:
+            raise ValueError(f"{self._held} bytes of payloads in {self._connection.reader.size} bytes of shared memory")
         self._places.append((head, offset, size))
 
     def _copy(self) -> None:
@@ -152,11 +154,11 @@ class SharedStream(Stream):
         while self._places and self._owner is not None and not self._paused:
             head, offset, size = self._places.popleft()
             payload = self._pool.lend(size) if size else memoryview(b"")
-            self._meeting.reader.read(offset, payload)
+            self._connection.reader.read(offset, payload)
             self.down += size
             self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
             self._owner.arrived(self, head, payload)
-        if self._copied and not self.reason and self._unsaid * 4 >= self._meeting.reader.size:
+        if self._copied and not self.reason and self._unsaid * 4 >= self._connection.reader.size:
             self._post_record(COPIED.pack(self._copied), b"")
             self._held -= self._unsaid
             self._copied = self._unsaid = 0

@@ -88,11 +88,11 @@ class StreamPool:
     async def _share(self, peer: PeerId, port: int) -> bool:
         """Open the stream of peers that share memory; return whether there is one."""
         station = self._station
-        meeting = await station.local_sockets.dial(socket_name(station.run_id, peer, port))
-        if meeting is None:
+        connection = await station.local_sockets.dial(socket_name(station.run_id, peer, port))
+        if connection is None:
             return False
         try:
-            stream = await meeting.connect(lambda: SharedStream(station.pool, station.limits, meeting))
+            stream = await connection.connect(lambda: SharedStream(station.pool, station.limits, connection))
         except OSError:
             return False
         if self._closed:

@@ -17,7 +17,7 @@ from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
 from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets, Meeting, socket_name
+from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection, LocalSockets, socket_name
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
@@ -279,8 +279,8 @@ class ZmqTransport:
     def _stream(self) -> Stream:
         return Stream(self._station.pool, self._limits, self._connections.claim, self._crowd)
 
-    def _shared_stream(self, meeting: Meeting) -> SharedStream:
-        return SharedStream(self._station.pool, self._limits, meeting, self._connections.claim)
+    def _shared_stream(self, connection: LocalConnection) -> SharedStream:
+        return SharedStream(self._station.pool, self._limits, connection, self._connections.claim)
 
     def _pause_control(self, paused: bool) -> None:
         for link in list(self._connections.links.values()):

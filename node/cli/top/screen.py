@@ -163,8 +163,8 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
         mark = symbol(peer, members)
         heard = f"{peer['age']:.0f} s" if peer["age"] else "-"
         note = " ".join(plain(peer[key]) for key in ("reason", "sick", "seat") if peer[key])
-        told = "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
-        text = f" {peer['peer'][:8]:<9}{_cut(peer['name'], 16)} {peer['round']:>8}{told:>8}{heard:>8}  {note}"
+        loss = "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
+        text = f" {peer['peer'][:8]:<9}{_cut(peer['name'], 16)} {peer['round']:>8}{loss:>8}{heard:>8}  {note}"
         return Text(mark, COLOURS[mark]).append(text, "default")
 
     return lines + _some([row(peer) for peer in status["peers"]], rows - len(lines))

@@ -12,7 +12,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.outer.outer_loop import Schedule
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import cancelled, whole
+from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
 from thinwire.swarm.messages.registry import Commit
 
 
@@ -28,7 +28,7 @@ class Asynchronous(Schedule):
 
     def __init__(self, *, last: int, staleness: float) -> None:
         self._last, self._oldest = last, staleness
-        self._told: Callable[[Outcome], None] | None = None
+        self._report: Callable[[Outcome], None] | None = None
         self._background: asyncio.Task[None] | None = None
         self._sound = True
 
@@ -36,15 +36,15 @@ class Asynchronous(Schedule):
     def _replica(self) -> FedBuffReplica:
         return cast(FedBuffReplica, self.loop.replica)
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Start to follow the rounds of other peers, and report them to `told`."""
-        self._told = told
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Start to follow the rounds of other peers, and report them to `report`."""
+        self._report = report
         self.resume()
 
     def resume(self) -> None:
         self._sound = True
-        if self._told is not None and self._background is None:
-            self._background = asyncio.ensure_future(self._follow(self._told))
+        if self._report is not None and self._background is None:
+            self._background = asyncio.ensure_future(self._follow(self._report))
 
     async def rest(self) -> None:
         """Stop following. Raises the error that ended it, if any."""
@@ -71,8 +71,8 @@ class Asynchronous(Schedule):
                 return outcome if self._sound else replace(outcome, dropped=True)
             if not self._replica.age:
                 return outcome
-            if self._told is not None:
-                self._told(replace(outcome, results=()))
+            if self._report is not None:
+                self._report(replace(outcome, results=()))
         age = self._replica.age
         self.loop.session.report("unsent", f"begun {age:.1f} steps ago, and outer.staleness is {self._oldest}")
         await self.loop.work(self.loop.start_over)
@@ -92,17 +92,17 @@ class Asynchronous(Schedule):
         unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
         return not unfit and opened.round != self._last and all(entry.peer != me for entry in opened.contributors)
 
-    async def _follow(self, told: Callable[[Outcome], None]) -> None:
+    async def _follow(self, report: Callable[[Outcome], None]) -> None:
         while True:
             outcome = await self.loop.session.outcome()
             commit = outcome.commit
             if commit is None or not self.trains_on(commit):
                 return  # the next call sees to it
-            await whole(self._pass(outcome, told))
+            await uninterrupted(self._pass(outcome, report))
 
-    async def _pass(self, outcome: Outcome, told: Callable[[Outcome], None]) -> None:
+    async def _pass(self, outcome: Outcome, report: Callable[[Outcome], None]) -> None:
         await self.commit(outcome)
-        told(replace(outcome, results=()))
+        report(replace(outcome, results=()))
 
     async def commit(self, outcome: Outcome) -> None:
         """Make the outer step. The model starts from θ̄ if our work was in the round, or can be in none."""

@@ -68,7 +68,7 @@ class FragmentReplica:
         return within
 
 
-def chain_of(
+def begin_fragment(
     manifest: Manifest, layout: Layout, codec: Any, theta: Floats, number: int, members: Sequence[PeerId]
 ) -> FragmentReplica:
     """Make fragment `number` of a model with parameters `theta`. `codec`: of the whole model's rounds."""
@@ -84,7 +84,7 @@ def chain_of(
 class FragmentReplicas:
     """All fragments of one peer; has the interface of `Replica`. Made by `begin`.
 
-    `chains`: held fragments by number. `count`: fragments of the model.
+    `fragments`: held fragments by number. `count`: fragments of the model.
     """
 
     alike: ClassVar[bool] = True
@@ -92,10 +92,10 @@ class FragmentReplicas:
     ledger: ClassVar[None] = None
     buffers: ClassVar[Floats] = np.empty(0, np.float32)
 
-    def __init__(self, layout: Layout, chains: Mapping[int, FragmentReplica], count: int, theta: Floats) -> None:
+    def __init__(self, layout: Layout, fragments: Mapping[int, FragmentReplica], count: int, theta: Floats) -> None:
         self.layout, self.size = layout.digest, layout.total
-        self.chains, self.count = chains, count
-        self._first = theta if len(chains) < count else None
+        self.fragments, self.count = fragments, count
+        self._first = theta if len(fragments) < count else None
 
     @classmethod
     def begin(
@@ -111,34 +111,34 @@ class FragmentReplicas:
         """Make the initial state. `held`: numbers of the fragments that this peer holds; None: all."""
         count = manifest.outer.fragment_count
         numbers = range(count) if held is None else sorted(held)
-        chains = {number: chain_of(manifest, layout, codec, theta, number, members) for number in numbers}
-        return cls(layout, chains, count, theta)
+        fragments = {number: begin_fragment(manifest, layout, codec, theta, number, members) for number in numbers}
+        return cls(layout, fragments, count, theta)
 
     @property
     def round(self) -> int:
         """Number of completed turns, without a gap among those of held fragments."""
-        rounds = {number: chain.replica.round for number, chain in self.chains.items()}
+        rounds = {number: fragment.replica.round for number, fragment in self.fragments.items()}
         return min(turn_of(number, one, self.count) for number, one in rounds.items()) if any(rounds.values()) else 0
 
     @property
     def digest(self) -> Digest:
         """Digest of all held fragments. It is not comparable between peers."""
         hasher = blake3.blake3(b"thinwire/chains/1\0")
-        for number, chain in self.chains.items():
-            hasher.update(number.to_bytes(2, "big") + chain.replica.newest[1])
+        for number, fragment in self.fragments.items():
+            hasher.update(number.to_bytes(2, "big") + fragment.replica.newest[1])
         return hasher.digest()
 
     @property
     def members(self) -> tuple[PeerId, ...]:
         """Members of the last round of any held fragment."""
-        return tuple(sorted({peer for chain in self.chains.values() for peer in chain.replica.members}))
+        return tuple(sorted({peer for fragment in self.fragments.values() for peer in fragment.replica.members}))
 
     @property
     def theta(self) -> Floats:
         """Copy of the outer parameters; fragments that are not held have their initial values."""
         theta = np.empty(self.size, np.float32) if self._first is None else self._first.copy()
-        for chain in self.chains.values():
-            chain.part.put(theta, chain.replica.theta)
+        for fragment in self.fragments.values():
+            fragment.part.put(theta, fragment.replica.theta)
         return theta
 
     def write_model(self, write: ParameterWrite) -> None:
@@ -147,54 +147,56 @@ class FragmentReplicas:
 
     def seal(self) -> None:
         """Compute the digests of all held fragments."""
-        for chain in self.chains.values():
-            chain.replica.seal()
+        for fragment in self.fragments.values():
+            fragment.replica.seal()
 
     def keep_ledger(self, manifest: Manifest) -> None:
         """Do nothing: the manifest does not allow a data ledger with this method."""
 
     def each(self, layout: Layout) -> Iterator[tuple[int, Replica, Layout]]:
         """Yield number, replica and layout of each held fragment."""
-        for number, chain in self.chains.items():
-            yield number, chain.replica, chain.layout
+        for number, fragment in self.fragments.items():
+            yield number, fragment.replica, fragment.layout
 
     def with_fragments(self, fragments: Mapping[int, Replica]) -> Self:
         """Return this state with other replicas of its fragments."""
         other = copy(self)
-        other.chains = {number: replace(chain, replica=fragments[number]) for number, chain in self.chains.items()}
+        other.fragments = {
+            number: replace(fragment, replica=fragments[number]) for number, fragment in self.fragments.items()
+        }
         return other
 
     @property
     def newest(self) -> tuple[int, Digest]:
         """The latest turn and the digest of its fragment."""
-        return max((self.name(number), chain.replica.newest[1]) for number, chain in self.chains.items())
+        return max((self.name(number), fragment.replica.newest[1]) for number, fragment in self.fragments.items())
 
     @property
     def contents(self) -> tuple[int, int]:
         """Latest turn, and number of fetched states, see Replica."""
-        return self.newest[0], sum(chain.replica.fetched for chain in self.chains.values())
+        return self.newest[0], sum(fragment.replica.fetched for fragment in self.fragments.values())
 
     @property
     def complete(self) -> bool:
         """True if this peer holds all fragments of the model."""
-        return len(self.chains) == self.count
+        return len(self.fragments) == self.count
 
     @property
     def fragment_digests(self) -> dict[int, Digest]:
-        return {number: chain.replica.digest for number, chain in self.chains.items()}
+        return {number: fragment.replica.digest for number, fragment in self.fragments.items()}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
         """Return the members of a fragment's last round, or of any held one if it is not held."""
-        return self.chains[number].replica.members if number in self.chains else self.members
+        return self.fragments[number].replica.members if number in self.fragments else self.members
 
     def name(self, number: int) -> int:
         """Return the turn, from 1 on, of the last round of a fragment; 0 before the first."""
-        done = self.chains[number].replica.round
+        done = self.fragments[number].replica.round
         return turn_of(number, done - 1, self.count) + 1 if done else 0
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """Return turn, members and digest of the fragment that `outcome` has moved."""
         assert outcome.commit is not None
         number = outcome.commit.opened.fragment
-        replica = self.chains[number].replica
+        replica = self.fragments[number].replica
         return self.name(number), replica.members, replica.digest

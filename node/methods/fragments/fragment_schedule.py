@@ -9,7 +9,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.overlapped.schedule import Overlap
 from thinwire.node.outer.outer_loop import Average
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import whole
+from thinwire.node.runtime.asyncio_extra import uninterrupted
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.method_specs.streaming import Streaming
 
@@ -48,7 +48,7 @@ class ModelLock:
 class FragmentSchedule(Overlap):
     """Rounds of one fragment, one for each call of `OuterLoop.sync`.
 
-    `aired`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
+    `was_read`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
     step of the replica. `last`: number of this fragment's last round in the run, 0 for none. `owed`: tokens trained
     since the fragment was last sent. `sent`: the part of them that is in the round in progress. `unbooked`: tokens trained
     in this turn, which the next turn adds to `owed`.
@@ -59,7 +59,7 @@ class FragmentSchedule(Overlap):
         self.last, self.owed, self.sent, self.unbooked = last, 0, 0, 0
         self._alpha, self._most, self._lock = manifest.method(Streaming).local_mix, manifest.max_weight, lock
         self._overlaps = manifest.overlap > 0
-        self.aired, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.was_read, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.late_for = self.forgoes = self.fetched = self._unsent = False
         """late_for: the others have completed the round without us. fetched: a state came after `begin`.
 
@@ -69,7 +69,7 @@ class FragmentSchedule(Overlap):
     def begin(self) -> None:
         """Prepare for the next round."""
         self.late_for = self.fetched = self._unsent = False
-        for event in (self.aired, self.due, self.moved):
+        for event in (self.was_read, self.due, self.moved):
             event.clear()
 
     async def until_due(self) -> None:
@@ -81,7 +81,7 @@ class FragmentSchedule(Overlap):
         begun = session.current.agreement.commit is not None or session.catch_up.behind.is_set()
         if self._ahead is not None or begun:
             self.late_for = True
-            self.aired.set()
+            self.was_read.set()
         return await super().sync(weight, loss, speed, self.until_due)
 
     def _weight(self, weight: int) -> int:
@@ -93,7 +93,7 @@ class FragmentSchedule(Overlap):
 
     async def average(self, average: Average) -> Outcome:
         """Announce the round; the model has been read."""
-        self.aired.set()
+        self.was_read.set()
         return await super().average(average)
 
     async def _move(self, outcome: Outcome) -> None:
@@ -107,7 +107,7 @@ class FragmentSchedule(Overlap):
             return
         if not self.loop.replica.error_feedback:
             await super().late(weight)
-        self._unsent = not self._told
+        self._unsent = not self._announced
 
     async def _forfeit(self) -> None:
         await self.loop.forfeit()
@@ -124,7 +124,7 @@ class FragmentSchedule(Overlap):
         self.owed = self.sent = 0
         self.forgoes = self._overlaps
 
-    def land(self, kept: int) -> None:
+    def conclude(self, kept: int) -> None:
         """End a committed round. `kept`: tokens of it that have to be sent again."""
         self.owed += kept * self._overlaps - self.sent
         self.sent = 0
@@ -136,7 +136,7 @@ class FragmentSchedule(Overlap):
         while True:
             outcome = await session.outcome()
             if outcome.commit is not None:
-                await whole(self._go_along(outcome))
+                await uninterrupted(self._go_along(outcome))
             elif not await self.loop.catch_up():
                 session.again()
                 await session.pause()

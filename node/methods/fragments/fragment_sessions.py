@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH, fragment_of
+from thinwire.collectives.rounds.round_factory import MAX_PENDING, MAX_PENDING_EACH, fragment_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, turn_of
@@ -27,27 +27,27 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Decline, Digest, Open, PeerId, Prepare, Ready, StateAsk, StateOffer
 from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
 
-CHAIN_EACH = 2
-"""Control frames that each peer may have in the stash for every fragment beyond the first."""
+FRAME_EACH = 2
+"""Control frames that each peer may have pending for every fragment beyond the first."""
 
 
 class FragmentSession(RoundSession):
     """The session of one fragment."""
 
-    def __init__(self, *shared: Any, told: Callable[[], None], **named: Any) -> None:
-        """Create the session. `told`: called when the next round begins. Other arguments: see RoundSession."""
-        self._told = told
+    def __init__(self, *shared: Any, on_advance: Callable[[], None], **named: Any) -> None:
+        """Create the session. `on_advance`: called when the next round begins. Others: see RoundSession."""
+        self._on_advance = on_advance
         self.over = asyncio.Event()
         """Set when the round in progress has committed, until the next one begins."""
         super().__init__(*shared, **named)
 
     def advanced(self) -> None:
         self.over.clear()
-        self._told()
+        self._on_advance()
 
 
 class FragmentSessions:
-    """Frame handler with one session (`links`) for each held fragment. `ahead`: that of the next turn."""
+    """Frame handler with one session (`sessions`) for each held fragment. `ahead`: that of the next turn."""
 
     def __init__(
         self,
@@ -75,48 +75,48 @@ class FragmentSessions:
         self.announced: dict[PeerId, Ready] = {}
         """Latest announcement of each peer, of some fragment."""
         self._emit, self._strays = emit, 0
-        stash = PendingFrames(STASH, STASH_EACH + CHAIN_EACH * (len(replica.chains) - 1))
+        pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH + FRAME_EACH * (len(replica.fragments) - 1))
         turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.now = now
         self._heard: dict[int, dict[PeerId, tuple[int, float]]] = {}  # fragment -> peer -> (round, time)
-        self.links: dict[int, FragmentSession] = {}
+        self.sessions: dict[int, FragmentSession] = {}
         self.copies: dict[int, StandbyCopy] = {}
         """States of fragments that this peer does not hold, by number."""
-        for number, chain in replica.chains.items():
-            self.links[number] = FragmentSession(
+        for number, fragment in replica.fragments.items():
+            self.sessions[number] = FragmentSession(
                 identity,
                 manifest,
                 run_id,
                 presence=presence,
-                replica=chain.replica,
+                replica=fragment.replica,
                 now=now,
                 emit=partial(self._say, number),
                 entered=entered,
                 votes=votes,
                 patience=patience,
                 fragment=number,
-                stash=stash,
+                pending_frames=pending_frames,
                 turn=turn,
                 announced=self.announced,
-                told=self._advanced,
+                on_advance=self._advanced,
                 on_commit=partial(self._committed, number, on_commit),
                 founder=founder,
             )
-        self.ahead: RoundSession = next(iter(self.links.values()))
+        self.ahead: RoundSession = next(iter(self.sessions.values()))
         if presence.watch is not None:
-            presence.watch.fragments = self.links
+            presence.watch.fragments = self.sessions
 
     def _say(self, number: int, name: str, fields: Mapping[str, object]) -> None:
         """Emit an event of one fragment; its round is given as a turn, from 1 on."""
-        told, round = {**fields, "fragment": number}, fields.get("round")
+        changed, round = {**fields, "fragment": number}, fields.get("round")
         if isinstance(round, int):
-            told["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
+            changed["round"] = turn_of(number, round - 1, self.replica.count) + 1 if round else 0
             if not round:
-                told.pop("digest", None)  # each fragment has a different initial state
-        self._emit(name, told)
+                changed.pop("digest", None)  # each fragment has a different initial state
+        self._emit(name, changed)
 
     def _committed(self, number: int, on_commit: Callable[[], None]) -> None:
-        self.links[number].over.set()
+        self.sessions[number].over.set()
         on_commit()
 
     def _advanced(self) -> None:
@@ -133,7 +133,7 @@ class FragmentSessions:
 
     @property
     def ready(self) -> Collection[PeerId]:
-        return {peer for link in self.links.values() for peer in link.ready}
+        return {peer for session in self.sessions.values() for peer in session.ready}
 
     def waiting_for(self) -> Collection[PeerId]:
         """Return the peers that the round of the next turn waits for."""
@@ -141,17 +141,21 @@ class FragmentSessions:
 
     def stalled(self) -> str:
         """Return why rounds of some fragment cannot commit, see RoundSession."""
-        told = {number: link.stalled() for number, link in self.links.items()}
-        return "; ".join(f"fragment {number}: {text}" for number, text in told.items() if text)
+        stalls = {number: session.stalled() for number, session in self.sessions.items()}
+        return "; ".join(f"fragment {number}: {text}" for number, text in stalls.items() if text)
 
     @property
     def strays(self) -> int:
         """Dropped frames: of past or distant rounds, and of unknown fragments."""
-        return self._strays + sum(link.strays for link in self.links.values())
+        return self._strays + sum(session.strays for session in self.sessions.values())
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
-        return {f"{name} {number}": one for number, link in self.links.items() for name, one in link.sizes().items()}
+        return {
+            f"{name} {number}": one
+            for number, session in self.sessions.items()
+            for name, one in session.sizes().items()
+        }
 
     def report(self, name: str, detail: str) -> None:
         """Emit an event about this peer."""
@@ -159,25 +163,25 @@ class FragmentSessions:
 
     def leave(self) -> None:
         """Say farewell in the rounds in progress of all fragments."""
-        for link in self.links.values():
-            link.leave()
+        for session in self.sessions.values():
+            session.leave()
 
     def take_part(self) -> None:
         """Become a member of the next rounds of all fragments without a contribution."""
-        for link in self.links.values():
-            link.take_part()
+        for session in self.sessions.values():
+            session.take_part()
 
     # --- frame handler
 
     def on_link_up(self, peer: PeerId) -> None:
-        for link in self.links.values():
-            link.on_link_up(peer)
+        for session in self.sessions.values():
+            session.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         for announced in self._heard.values():
             announced.pop(peer, None)
-        for link in self.links.values():
-            link.on_link_down(peer, gone=gone)
+        for session in self.sessions.values():
+            session.on_link_down(peer, gone=gone)
         for copy in self.copies.values():
             copy.on_link_down(peer)
 
@@ -185,13 +189,13 @@ class FragmentSessions:
         """Route a frame to its fragment."""
         message = frame.message
         number = fragment_of(message)
-        link, copy = self.links.get(number), self.copies.get(number)
-        if link is not None:
+        session, copy = self.sessions.get(number), self.copies.get(number)
+        if session is not None:
             if isinstance(message, Ready) and message.weight and peer in self.live:
                 announced = self._heard.setdefault(number, {})
                 if announced.get(peer, (0, 0.0))[0] < message.round:
                     announced[peer] = message.round, self.now()
-            link.on_frame(peer, frame)
+            session.on_frame(peer, frame)
         elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
             copy.on_frame(peer, frame)
         elif isinstance(message, StateAsk):
@@ -205,12 +209,12 @@ class FragmentSessions:
 
     def late(self, opened: Open, at: float) -> float:
         """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
-        entries, said = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
-        times = [said[peer][1] for peer in entries if peer in said and said[peer][0] == opened.round]
+        entries, heard = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
+        times = [heard[peer][1] for peer in entries if peer in heard and heard[peer][0] == opened.round]
         return at - median_low(times) if times and self.me not in entries else 0.0
 
     def on_tick(self) -> None:
-        for link in self.links.values():
-            link.on_tick()
+        for session in self.sessions.values():
+            session.on_tick()
         for copy in self.copies.values():
             copy.on_tick()

@@ -21,9 +21,13 @@ class StandbyCopy:
     It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
-    def __init__(self, chain: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove) -> None:
-        self.chain, self._prove = chain, prove
-        self._server = StateServer(chain.replica, send_queue, now, entered=False, fragment=chain.number, paced=False)
+    def __init__(
+        self, fragment: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove
+    ) -> None:
+        self.fragment, self._prove = fragment, prove
+        self._server = StateServer(
+            fragment.replica, send_queue, now, entered=False, fragment=fragment.number, paced=False
+        )
 
     @property
     def held(self) -> bool:
@@ -33,14 +37,14 @@ class StandbyCopy:
     @property
     def round(self) -> int:
         """Last round in the copy."""
-        return self.chain.replica.round
+        return self.fragment.replica.round
 
     async def fetch(self, peers: Collection[PeerId], work: Work, patience: float) -> bool:
         """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
 
         def accept(offer: StateOffer, chain: Chain) -> bool:
-            return offer.round > older and matches(offer, self._prove(chain, self.chain.number, lambda fork: True))
+            return offer.round > older and matches(offer, self._prove(chain, self.fragment.number, lambda fork: True))
 
         fetched = await self._server.fetch(peers, work, patience=patience, accept=accept)
         if not isinstance(fetched, FetchedState):

@@ -43,7 +43,7 @@ TURNS = 5
 class _PendingRound:
     """A round in progress, sent in `turn` at time `at` (seconds). left: the others no longer wait for it."""
 
-    link: FragmentSchedule
+    schedule: FragmentSchedule
     turn: int
     task: asyncio.Task[Outcome]
     at: float
@@ -67,14 +67,14 @@ class TurnScheduler(RoundLoop):
     ) -> None:
         self._session, self._count, self._lag = session, manifest.outer.fragment_count, manifest.lag
         self._lock, self._turn = ModelLock(), 0
-        self._told: Callable[[Outcome], None] = lambda outcome: None
-        self.links: dict[int, FragmentSchedule] = {}
-        for number, link in session.links.items():
-            chain, last = session.replica.chains[number], rounds_of(number, manifest.run.rounds, self._count)
-            self.links[number] = schedule = FragmentSchedule(manifest, self._lock, last=last)
-            OuterLoop(link, schedule, read=chain.reader(read), write=chain.writer(write), work=work)
+        self._report: Callable[[Outcome], None] = lambda outcome: None
+        self.schedules: dict[int, FragmentSchedule] = {}
+        for number, one in session.sessions.items():
+            fragment, last = session.replica.fragments[number], rounds_of(number, manifest.run.rounds, self._count)
+            self.schedules[number] = schedule = FragmentSchedule(manifest, self._lock, last=last)
+            OuterLoop(one, schedule, read=fragment.reader(read), write=fragment.writer(write), work=work)
         self._bounded, self._overlap_tokens = manifest.run.rounds > 0, manifest.overlap * manifest.step_tokens
-        self._flights: dict[int, _PendingRound] = {}
+        self._pending: dict[int, _PendingRound] = {}
         # In a pipeline group all peers make the steps of the origin.
         self._most, self._pace, self._sent_at = (
             0 if manifest.pipeline.stages else manifest.pace - 1,
@@ -89,27 +89,27 @@ class TurnScheduler(RoundLoop):
 
     # --- RoundLoop
 
-    def follow(self, told: Callable[[Outcome], None]) -> None:
-        """Report rounds that end beside the one that `sync` returns to `told`."""
-        self._told = told
+    def follow(self, report: Callable[[Outcome], None]) -> None:
+        """Report rounds that end beside the one that `sync` returns to `report`."""
+        self._report = report
 
     async def rest(self) -> None:
         """Cancel the rounds in progress."""
         self._lock.leave()
-        flights, self._flights = self._flights, {}
-        for flight in flights.values():
-            if not flight.task.done():
-                await cancelled(flight.task)
+        flights, self._pending = self._pending, {}
+        for pending in flights.values():
+            if not pending.task.done():
+                await cancelled(pending.task)
 
     async def catch_up(self) -> bool:
         """Take over newer states of all held fragments; return True if there was one."""
-        found = [await link.loop.catch_up() for link in self.links.values()]
+        found = [await schedule.loop.catch_up() for schedule in self.schedules.values()]
         return any(found)
 
     async def adopt(self) -> None:
         """Set the model to the outer parameters of all held fragments, and begin their next rounds."""
-        for link in self.links.values():
-            await link.loop.adopt()
+        for schedule in self.schedules.values():
+            await schedule.loop.adopt()
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter the rounds of all held fragments in parallel, see `RoundLoop.enter`.
@@ -119,13 +119,13 @@ class TurnScheduler(RoundLoop):
         """
         catch_up: list[asyncio.Task[None]] = []
 
-        async def into(link: FragmentSchedule) -> bool:
-            if not await link.loop.enter(tries=tries, alone=alone, lost=lost):
+        async def into(schedule: FragmentSchedule) -> bool:
+            if not await schedule.loop.enter(tries=tries, alone=alone, lost=lost):
                 return False
-            catch_up.append(asyncio.ensure_future(link.keep_up()))
+            catch_up.append(asyncio.ensure_future(schedule.keep_up()))
             return True
 
-        entering = [asyncio.ensure_future(into(link)) for link in self.links.values()]
+        entering = [asyncio.ensure_future(into(schedule)) for schedule in self.schedules.values()]
         try:
             if not all(await asyncio.gather(*entering)):
                 return False
@@ -135,8 +135,8 @@ class TurnScheduler(RoundLoop):
         finally:
             for each in (*entering, *catch_up):
                 await cancelled(each)
-        for link in self.links.values():
-            link.owed, link.forgoes = 0, False  # no training has happened yet
+        for schedule in self.schedules.values():
+            schedule.owed, schedule.forgoes = 0, False  # no training has happened yet
         self._look_ahead()
         return True
 
@@ -147,16 +147,17 @@ class TurnScheduler(RoundLoop):
         since each fragment counts the tokens until they are sent; without a commit if none was due, or if its round is
         not over.
         """
-        for link in self.links.values():
-            link.owed, link.forgoes, link.unbooked = max(0, link.owed + weight * (not link.forgoes)), False, 0
+        for schedule in self.schedules.values():
+            schedule.owed = max(0, schedule.owed + weight * (not schedule.forgoes))
+            schedule.forgoes, schedule.unbooked = False, 0
         self._lock.leave()
         try:
             turn = self._clock()
             if await self._send(turn, loss, speed) and meanwhile is not None:
                 await self._lock.take()
                 await meanwhile()
-                for link in self.links.values():
-                    link.unbooked = self._overlap_tokens
+                for schedule in self.schedules.values():
+                    schedule.unbooked = self._overlap_tokens
                 self._lock.leave()
             outcome = await self._settle(turn)
             if not weight and outcome.commit is None:
@@ -177,18 +178,21 @@ class TurnScheduler(RoundLoop):
 
     def _is_over(self, number: int) -> bool:
         """Return True if a fragment needs no further round."""
-        link, flies = self.links[number], number in self._flights
-        return self._bounded and link.loop.session.replica.round + (flies and not link.moved.is_set()) >= link.last
+        schedule, pending = self.schedules[number], number in self._pending
+        return (
+            self._bounded
+            and schedule.loop.session.replica.round + (pending and not schedule.moved.is_set()) >= schedule.last
+        )
 
     def _clock(self) -> int:
         """Return the next turn that is not over. Turns of fragments that are not held pass idle."""
         catch_up = {
-            number: turn_of(number, link.loop.session.replica.round, self._count)
-            for number, link in self.links.items()
-            if number not in self._flights
+            number: turn_of(number, schedule.loop.session.replica.round, self._count)
+            for number, schedule in self.schedules.items()
+            if number not in self._pending
         }
         turn = self._turn
-        if len(catch_up) == len(self.links):
+        if len(catch_up) == len(self.schedules):
             turn = max(turn, min(catch_up.values()) - self._count + 1)
         rest = any(not self._is_over(number) for number in catch_up)
         while (number := turn % self._count) in catch_up and (
@@ -202,40 +206,40 @@ class TurnScheduler(RoundLoop):
 
         Only a peer with one fragment repeats it: with more, it would be late for the others.
         """
-        link, number = self.links.get(turn % self._count), turn % self._count
-        if link is None or len(self.links) > 1 or not link.fetched:
+        schedule, number = self.schedules.get(turn % self._count), turn % self._count
+        if schedule is None or len(self.schedules) > 1 or not schedule.fetched:
             return False
-        link.fetched = False
-        return turn_of(number, link.loop.session.replica.round, self._count) == turn
+        schedule.fetched = False
+        return turn_of(number, schedule.loop.session.replica.round, self._count) == turn
 
     def _look_ahead(self) -> None:
         number = self._clock() % self._count
-        if number in self.links:
-            self._session.ahead = self.links[number].loop.session
+        if number in self.schedules:
+            self._session.ahead = self.schedules[number].loop.session
 
     async def _send(self, turn: int, loss: float, speed: float) -> bool:
         """Send the fragment of this turn; return True if training may continue meanwhile."""
         number = turn % self._count
-        link, before = self.links.get(number), self._flights.get(number)
+        schedule, before = self.schedules.get(number), self._pending.get(number)
         self._pass()
         if before is not None:
             await self._wait(before)
-            self._land(before)
-        if link is None or number in self._flights or self._is_over(number):
+            self._conclude(before)
+        if schedule is None or number in self._pending or self._is_over(number):
             await asyncio.sleep(0)  # let visitors of the model run
-            return not all(self._is_over(one) for one in self.links)
-        if not link.owed and link.loop.session.catch_up.lone:
+            return not all(self._is_over(one) for one in self.schedules)
+        if not schedule.owed and schedule.loop.session.catch_up.lone:
             await asyncio.sleep(TICK)
             return True
-        self.next_cut = self._behind(turn, link)
-        link.begin()
-        link.sent = link.owed
-        task = asyncio.ensure_future(link.loop.sync(weight=link.owed, loss=loss, speed=speed))
-        self._flights[number] = flight = _PendingRound(link, turn, task, self._sent_at)
-        await self._first(task, link.aired)
-        if link.late_for:
-            await self._wait(flight)
-        return not link.late_for
+        self.next_cut = self._behind(turn, schedule)
+        schedule.begin()
+        schedule.sent = schedule.owed
+        task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
+        self._pending[number] = pending = _PendingRound(schedule, turn, task, self._sent_at)
+        await self._first(task, schedule.was_read)
+        if schedule.late_for:
+            await self._wait(pending)
+        return not schedule.late_for
 
     def _pass(self) -> None:
         """Book the duration of the last turn."""
@@ -244,9 +248,9 @@ class TurnScheduler(RoundLoop):
             self._took.append(now - self._sent_at)
         self._sent_at = now
 
-    def _behind(self, turn: int, link: FragmentSchedule) -> int:
+    def _behind(self, turn: int, schedule: FragmentSchedule) -> int:
         """Return the inner steps to skip, from the lateness in this turn or since the last skip."""
-        agreement, usual = link.loop.session.current.agreement, median(self._took) if self._took else math.inf
+        agreement, usual = schedule.loop.session.current.agreement, median(self._took) if self._took else math.inf
         opened = agreement.opened if agreement.commit is None else agreement.commit.opened
         late = self._late if opened is None else self._session.late(opened, self._sent_at)
         if late <= SLACK * usual:
@@ -256,40 +260,42 @@ class TurnScheduler(RoundLoop):
 
     async def _settle(self, turn: int) -> Outcome:
         """Wait for the rounds that are due, oldest first; at the end of the run for all."""
-        ends = all(self._is_over(number) for number in self.links)
-        due = [one for one in self._flights.values() if ends or (not one.left and one.turn <= turn - self._lag)]
+        ends = all(self._is_over(number) for number in self.schedules)
+        due = [one for one in self._pending.values() if ends or (not one.left and one.turn <= turn - self._lag)]
         found = Outcome()
-        for flight in sorted(due, key=lambda one: one.turn):
+        for pending in sorted(due, key=lambda one: one.turn):
             if ends:  # no other fragment can be delayed
-                flight.link.due.set()
-                await asyncio.wait((flight.task,))
+                pending.schedule.due.set()
+                await asyncio.wait((pending.task,))
             else:
-                await self._wait(flight)
-        for flight in list(self._flights.values()):
-            outcome = self._land(flight, told=False)
+                await self._wait(pending)
+        for pending in list(self._pending.values()):
+            outcome = self._conclude(pending, report=False)
             if outcome.commit is not None:
                 if found.commit is not None:
-                    self._told(found)
+                    self._report(found)
                 found = outcome
-        if self._bounded and all(link.loop.session.replica.round >= link.last for link in self.links.values()):
-            for link in self.links.values():
-                await link.loop.write_theta()  # training continued after a fragment's last round
+        if self._bounded and all(
+            schedule.loop.session.replica.round >= schedule.last for schedule in self.schedules.values()
+        ):
+            for schedule in self.schedules.values():
+                await schedule.loop.write_theta()  # training continued after a fragment's last round
         return found
 
-    async def _wait(self, flight: _PendingRound) -> None:
+    async def _wait(self, pending: _PendingRound) -> None:
         """Wait until a round is over, or may delay the others no longer."""
-        flight.link.due.set()
-        if flight.left:
+        pending.schedule.due.set()
+        if pending.left:
             return
-        session = flight.link.loop.session
+        session = pending.schedule.loop.session
         stalled = session.own_lineage.stalled
-        later = [one.link.moved for one in self._flights.values() if one.turn > flight.turn]
-        if not flight.link.late_for:
-            missed = [one.over for number, one in self._session.links.items() if number not in self._flights]
-            await self._first(flight.task, *later, *missed, stalled)
-        if not (flight.task.done() or stalled.is_set()):
-            await asyncio.wait((flight.task,), timeout=session.patience)
-        flight.left = not flight.task.done()
+        later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
+        if not pending.schedule.late_for:
+            missed = [one.over for number, one in self._session.sessions.items() if number not in self._pending]
+            await self._first(pending.task, *later, *missed, stalled)
+        if not (pending.task.done() or stalled.is_set()):
+            await asyncio.wait((pending.task,), timeout=session.patience)
+        pending.left = not pending.task.done()
 
     @staticmethod
     async def _first(task: asyncio.Task[Outcome], *events: asyncio.Event) -> None:
@@ -301,19 +307,19 @@ class TurnScheduler(RoundLoop):
             for wait in waits:
                 wait.cancel()
 
-    def _land(self, flight: _PendingRound, *, told: bool = True) -> Outcome:
+    def _conclude(self, pending: _PendingRound, *, report: bool = True) -> Outcome:
         """Book a round if it is over. Raises the error of its task, if any."""
-        if not flight.task.done():
+        if not pending.task.done():
             return Outcome()
-        link, outcome = flight.link, flight.task.result()
-        del self._flights[flight.turn % self._count]
+        schedule, outcome = pending.schedule, pending.task.result()
+        del self._pending[pending.turn % self._count]
         if outcome.commit is not None:
-            if flight.turn > self._mended:
-                self._late = self._session.late(outcome.commit.opened, flight.at)
-            link.land(outcome.kept)
-            if told:
-                self._told(outcome)
+            if pending.turn > self._mended:
+                self._late = self._session.late(outcome.commit.opened, pending.at)
+            schedule.conclude(outcome.kept)
+            if report:
+                self._report(outcome)
         else:
-            absent = ", ".join(short(peer) for peer in link.loop.session.waiting_for())
-            link.loop.session.report("uncommitted", f"waiting for {absent or 'a quorum'}")
+            absent = ", ".join(short(peer) for peer in schedule.loop.session.waiting_for())
+            schedule.loop.session.report("uncommitted", f"waiting for {absent or 'a quorum'}")
         return outcome

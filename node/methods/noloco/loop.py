@@ -14,7 +14,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.replica import GossipStep
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
-from thinwire.node.runtime.asyncio_extra import Work, whole
+from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
@@ -62,48 +62,48 @@ class GossipLoop(RoundLoop):
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
         hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
-        meetings = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
+        results = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
         mine = [*payloads, *session.current.base]
-        if any(meeting.theirs for meeting in meetings):
-            meetings = await self._screen(mine, meetings)
-        return await whole(self._commit(read, mine, meetings, weight))
+        if any(result.theirs for result in results):
+            results = await self._screen(mine, results)
+        return await uninterrupted(self._commit(read, mine, results, weight))
 
-    async def _screen(self, mine: list[Buffer], meetings: Sequence[PairResult]) -> tuple[PairResult, ...]:
+    async def _screen(self, mine: list[Buffer], results: Sequence[PairResult]) -> tuple[PairResult, ...]:
         """Reject contributions that are far too long beside ours, the usual norm, or else the momentum.
 
         Each partner is compared with us alone, so the number of lying partners does not matter.
         """
         session = self._session
         replica, grid, codec = session.replica, session.grid, session.codec
-        came = [meeting for meeting in meetings if meeting.theirs]
+        came = [result for result in results if result.theirs]
         ours, *theirs = await self._work(
-            lambda: replica.lengths([mine, *(meeting.theirs for meeting in came)], grid, codec)
+            lambda: replica.lengths([mine, *(result.theirs for result in came)], grid, codec)
         )
         if not ours and not session.usual:
             ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
-        far, usual = {meeting.partner for meeting in came}, [0.0]
+        far, usual = {result.partner for result in came}, [0.0]
         if ours > 0 or session.usual > 0:
             judged = [
-                outliers({session.me: ours, meeting.partner: length}, session.usual)
-                for meeting, length in zip(came, theirs, strict=True)
+                outliers({session.me: ours, result.partner: length}, session.usual)
+                for result, length in zip(came, theirs, strict=True)
             ]
             far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
         # No lie raises the usual norm: each value uses one partner alone, and the lower of the two lengths.
         session.usual = max(usual)
-        for meeting in came:
-            if meeting.partner in far:
-                session.refuse(meeting.partner, "norm")
+        for result in came:
+            if result.partner in far:
+                session.refuse(result.partner, "norm")
         return tuple(
-            PairResult(meeting.partner, reason="norm") if meeting.theirs and meeting.partner in far else meeting
-            for meeting in meetings
+            PairResult(result.partner, reason="norm") if result.theirs and result.partner in far else result
+            for result in results
         )
 
-    async def _commit(self, read: Read, mine: list[Buffer], meetings: Sequence[PairResult], weight: int) -> Outcome:
+    async def _commit(self, read: Read, mine: list[Buffer], results: Sequence[PairResult], weight: int) -> Outcome:
         """Make the step. It is not interrupted: a caller that cancels `sync` waits for it."""
-        session, replica, circle = self._session, self._session.replica, self._session.current
-        me, came = session.me, [meeting for meeting in meetings if meeting.theirs]
-        entries = [Contribution(me, circle.attempt, weight)]
-        entries += [Contribution(meeting.partner, meeting.attempt, meeting.weight) for meeting in came]
+        session, replica, group = self._session, self._session.replica, self._session.current
+        me, came = session.me, [result for result in results if result.theirs]
+        entries = [Contribution(me, group.attempt, weight)]
+        entries += [Contribution(result.partner, result.attempt, result.weight) for result in came]
         entries.sort(key=lambda entry: entry.peer)
         members = tuple(entry.peer for entry in entries)
         await session.change(
@@ -111,7 +111,7 @@ class GossipLoop(RoundLoop):
             lambda: replica.step(
                 read,
                 mine,
-                [meeting.theirs for meeting in came],
+                [result.theirs for result in came],
                 session.grid,
                 session.codec,
                 members=members,
@@ -119,11 +119,11 @@ class GossipLoop(RoundLoop):
                 place=members.index(me),
             ),
         )
-        missing = {meeting.partner: meeting.reason for meeting in meetings if not meeting.theirs}
+        missing = {result.partner: result.reason for result in results if not result.theirs}
         # The record of a round between partners needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
         opened = Open(
-            circle.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
+            group.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
         )
         await self.adopt()
         return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)
@@ -132,7 +132,7 @@ class GossipLoop(RoundLoop):
         """Take over the state of a peer; return True if there was a suitable one."""
         fetched = await self._session.catch_up.newer(self._work)
         if fetched is not None:
-            await whole(self._take_over(fetched))
+            await uninterrupted(self._take_over(fetched))
         return fetched is not None
 
     async def _take_over(self, fetched: FetchedState) -> None:

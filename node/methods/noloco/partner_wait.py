@@ -59,34 +59,34 @@ class PartnerWait:
         usual = waits[-2] if len(waits) > 1 else 0.0
         return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
 
-    def learn(self, circle: GossipGroup, meetings: Sequence[PairResult]) -> None:
+    def learn(self, group: GossipGroup, results: Sequence[PairResult]) -> None:
         """Measure from these results how long others wait for us, in seconds; negative if we wait for them."""
-        late, now, reasons = circle.ours_at - circle.halfway, self._now(), {meeting.reason for meeting in meetings}
-        met = any(meeting.theirs for meeting in meetings)
+        late, now, reasons = group.ours_at - group.halfway, self._now(), {result.reason for result in results}
+        exchanged = any(result.theirs for result in results)
         self._held_up = "late" in reasons
-        if met:
-            took = now - circle.together
+        if exchanged:
+            took = now - group.together
             self._took.append(took)
             self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
-        if not (met and circle.halfway):
+        if not (exchanged and group.halfway):
             if "late" in reasons:
-                late = circle.ours_at - now
+                late = group.ours_at - now
             elif "ahead" in reasons or self.hurried:
                 late = self._trained
-            elif not circle.halfway:
+            elif not group.halfway:
                 return  # neither side has waited
         # The hurried round was in time, but a round with all steps would not have been.
         self._late.append(max(late, 2 * self._slack) if self.hurried else late)
 
-    def keeps_waiting(self, circle: GossipGroup) -> bool:
+    def keeps_waiting(self, group: GossipGroup) -> bool:
         """Return True if the partners have waited long enough, so that our steps should end."""
-        if not self._hasty or circle.ours is not None:
+        if not self._hasty or group.ours is not None:
             return False
         if self._now() < self._began_at + min(self._trained, max(self._took, default=0.0)):
             return False
-        waited_for = circle.waited_for
+        waited_for = group.waited_for
         if waited_for is not None:
-            # Partners that have given up will not be met in this round, but the next ones may be.
+            # No exchange with partners that have given up succeeds in this round, but one with the next partners may.
             return self._now() > waited_for + self._slack
         # Without this limit, two peers that are always late would wait for each other endlessly.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained

@@ -40,7 +40,7 @@ EARLY = 64
 """Peers whose announcements of later rounds are stored."""
 
 GREETED = 64
-"""Peers that are told when this peer has a state: they may be waiting to enter."""
+"""Peers that get a message when this peer has a state: they may be waiting to enter."""
 
 SOURCES = 4
 """Peers that are asked for their state, one after the other, before this peer waits."""
@@ -113,13 +113,13 @@ class GossipSession:
         """Average these encoded chunks with the partners of the round; return the result for each of them."""
         if hashes is None:
             hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-        circle, deadline = self.current, self._pace.train()
+        group, deadline = self.current, self._pace.train()
         self._choose()
         self._phase("announce")
-        circle.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
-        meetings = await circle.wait()
-        self._pace.learn(circle, meetings)
-        return meetings
+        group.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        results = await group.wait()
+        self._pace.learn(group, results)
+        return results
 
     @property
     def patience(self) -> float:
@@ -137,7 +137,7 @@ class GossipSession:
         self.report("refused", f"what {short(peer)} sent: {reason}")
 
     @property
-    def links(self) -> dict[int, GossipSession]:
+    def sessions(self) -> dict[int, GossipSession]:
         """Sessions by fragment number: only this one."""
         return {0: self}
 
@@ -153,7 +153,7 @@ class GossipSession:
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the partners that the round in progress waits for."""
-        return self.current.lacking
+        return self.current.outstanding
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return size and limit of each buffer, by name."""
@@ -235,9 +235,9 @@ class GossipSession:
         return ""
 
     def on_link_up(self, peer: PeerId) -> None:
-        for circle in (self._past, self.current):
-            if circle is not None:
-                circle.reach(peer)
+        for group in (self._past, self.current):
+            if group is not None:
+                group.reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self._states.on_link_down(peer)
@@ -245,9 +245,9 @@ class GossipSession:
         self._inquiry.on_link_down(peer)
         self._present.discard(peer)
         self.announced.pop(peer, None)
-        for circle in (self._past, self.current):
-            if circle is not None:
-                circle.on_link_down(peer)
+        for group in (self._past, self.current):
+            if group is not None:
+                group.on_link_down(peer)
         if gone or not self.roster.alive(peer):
             self.current.drop(peer, "gone")
 
@@ -292,7 +292,7 @@ class GossipSession:
             if isinstance(message, Base) and peer not in current.pairs:
                 self._early.keep(peer, frame)
             current.on_frame(peer, frame)
-        elif self._past is not None and number == self._past.round and self._past.met(peer):
+        elif self._past is not None and number == self._past.round and self._past.exchanged(peer):
             self._past.on_frame(peer, frame)
         elif isinstance(message, (Base, Ready)):
             if number > current.round:
@@ -312,7 +312,7 @@ class GossipSession:
         """Note the last completed round that a peer claims."""
         pair = self.current.pairs.get(peer)
         self._present.add(peer)
-        if pair is not None and pair.ours is not None and pair.meeting is None:
+        if pair is not None and pair.ours is not None and pair.result is None:
             pair.heard()
             if round >= pair.round:
                 pair.fail("ahead", tell=False)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.outer.outer_loop import Average, Schedule
 from thinwire.node.outer.round_loop import Meanwhile
-from thinwire.node.runtime.asyncio_extra import cancelled, whole
+from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
 
 
 class Overlap(Schedule):
@@ -29,8 +29,8 @@ class Overlap(Schedule):
     def __init__(self, *, last: int) -> None:
         self._last = last
         self._meanwhile: Meanwhile | None = None
-        self._given = self._told = self._kept = 0
-        """given: weight of this call. told: its part that is announced in the round in progress.
+        self._given = self._announced = self._kept = 0
+        """given: weight of this call. announced: its part that is announced in the round in progress.
 
         kept: its other part, if the commit of an earlier announcement is applied.
         """
@@ -44,7 +44,7 @@ class Overlap(Schedule):
         if outcome is not None:
             # The previous call was cancelled after the outer state had moved: report that round now.
             await self.late(weight)
-            await whole(self.commit(outcome))
+            await uninterrupted(self.commit(outcome))
         else:
             outcome = await self.loop.round(self._weight(weight), loss, speed)
         return replace(outcome, kept=self._kept)
@@ -64,10 +64,10 @@ class Overlap(Schedule):
 
     async def average(self, average: Average) -> Outcome:
         """Train while the round is in progress, then wait for it as long as without overlap."""
-        self._told = self._given
+        self._announced = self._given
         if self._meanwhile is None or not self._trains_on:
             return await super().average(average)
-        settling = asyncio.ensure_future(self._fly(average))
+        settling = asyncio.ensure_future(self._average_and_move(average))
         try:
             await self._meanwhile()
             await asyncio.wait((settling,), timeout=self.loop.give_up)
@@ -77,11 +77,11 @@ class Overlap(Schedule):
             await cancelled(settling)
         return self._ahead or Outcome()  # a step that has begun is completed
 
-    async def _fly(self, average: Average) -> Outcome:
+    async def _average_and_move(self, average: Average) -> Outcome:
         outcome = await average(None)
         if outcome.commit is not None:
             self._ahead = outcome
-            await whole(self._move(outcome))
+            await uninterrupted(self._move(outcome))
         return outcome
 
     async def _move(self, outcome: Outcome) -> None:
@@ -94,17 +94,17 @@ class Overlap(Schedule):
         if self.loop.replica.error_feedback:
             await super().late(weight)
         else:
-            self._kept = max(0, self._given - self._told) if self._told else 0
+            self._kept = max(0, self._given - self._announced) if self._announced else 0
 
     def replaced(self) -> None:
         """Note that the model no longer has the announced training."""
-        self._ahead, self._told = None, 0
+        self._ahead, self._announced = None, 0
 
     async def commit(self, outcome: Outcome) -> None:
         """Move the outer state, unless it has moved already; then let the model follow."""
         if self._ahead is None:
             await self._move(outcome)
-        self._ahead, self._told = None, 0
+        self._ahead, self._announced = None, 0
         await self._model_follows()
 
     async def _model_follows(self) -> None:

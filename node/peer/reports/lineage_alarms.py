@@ -29,7 +29,7 @@ class LineageAlarm:
     over: str = ""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Text for the summary at the end."""
         past = self.text.replace(" continue as ", " continued as ")
         return f"{past}; {self.over}" if self.over else past
@@ -64,9 +64,9 @@ class LineageAlarms:
         return next((alarm.text for alarm in reversed(self._all) if not alarm.over), "")
 
     @property
-    def told(self) -> dict[str, str]:
+    def summaries(self) -> dict[str, str]:
         """Texts of all alarms, as they were given and for the summary."""
-        return {alarm.text: alarm.told for alarm in self._all}
+        return {alarm.text: alarm.summary for alarm in self._all}
 
 
 def _end(alarm: LineageAlarm, held: Collection[Replica], live: Collection[PeerId]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.presence import Family, Handler
-from thinwire.node.methods.fragments.fragment_replicas import chain_of
+from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSession
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted
@@ -97,7 +97,11 @@ def learner(
         return origin
 
     def outdated(origin: PeerId, stage: int) -> None:
-        if peer.ready and (origin, stage) == (host.host.origin, seat.stage) and _chain(peer, stage).catch_up.outdated():
+        if (
+            peer.ready
+            and (origin, stage) == (host.host.origin, seat.stage)
+            and _session_of(peer, stage).catch_up.outdated()
+        ):
             peer.emit(
                 "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
             )
@@ -126,9 +130,9 @@ def learner(
         return stage in fits and stage > 0 and any(one != me for one in others)
 
     def round() -> int:
-        return _chain(peer, seat.stage).replica.round if peer.ready else 0
+        return _session_of(peer, seat.stage).replica.round if peer.ready else 0
 
-    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, lacking=look, able=able)
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, orphaned=look, able=able)
     keep(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
     return host
 
@@ -150,8 +154,8 @@ def keep(
     def make(number: int) -> StandbyCopy:
         codec, _ = fitted(manifest, layout)
         # Only the stage's own elements of the zeros are ever touched.
-        chain = chain_of(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
-        return StandbyCopy(chain, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.prove)
+        fragment = begin_fragment(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
+        return StandbyCopy(fragment, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.prove)
 
     def brought(source: str, anew: bool) -> None:
         learner.source = source
@@ -167,8 +171,8 @@ def keep(
     return buddy
 
 
-def _chain(peer: Peer, stage: int) -> FragmentSession:
-    return peer.fragments.links[stage]
+def _session_of(peer: Peer, stage: int) -> FragmentSession:
+    return peer.fragments.sessions[stage]
 
 
 def _alone(peer: Peer) -> bool:
@@ -187,9 +191,9 @@ def _speeds(peer: Peer) -> list[float]:
     """Return the tokens per second that peers with the whole model and origins have announced recently."""
     if not peer.ready:
         return []
-    said, alive = list(peer.session.announced.items()), peer.presence.roster.alive
-    newest = max((ready.round for _, ready in said), default=0)
-    return [ready.speed for one, ready in said if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
+    announced, alive = list(peer.session.announced.items()), peer.presence.roster.alive
+    newest = max((ready.round for _, ready in announced), default=0)
+    return [ready.speed for one, ready in announced if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
 
 
 def _source(

@@ -32,7 +32,7 @@ class HostLearner(StageLearner):
 
     Its steps are counted by the turns of the swarm's rounds, like the origin's, so that a group ends them together.
 
-    `round`: returns the last round in the stage's outer state. `lacking`: called before steps and while the origin is
+    `round`: returns the last round in the stage's outer state. `orphaned`: called before steps and while the origin is
     silent; returns True if the origin is out of reach and has no successor, see `follow`. `able`: returns True if this
     peer can hold another stage, and its own stage has enough other holders.
     """
@@ -46,20 +46,20 @@ class HostLearner(StageLearner):
         work: Work,
         now: Callable[[], float],
         round: Callable[[], int] = int,
-        lacking: Callable[[], bool] = lambda: False,
+        orphaned: Callable[[], bool] = lambda: False,
         able: Callable[[int], bool] = lambda stage: False,
     ) -> None:
         super().__init__(holding)
         self.host = host
         self._send_queue, self._work, self._now = send_queue, work, now
-        self._coming, self._parcel = 0, holding.parcel
+        self._coming, self._assembly = 0, holding.assembly
         """Tag of the frozen rows that are in transit to us, and their assembly."""
         self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
-        self._round, self._lacking, self._able = round, lacking, able
+        self._round, self._orphaned, self._able = round, orphaned, able
         self._next: int | None = None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Describe the state in the group, for people."""
         brought = f"; the stage was brought back, from: {self.source}" if self.source else ""
         going = f"; goes to stage {self._next}" if self._next is not None else ""
@@ -89,7 +89,7 @@ class HostLearner(StageLearner):
         first, target = host.step, self._at + n
         if stop.is_set() or not n:
             return NOTHING
-        self._lone = self._lacking()
+        self._lone = self._orphaned()
         self._until = target
         if not self._lone:
             self._post()
@@ -102,7 +102,7 @@ class HostLearner(StageLearner):
             while not over():
                 await host.run(lambda: over() or self._arrived)
                 if self._arrived:
-                    found, self._coming = self._parcel, 0
+                    found, self._coming = self._assembly, 0
                     await self._work(partial(self._freeze, found))
                     self._post()
         finally:
@@ -118,7 +118,7 @@ class HostLearner(StageLearner):
     @property
     def _arrived(self) -> bool:
         """Return True if new frozen rows have arrived completely."""
-        return bool(self._coming) and self._parcel.whole
+        return bool(self._coming) and self._assembly.complete
 
     def _freeze(self, found: PayloadAssembly) -> None:
         """Use the received rows. If they are invalid or have another tag, this peer is not ready."""
@@ -127,9 +127,9 @@ class HostLearner(StageLearner):
 
     def _piece(self, message: FrozenRows, frame: Frame) -> None:
         if message.tag != self._coming:
-            self._coming, self._parcel = message.tag, self._holding.parcel
-        self._parcel.add(message.piece, frame.payload)
-        if self._parcel.whole:
+            self._coming, self._assembly = message.tag, self._holding.assembly
+        self._assembly.add(message.piece, frame.payload)
+        if self._assembly.complete:
             self.host.wake()
 
     async def _wake(self, stop: asyncio.Event) -> None:
@@ -165,7 +165,7 @@ class HostLearner(StageLearner):
     def on_tick(self) -> None:
         """Repeat that this peer is ready. Without a link to the origin end the steps."""
         if self._until and self._now() > self._heard + AGAIN_SECONDS:
-            self._lone = self._lacking()
+            self._lone = self._orphaned()
             if self._lone:
                 self.host.wake()
             else:

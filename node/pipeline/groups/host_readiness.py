@@ -61,7 +61,7 @@ class HostReadiness(Handler):
         self._handed: dict[PeerId, int] = {}
         """Tags of the rows sent to each host over a link that is still up."""
         self._posts: dict[PeerId, Post] = {}
-        self._told: tuple[int, ...] = ()
+        self._reported: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
         self._came: dict[PeerId, float] = {}
@@ -84,8 +84,8 @@ class HostReadiness(Handler):
                 self._here.discard(peer)
                 self._dismiss(peer)
             self._came[peer] = self._now()
-            told = f"stage {message.stage}" + (f", from: {message.source}" if message.source else "")
-            self._emit("host", {"peer": peer.hex(), "detail": told})
+            detail = f"stage {message.stage}" + (f", from: {message.source}" if message.source else "")
+            self._emit("host", {"peer": peer.hex(), "detail": detail})
         others = [self._posts[one].round for one in self._here if self._posts[one].stage == message.stage]
         newest = max(others, default=0)
         if message.round < newest:
@@ -130,11 +130,11 @@ class HostReadiness(Handler):
         return len(self.missing) > self._spare
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Describe the hosts, for people."""
         held = ", ".join(f"stage {stage}: {len(peers) or 'no holder'}" for stage, peers in self.hosts.items())
-        lacking = "; ".join(f"stage {stage} can be had from: {self.source(stage)}" for stage in self.missing)
-        return held + (f"; {lacking}" if lacking else "")
+        sources = "; ".join(f"stage {stage} can be had from: {self.source(stage)}" for stage in self.missing)
+        return held + (f"; {sources}" if sources else "")
 
     async def gather(self, stop: asyncio.Event) -> bool:
         """Wait until all hosts are ready, or for `wait` seconds until one host of each stage is.
@@ -190,10 +190,10 @@ class HostReadiness(Handler):
 
     def _tell_missing(self) -> None:
         for stage in self.missing:
-            if stage not in self._told:
-                told = {"stage": stage, "group": short(self._me), "source": self.source(stage)}
-                self._emit("stage without holder", told)
-        self._told = self.missing
+            if stage not in self._reported:
+                detail = {"stage": stage, "group": short(self._me), "source": self.source(stage)}
+                self._emit("stage without holder", detail)
+        self._reported = self.missing
 
     def jump(self, step: int) -> None:
         """Set the origin's next step; hosts in an earlier step end it."""

@@ -53,7 +53,7 @@ class OriginLearner(StageLearner):
     ) -> None:
         super().__init__(holding)
         self._emit, self._route_planner, self._balance, self._order = emit, route_planner, balance, order
-        self._flown, self._planned, self._plans = 0.0, 0.0, 0
+        self._measured, self._planned, self._plans = 0.0, 0.0, 0
         self.readiness, self.batches = readiness, batches
         self._origin, self._manifest, self._now = readiness.origin, manifest, now
         self.totals: Mapping[str, int] = {"retried": 0, "skipped": 0, "lost": 0}
@@ -61,11 +61,11 @@ class OriginLearner(StageLearner):
         self._others, self._speed = others, 0.0
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Describe the state of the group, for people."""
         counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
         brought = f"; stage 0 was brought back, from: {self.source}" if self.source else ""
-        return f"{self.readiness.said}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
+        return f"{self.readiness.summary}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
 
     @property
     def _plan(self) -> str:
@@ -73,7 +73,7 @@ class OriginLearner(StageLearner):
         if route_planner is None or not route_planner.plans:
             return ""
         whys = ", ".join(f"{why} {count}" for why, count in route_planner.whys.items())
-        times = f"{self._flown:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
+        times = f"{self._measured:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
         return f"; {route_planner.paths} paths: last step {times}; planned {route_planner.plans} times ({whys})"
 
     @property
@@ -126,11 +126,11 @@ class OriginLearner(StageLearner):
 
     def _see(self, outcome: StepOutcome) -> None:
         """Compare the step's time with the plan, and report a new plan with it."""
-        self._flown, self._planned, route_planner = outcome.flown, outcome.planned, self._route_planner
+        self._measured, self._planned, route_planner = outcome.measured, outcome.planned, self._route_planner
         if route_planner is not None and outcome.planned and route_planner.plans > self._plans:
             self._plans = route_planner.plans
             detail = f"seconds planned and measured, by {route_planner.paths} paths; plan {route_planner.plans}"
-            seconds = {"planned": round(outcome.planned, 3), "measured": round(outcome.flown, 3)}
+            seconds = {"planned": round(outcome.planned, 3), "measured": round(outcome.measured, 3)}
             self._emit("plan", {"why": route_planner.newest, **seconds, "detail": detail})
 
     def _rebalance(self) -> None:

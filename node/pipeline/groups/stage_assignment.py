@@ -62,10 +62,10 @@ def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Sea
     groups = {origin: {stage: list(peers) for stage, peers in held.items()} for origin, held in seats.groups.items()}
     orphans, found = bool(seats.orphans), dict[PeerId, Seat]()
     for done, peer in enumerate(seats.waiting):
-        lacking = {origin: [stage for stage, peers in held.items() if not peers] for origin, held in groups.items()}
-        least = min((origin for origin in groups if lacking[origin]), key=lambda o: (len(lacking[o]), o), default=None)
+        missing = {origin: [stage for stage, peers in held.items() if not peers] for origin, held in groups.items()}
+        least = min((origin for origin in groups if missing[origin]), key=lambda o: (len(missing[o]), o), default=None)
         if least is not None:
-            seat = Seat(lacking[least][0], least)
+            seat = Seat(missing[least][0], least)
         elif not groups or orphans or (len(seats.waiting) - done >= stages and _full(groups, holders)):
             seat, orphans = Seat(0, peer), False
             groups[peer] = {stage: [] for stage in range(1, stages)}

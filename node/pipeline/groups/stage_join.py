@@ -38,13 +38,13 @@ async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stag
     if not stages:
         raise ManifestError("no peer holds a stage of this run's model", "the run has no [pipeline]; leave --stage out")
     if stage is not None:
-        found = await _told(peer, stage, stages)
+        found = await _find_seat(peer, stage, stages)
         peer.announce(found.code())
         return found
     return await _found(peer, manifest, share(manifest, vocab, limit)[1], limit)
 
 
-async def _told(peer: Peer, stage: int, stages: int) -> Seat:
+async def _find_seat(peer: Peer, stage: int, stages: int) -> Seat:
     me = peer.identity.peer_id
     if not 0 <= stage < stages:
         raise ManifestError(f"there is no stage {stage}", f"the model has stages 0 to {stages - 1}")

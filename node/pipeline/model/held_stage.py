@@ -75,6 +75,6 @@ class HeldStage:
             self.frozen = frozen
 
     @property
-    def parcel(self) -> PayloadAssembly:
+    def assembly(self) -> PayloadAssembly:
         """Return an assembly for frozen rows that are about to arrive."""
         return PayloadAssembly(nbytes(*self._table))

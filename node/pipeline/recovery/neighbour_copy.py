@@ -34,15 +34,15 @@ class NeighbourBackup:
 
     async def run(self) -> None:
         """Fetch copies until cancelled."""
-        peer, session = self._peer, self._peer.fragments
-        link, last = session.links[self._own], -self._every
-        self.copy = session.copies[self.stage] = await self._work(lambda: self._make(self.stage))
+        peer, fragments = self._peer, self._peer.fragments
+        session, last = fragments.sessions[self._own], -self._every
+        self.copy = fragments.copies[self.stage] = await self._work(lambda: self._make(self.stage))
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            round = link.replica.round
+            round = session.replica.round
             if round < last + self._every:
                 continue
             found = holders(peer, self.stage) - {peer.identity.peer_id}
-            reach = found & link.live
-            if reach and len(found) <= FEW and await self.copy.fetch(reach, self._work, link.patience):
+            reach = found & session.live
+            if reach and len(found) <= FEW and await self.copy.fetch(reach, self._work, session.patience):
                 last = round

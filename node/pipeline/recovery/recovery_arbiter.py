@@ -65,14 +65,14 @@ class RecoveryArbiter(Handler):
 
         None means that another peer is recovering it, or that this peer is not the arbiter.
         """
-        peer, session = self._peer, self._peer.fragments if self._peer.ready else None
-        if session is None or not 0 <= stage < session.replica.count:
+        peer, fragments = self._peer, self._peer.fragments if self._peer.ready else None
+        if fragments is None or not 0 <= stage < fragments.replica.count:
             return None
-        if stage in session.links or not all(link.states.entered for link in session.links.values()):
+        if stage in fragments.sessions or not all(session.states.entered for session in fragments.sessions.values()):
             return None
         if heir not in holders(peer, stage):
             return None
-        now, count = peer.environment.now(), session.replica.count
+        now, count = peer.environment.now(), fragments.replica.count
         before, since = self._heirs.get(stage, (heir, now))
         if before != heir and before in holders(peer, stage) and now < since + HEIR_SECONDS:
             return None
@@ -83,8 +83,8 @@ class RecoveryArbiter(Handler):
         self._rounds[stage] = max(rounds, self._rounds.get(stage, 0) + (before != heir))
         norms = self._norms()
         others = sorted(holders(peer, stage) - {heir})[:MAX_HOPS]
-        told = tuple(norms.get(one, 0.0) for one in range(count))
-        return Bequest(stage, self._rounds[stage], told, tuple(others))
+        known = tuple(norms.get(one, 0.0) for one in range(count))
+        return Bequest(stage, self._rounds[stage], known, tuple(others))
 
     async def ask(self, stage: int, patience: float) -> Bequest | None:
         """Ask the arbiter for permission to recover a lost stage; None without an answer in time.

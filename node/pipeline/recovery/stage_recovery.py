@@ -45,16 +45,16 @@ class StageRecovery:
         self._brought, self._tried = brought, 0
 
     async def __call__(self, stage: int) -> bool:
-        session = self._peer.fragments
-        link = session.links[stage]
+        fragments = self._peer.fragments
+        session = fragments.sessions[stage]
         me = self._peer.identity.peer_id
-        if not holders(self._peer, stage) - {me} <= set(link.states.without):
+        if not holders(self._peer, stage) - {me} <= set(session.states.without):
             return False  # A possible holder has not yet answered that it has no state.
-        will = await self._arbiter.ask(stage, link.patience)
-        if will is None or not set(will.others) - {me} <= set(link.states.without):
+        will = await self._arbiter.ask(stage, session.patience)
+        if will is None or not set(will.others) - {me} <= set(session.states.without):
             return False
-        own = link.replica.round
-        fetched = await link.catch_up.copy(self._work, below=will.round)
+        own = session.replica.round
+        fetched = await session.catch_up.copy(self._work, below=will.round)
         copied = fetched.offer.round if fetched is not None else None
         newest = max(will.round - 1, own)
         choice = rescue(
@@ -67,13 +67,13 @@ class StageRecovery:
         )
         theta = None
         if choice.source == "average":
-            theta = await self._between(session, link, choice, will)
+            theta = await self._between(fragments, session, choice, will)
             if theta is None:
                 self._tried += 1
                 return False
 
         def change() -> None:
-            replica = link.replica
+            replica = session.replica
             if fetched is not None and choice.source in ("copy", "old copy"):
                 replica.install(fetched)
             elif theta is not None:
@@ -83,10 +83,12 @@ class StageRecovery:
             replica.seal()
             replica.reset()
 
-        await link.continue_alone(self._work, change)
-        said = self._said(choice, copied, own)
-        self._peer.emit("brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": said})
-        self._brought(said, choice.anew)
+        await session.continue_alone(self._work, change)
+        detail = self._describe(choice, copied, own)
+        self._peer.emit(
+            "brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
+        )
+        self._brought(detail, choice.anew)
         return True
 
     def _lost(self, stage: int) -> Collection[int]:
@@ -96,31 +98,31 @@ class StageRecovery:
         return lost | ({stage - 1, stage + 1} if self._tried >= NEIGHBOUR_TRIES + stage else set())
 
     async def _between(
-        self, session: FragmentSessions, link: FragmentSession, choice: StageSource, will: Bequest
+        self, fragments: FragmentSessions, session: FragmentSession, choice: StageSource, will: Bequest
     ) -> Floats | None:
         """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
         found = []
         for stage in choice.stages:
-            kept = session.copies.get(stage)
-            session.copies[stage] = copy = await self._work(partial(self._make, stage))
+            kept = fragments.copies.get(stage)
+            fragments.copies[stage] = copy = await self._work(partial(self._make, stage))
             try:
-                if not await copy.fetch(link.live, self._work, link.patience):
+                if not await copy.fetch(session.live, self._work, session.patience):
                     return None
             finally:
-                del session.copies[stage]
+                del fragments.copies[stage]
                 if kept is not None:
-                    session.copies[stage] = kept
-            found.append((copy.chain.layout, copy.chain.replica.theta))
+                    fragments.copies[stage] = kept
+            found.append((copy.fragment.layout, copy.fragment.replica.theta))
         before, after = found
         norms = {stage: norm for stage, norm in enumerate(will.norms) if 0 <= norm < np.inf}
         one, two = (norms.get(stage, 0.0) for stage in choice.stages)
-        layout = session.replica.chains[link.fragment].layout
+        layout = fragments.replica.fragments[session.fragment].layout
         theta: Floats = await self._work(lambda: between(layout, before, after, one, two))
         return theta
 
-    def _said(self, choice: StageSource, copied: int | None, own: int) -> str:
+    def _describe(self, choice: StageSource, copied: int | None, own: int) -> str:
         """Describe the source of the stage, for people."""
-        told: Mapping[str, str] = {
+        texts: Mapping[str, str] = {
             "copy": f"a copy of round {copied}",
             "old copy": f"an old copy of round {copied}",
             "checkpoint": f"our checkpoint of round {own}",
@@ -128,4 +130,4 @@ class StageRecovery:
             "average": f"the mean of stages {' and '.join(map(str, choice.stages))}",
             "nothing": "nothing: it restarts from its first values",
         }
-        return told[choice.source]
+        return texts[choice.source]

@@ -19,7 +19,7 @@ class StepOutcome:
     `counted`: by stage and peer, the micro-batches whose gradient is applied there; `lost`: by peer, the micro-batches
     that were given up and are in no gradient, with the reason. `skipped`: stages that a finished micro-batch skipped
     although it was to visit them. `attempts`: of all micro-batches together. `seconds`: until the step was applied.
-    `computed`: computing time that each peer reports. `flown`: seconds until the last gradient was back; `planned`: the
+    `computed`: computing time that each peer reports. `measured`: seconds until the last gradient was back; `planned`: the
     planned value of that, 0 without a plan.
     """
 
@@ -32,7 +32,7 @@ class StepOutcome:
     attempts: int
     seconds: float
     computed: Mapping[PeerId, float]
-    flown: float = 0.0
+    measured: float = 0.0
     planned: float = 0.0
 
     @property
@@ -124,7 +124,7 @@ class GradientLedger:
     def give_up(self, peer: PeerId, reason: str) -> None:
         """Give up what a peer has counted or will count, so that others may count it.
 
-        No effect after the peer was told to apply it.
+        No effect after the request to the peer to apply it.
         """
         if self._settled:
             return

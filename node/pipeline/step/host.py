@@ -243,9 +243,9 @@ class Host:
         entitled = way.after if message.backward else way.before
         if message.attempt != way.route.attempt or peer != entitled:
             return
-        parcel = way.back if message.backward else way.there
-        if parcel.add(message.piece, frame.payload):
-            if parcel.whole:
+        assembly = way.back if message.backward else way.there
+        if assembly.add(message.piece, frame.payload):
+            if assembly.complete:
                 (self._back if message.backward else self._there).append(way)
         else:
             self._refuse(way, message.backward, "payload")
@@ -299,9 +299,9 @@ class Host:
         assert back is not None
         return self._pack(back, None, backward=True)
 
-    def _unpack(self, way: RouteHop, parcel: PayloadAssembly, *, backward: bool) -> tuple[Tensor, Tensor | None]:
+    def _unpack(self, way: RouteHop, assembly: PayloadAssembly, *, backward: bool) -> tuple[Tensor, Tensor | None]:
         try:
-            return self._boundary.unpack(parcel.payload(), way.route.batch, way.route.length, backward=backward)
+            return self._boundary.unpack(assembly.payload(), way.route.batch, way.route.length, backward=backward)
         except CodecError:
             raise RefusedMicroBatch("payload") from None
 

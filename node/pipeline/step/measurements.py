@@ -43,7 +43,7 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
+class _Report:
     """Times in seconds at which a peer started and the origin learned its end; `idle`: it had waited."""
 
     began: float
@@ -58,7 +58,7 @@ class Measurements:
         self.now = now
         self._computed: dict[tuple[PeerId, str], deque[float]] = {}
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
-        self._words: dict[tuple[int, bool], dict[PeerId, _Word]] = {}
+        self._reports: dict[tuple[int, bool], dict[PeerId, _Report]] = {}
         self._done: dict[PeerId, float] = {}
         self._waited: dict[PeerId, float] = {}
 
@@ -76,24 +76,24 @@ class Measurements:
     def sent(self, micro: int, *, backward: bool) -> None:
         """Record that the origin has just sent a micro-batch, or its gradient."""
         now = self.now()
-        self._words[micro, backward] = {ME: _Word(now, now, True)}
+        self._reports[micro, backward] = {ME: _Report(now, now, True)}
 
     def passed(self, peer: PeerId, micro: int, seconds: float, *, backward: bool) -> None:
         """Record that a peer has passed on a micro-batch after `seconds` of computing, as it reports."""
-        words, now = self._words.get((micro, backward)), self.now()
-        if words is None or peer in words:
+        reports, now = self._reports.get((micro, backward)), self.now()
+        if reports is None or peer in reports:
             return
-        most = now - words[ME].began
+        most = now - reports[ME].began
         seconds = min(max(0.0, seconds), most) if seconds == seconds else most
         self._add(peer, "backward" if backward else "forward", seconds)
         idle = now - seconds - self._done.get(peer, -np.inf)
-        words[peer] = _Word(now - seconds, now, idle > IDLE * seconds + CLOCK_STEP)
+        reports[peer] = _Report(now - seconds, now, idle > IDLE * seconds + CLOCK_STEP)
         self._done[peer] = now
 
     def arrived(self, micro: int, peers: Sequence[PeerId], *, backward: bool) -> None:
         """Record that a micro-batch, or its gradient, has just arrived over these peers, in this order."""
-        words, now = self._words.pop((micro, backward), {}), self.now()
-        known = [(ME, words.get(ME)), *((peer, words.get(peer)) for peer in peers), (ME, _Word(now, now, True))]
+        reports, now = self._reports.pop((micro, backward), {}), self.now()
+        known = [(ME, reports.get(ME)), *((peer, reports.get(peer)) for peer in peers), (ME, _Report(now, now, True))]
         for (a, before), (b, after) in pairwise(known):
             if before is not None and after is not None:
                 way = self._ways.setdefault((a, b), _Way())
@@ -102,7 +102,7 @@ class Measurements:
 
     def closed(self) -> None:
         """End a step: nothing is in progress any more."""
-        self._words.clear()
+        self._reports.clear()
 
     def waited(self) -> dict[PeerId, float]:
         """Return the seconds that micro-batches waited or were computed at each peer since the last call.

@@ -95,16 +95,16 @@ class Attempt:
         """Take a piece of the output of the last stage, or of the first one backward."""
         if (message.attempt, message.backward) != (self.attempt, self.backward) or peer != self.peers[-1]:
             return
-        parcel = self._back if self.backward else self._there
-        if not parcel.add(message.piece, payload):
+        assembly = self._back if self.backward else self._there
+        if not assembly.add(message.piece, payload):
             self.fail("payload", peer)
-        elif parcel.whole:
+        elif assembly.complete:
             self._news.set()
 
     async def arrival(self, patience: Timeouts) -> bytes | Failure:
         """Return the payload that comes out at the other end, or the reason why none will."""
-        parcel = self._back if self.backward else self._there
-        while self._failure is None and not parcel.whole:
+        assembly = self._back if self.backward else self._there
+        while self._failure is None and not assembly.complete:
             self._news.clear()
             left = patience.left(self.due, self.since)
             if not left:
@@ -115,4 +115,4 @@ class Attempt:
                     await self._news.wait()
         if self._failure is None:
             patience.moved((self.peers[-1], True), self.since)
-        return self._failure or parcel.payload()
+        return self._failure or assembly.payload()

@@ -99,7 +99,7 @@ class Origin:
             route_planner,
             route_planner.measurements if route_planner is not None else Measurements(now),
         )
-        self._flights: dict[int, Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._account = GradientLedger()
         self._back: set[PeerId] = set()
         self._applies: dict[PeerId, Apply] = {}
@@ -118,17 +118,17 @@ class Origin:
             self._account.tallies.setdefault(peer, message)
             self._news.set()
             return
-        flight = self._flights.get(message.micro)
+        current = self._attempts.get(message.micro)
         if isinstance(message, Activation):
-            if flight is not None:
-                flight.take(peer, message, frame.payload)
+            if current is not None:
+                current.take(peer, message, frame.payload)
             return
         self._account.passed(peer, message)
-        if flight is not None:
-            if not message.reason and message.attempt == flight.attempt and peer in flight.peers:
+        if current is not None:
+            if not message.reason and message.attempt == current.attempt and peer in current.peers:
                 self.measurements.passed(peer, message.micro, message.seconds, backward=message.backward)
-            leg, since = flight.due, flight.since
-            if flight.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
+            leg, since = current.due, current.since
+            if current.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
                 self.stage_holders.done(peer, self._patience.moved(leg, since), backward=message.backward)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -136,9 +136,9 @@ class Origin:
         self.stage_holders.lost.add(peer)
         self._back.discard(peer)
         self._account.give_up(peer, "out of reach")
-        for flight in self._flights.values():
-            if flight.needs(peer):
-                flight.fail("out of reach", peer)
+        for current in self._attempts.values():
+            if current.needs(peer):
+                current.fail("out of reach", peer)
         self._news.set()
 
     def on_link_up(self, peer: PeerId) -> None:
@@ -175,15 +175,15 @@ class Origin:
                 room = asyncio.Semaphore(len(lanes))
         rose = self._now()
 
-        async def fly(lane: Sequence[int]) -> None:
+        async def drive(lane: Sequence[int]) -> None:
             for micro in lane:
                 async with room:
-                    await self._fly(micro, batches[micro], visits[micro] if visits is not None else None)
+                    await self._drive(micro, batches[micro], visits[micro] if visits is not None else None)
 
         async with asyncio.TaskGroup() as group:
             for lane in lanes:
-                group.create_task(fly(lane))
-        flown = self._now() - rose
+                group.create_task(drive(lane))
+        measured = self._now() - rose
         self.measurements.closed()
         await self._settle(batches[0][0].numel())
         account = self._account
@@ -197,13 +197,13 @@ class Origin:
             account.attempts,
             self._now() - began,
             dict(account.computed),
-            flown,
+            measured,
             planned,
         )
         self.next_step += 1
         return outcome
 
-    async def _fly(self, micro: int, batch: Batch, visits: Visits | None) -> None:
+    async def _drive(self, micro: int, batch: Batch, visits: Visits | None) -> None:
         """Drive a micro-batch until it is done or given up."""
         payload: bytes = await self._compute(self._ends.begin, micro, batch[0])
         tried: Counter[PeerId] = Counter()
@@ -241,22 +241,22 @@ class Origin:
         if not path:
             self._account.losses[micro] = await self._work(partial(self._ends.alone, micro, batch, payload))
             return None
-        flight = self._flights[micro] = Attempt(micro, attempt, path, self._boundary, size, length, self._now())
+        current = self._attempts[micro] = Attempt(micro, attempt, path, self._boundary, size, length, self._now())
         try:
             for hop in path:
                 self._send_queue.control(hop.peer, Route(step, micro, attempt, size, length, path))
             self._send(path[0].peer, micro, attempt, payload, backward=False)
-            there = await self._arrival(flight)
+            there = await self._arrival(current)
             if isinstance(there, Failure):
                 return there
             try:
                 self._account.losses[micro], gradient = await self._compute(self._ends.turn, micro, batch, there)
             except CodecError:
                 return Failure("payload", (path[-1].peer,))
-            flight.turn(self._now())
+            current.turn(self._now())
             self._account.turned(micro, attempt)
             self._send(path[-1].peer, micro, attempt, gradient, backward=True)
-            back = await self._arrival(flight)
+            back = await self._arrival(current)
             if isinstance(back, Failure):
                 return back
             try:
@@ -265,13 +265,13 @@ class Origin:
                 return Failure("payload", (path[0].peer,))
             return None
         finally:
-            del self._flights[micro]
+            del self._attempts[micro]
 
-    async def _arrival(self, flight: Attempt) -> bytes | Failure:
-        self.measurements.sent(flight.micro, backward=flight.backward)
-        found = await flight.arrival(self._patience)
+    async def _arrival(self, current: Attempt) -> bytes | Failure:
+        self.measurements.sent(current.micro, backward=current.backward)
+        found = await current.arrival(self._patience)
         if not isinstance(found, Failure):
-            self.measurements.arrived(flight.micro, flight.peers, backward=flight.backward)
+            self.measurements.arrived(current.micro, current.peers, backward=current.backward)
         return found
 
     async def _compute(self, part: Callable[..., Any], *arguments: Any) -> Any:

@@ -93,14 +93,14 @@ class Scene:
             ),
             roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )
-        self.fly = self.next_round()
+        self.current = self.next_round()
         self.lineages = Lineages(
             self.replica,
             presence,
             0,
             now=lambda: self.now,
             prove=partial(proven, fraction=0.5, verifier=lambda keys: verify),
-            current=lambda: self.fly,
+            current=lambda: self.current,
             quorate=lambda: self.own_lineage.since is None,
             entered=lambda: self.entered,
             founder=founder,
@@ -116,7 +116,7 @@ class Scene:
             sign=lambda message: sign(me, message),
             key_of=lambda peer: None,
             votes=self.store,
-            current=lambda: self.fly,
+            current=lambda: self.current,
             founded=self.founded,
         )
 
@@ -136,11 +136,13 @@ class Scene:
         agreement = Agreement(
             self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
         )
-        return SimpleNamespace(agreement=agreement, complete=False, unobtainable=False, lacking=0, moved=self.now)
+        return SimpleNamespace(
+            agreement=agreement, complete=False, unobtainable=False, missing_results=0, moved=self.now
+        )
 
     def founded(self, fork):
         self.replica.found(fork)
-        self.fly = self.next_round()
+        self.current = self.next_round()
         self.advance()
 
     def advance(self):
@@ -151,13 +153,13 @@ class Scene:
     def lose(self, *peers):
         for peer in peers:
             self.live.discard(peer)
-            self.fly.agreement.on_link_down(peer, self.now)
+            self.current.agreement.on_link_down(peer, self.now)
             self.lineages.on_link_down(peer)
 
     def link(self, *peers):
         for peer in peers:
             self.live.add(peer)
-            self.fly.agreement.reach(peer)
+            self.current.agreement.reach(peer)
             self.lineages.on_link_up(peer)
 
     def run(self, seconds):

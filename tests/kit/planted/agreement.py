@@ -176,7 +176,7 @@ def lying_offer(patch):
 
 
 def _lie(process):
-    for session in process.peer.session.links.values():
+    for session in process.peer.session.sessions.values():
         _offer_falsely(session)
 
 

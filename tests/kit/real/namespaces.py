@@ -22,9 +22,9 @@ REFUSALS = {
 _TABLE = "add table inet wall\nadd chain inet wall out {{ type filter hook output priority 0; }}\n{rules}\n"
 
 
-def lacking() -> str:
+def obstacle() -> str:
     """Return what this machine lacks for namespaces with a firewall; "" if nothing."""
-    if reason := netns_testbed.lacking():
+    if reason := netns_testbed.obstacle():
         return reason
     if shutil.which("nft") is None:
         return "it needs the program nft (package nftables)"

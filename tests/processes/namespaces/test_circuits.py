@@ -4,7 +4,7 @@ import time
 
 import pytest
 from kit.daemons import CAP
-from kit.real.namespaces import lacking
+from kit.real.namespaces import obstacle
 from kit.real.rooms import Rooms
 from kit.real.translators import Translators
 from thinwire.node.peer.status import read_status
@@ -12,7 +12,7 @@ from thinwire.node.runtime.directories import directories
 
 pytestmark = [
     pytest.mark.trial,
-    pytest.mark.skipif(bool(lacking()), reason=lacking() or "-"),
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-"),
 ]
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from kit.daemons import Machine
 from kit.real.churn import NEXT_COMMIT, ONE_DIGEST
-from kit.real.namespaces import Namespaces, lacking
+from kit.real.namespaces import Namespaces, obstacle
 from kit.real.one_history import Span, commits, lineages, reunion, timeline, two_digests
 from tools.one_history import GRACE, STEPS, churned
 
@@ -25,7 +25,7 @@ NEVER = 150.0
 ALONE = {"killed": 15.0, "vanished": 45.0}
 """Seconds until survivors of a lost majority commit a round: `exchange.orphan`, and 30 s if no connection is refused."""
 
-needs_namespaces = pytest.mark.skipif(bool(lacking()), reason=lacking() or "-")
+needs_namespaces = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-")
 
 
 @pytest.mark.trial

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from kit.daemons import CAP, COMMAND
-from kit.real.namespaces import lacking
+from kit.real.namespaces import obstacle
 from kit.real.translators import INSIDE, Translators
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
@@ -16,7 +16,7 @@ from thinwire.swarm.identity.invite import Invite
 
 pytestmark = [
     pytest.mark.trial,
-    pytest.mark.skipif(bool(lacking()), reason=lacking() or "-"),
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "-"),
 ]
 WITH_UPNP = pytest.mark.skipif(importlib.util.find_spec("miniupnpc") is None, reason="it needs the extra [nat]")
 

@@ -54,7 +54,7 @@ def test_peer_without_rounds_is_noticed_in_every_trial(monkeypatch):
     sync = OuterLoop.sync
 
     async def stuck(self, **given):
-        if HOST.get() == ONE and self._session.replica.round >= 2:
+        if HOST.get() == ONE and self.session.replica.round >= 2:
             await asyncio.Event().wait()
         return await sync(self, **given)
 
@@ -167,7 +167,7 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     )
 
     class PeerLifecycle:
-        ready, invite = True, None
+        ready, invite, life = True, None, None
 
         def __init__(self, round):
             self.peer = SimpleNamespace(replica=SimpleNamespace(round=round))
@@ -179,9 +179,12 @@ def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     assert [said[0] for said in told] == ["progress"]
     machines[0].process.peer.replica.round = 6
     always_invariants.look(30.0)
-    assert always_invariants._moved_at == 30.0, (
-        "a round of those who stayed is progress, though others had made it before"
+    always_invariants.look(43.0)
+    assert [said[0] for said in told] == ["progress"], (
+        "a round of those who stayed is progress, although others made it before"
     )
+    always_invariants.look(45.0)
+    assert [said[0] for said in told] == ["progress"] * 2
 
 
 class _Swarm:
@@ -204,7 +207,7 @@ class _Swarm:
         )
 
     class Process:
-        ready, transport, invite = True, None, None
+        ready, transport, invite, life = True, None, None, None
 
         def __init__(self, peer):
             self.peer = peer

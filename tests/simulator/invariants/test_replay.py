@@ -39,11 +39,11 @@ def _first_payload_is_the_last(patch):
     patch.setattr(Round, "wait", wrong)
 
 
-DENSE = ("diloco", "muloco", "powersgd", "eager", "co2", "buffered-async", "delayed-nesterov", "chains")
-SECONDS = {"chains": 14.0, "sparse-chains": 14.0}
+DENSE = ("diloco", "muloco", "powersgd", "eager", "co2", "buffered-async", "delayed-nesterov", "fragments")
+SECONDS = {"fragments": 14.0, "sparse-fragments": 14.0}
 """Longer runs: rounds that overlap with much training are applied late."""
 
-GATHERED = ("sparseloco", "demo", "sparse-chains")
+GATHERED = ("sparseloco", "demo", "sparse-fragments")
 
 
 def _play(name, manifest=lambda text: text):

@@ -12,7 +12,7 @@ from thinwire.sims.processes.netns_testbed import NetnsTestbed
 from thinwire.sims.processes.testbed import EmulationError, Unplayable
 from thinwire.sims.scenario.parser import parse
 
-REASON = netns_testbed.lacking()
+REASON = netns_testbed.obstacle()
 needed = pytest.mark.skipif(bool(REASON), reason=REASON)
 netem = pytest.mark.skipif(bool(REASON) or not netns_testbed.has_netem(), reason=REASON or "the kernel has no netem")
 tun = pytest.mark.skipif(bool(REASON) or not netns_testbed.TUN.exists(), reason=REASON or "there is no /dev/net/tun")
@@ -180,7 +180,7 @@ def test_namespaces_end_with_their_creator():
 
 
 def test_machine_without_namespaces_reports_the_reason(monkeypatch):
-    monkeypatch.setattr(netns_testbed, "lacking", lambda: "it needs root")
+    monkeypatch.setattr(netns_testbed, "obstacle", lambda: "it needs root")
     with pytest.raises(EmulationError, match="it needs root") as caught:
         asyncio.run(NetnsTestbed(parse(SCENARIO)).open())
     assert caught.value.exit_code == 3 and caught.value.hint

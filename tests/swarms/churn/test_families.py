@@ -56,7 +56,7 @@ def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
     ("name", "seed"),
     [
         ("streaming", 20),
-        ("sparse-chains", 417),
+        ("sparse-fragments", 417),
     ],
 )
 def test_survivors_may_repeat_a_round_that_only_dead_peers_knew(name: str, seed: int) -> None:
@@ -84,7 +84,7 @@ def test_founder_with_damaged_disk_does_not_restart_run_beside_the_others() -> N
 
 def test_families_cover_every_method_collective_and_topology() -> None:
     """Checked with the manifests of the first seeds; each has all kinds of churn and a late peer."""
-    seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "chained": set()}
+    seen: dict[str, set[object]] = {"method": set(), "collective": set(), "topology": set(), "fragmented": set()}
     for name in FAMILIES:
         for seed in range(20):
             scenario = families.scenario(name, seed)
@@ -92,13 +92,13 @@ def test_families_cover_every_method_collective_and_topology() -> None:
             seen["method"].add(manifest.outer.method)
             seen["collective"].add(manifest.exchange.collective)
             seen["topology"].add(manifest.exchange.topology)
-            seen["chained"].add((manifest.chained, manifest.sparse))
+            seen["fragmented"].add((manifest.fragmented, manifest.sparse))
             kinds = [fault.kind for fault in scenario.faults]
             assert set(CHURN) <= set(kinds) and max(peer.join for peer in scenario.peers) >= 3.0
     assert seen["method"] == set(registry.METHODS)
     assert seen["collective"] == {"butterfly", "all-gather", "sparse-butterfly"}
     assert seen["topology"] == {"butterfly", "ring", "hierarchy"}
-    assert {(True, False), (True, True)} <= seen["chained"]
+    assert {(True, False), (True, True)} <= seen["fragmented"]
 
 
 def test_agreement_invariant_finds_diverging_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_swarm_under_many_faults_at_once_violates_no_invariant(seed):
 
 
 def test_harsh_scenario_draws_severe_faults_that_end_before_the_quiet_part():
-    scenarios = [families.harsh(name, seed) for seed in range(5) for name in ("diloco", "chains")]
+    scenarios = [families.harsh(name, seed) for seed in range(5) for name in ("diloco", "fragments")]
     faults = [fault for scenario in scenarios for fault in scenario.faults]
     assert all(0.0 < fault.at and fault.until <= families.HARSH_CALM + 1e-9 for fault in faults)
     kinds = {fault.kind for fault in faults}

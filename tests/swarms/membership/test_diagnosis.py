@@ -72,7 +72,7 @@ METHODS = {
     "noloco": '[outer]\nmethod = "noloco"\nsync_every = 4\n',
     "ring": MANIFEST + 'topology = "ring"\n',
     "streaming": STREAMING.format(2),
-    "chains": STREAMING.format(9),
+    "fragments": STREAMING.format(9),
 }
 
 
@@ -96,7 +96,7 @@ METHODS = {
                 ("sparseloco", 100_000, 120.0, "lossy link", {"loss": 0.2}),
                 ("noloco", 40_000, 80.0, "slow compute", {"step": 0.5}),
                 ("ring", 200_000, 150.0, "slow upload", {"up": 1e5}),
-                ("chains", 100_000, 50.0, "slow upload", {"up": 3e4}),
+                ("fragments", 100_000, 50.0, "slow upload", {"up": 3e4}),
             )
         ),
     ],

@@ -30,7 +30,10 @@ def announced(method, monkeypatch):
                 part = fragments_of(machine.process.peer.manifest, learner.layout)[
                     learner.firsts.index(learner.reading)
                 ]
-                theta, reference = part.take(theta), replica.chains[learner.firsts.index(learner.reading)].replica.theta
+                theta, reference = (
+                    part.take(theta),
+                    replica.fragments[learner.firsts.index(learner.reading)].replica.theta,
+                )
             else:
                 reference = replica.theta
             delta = reference - theta

@@ -583,9 +583,9 @@ def test_state_is_not_announced_before_its_digest_is_ready(saves, tmp_path, told
     bases = []
     announce = Round.announce
 
-    def announced(fly, source, **rest):
-        bases.append((fly.me, fly.round, fly.agreement.terms.base.hex()))
-        announce(fly, source, **rest)
+    def announced(current, source, **rest):
+        bases.append((current.me, current.round, current.agreement.terms.base.hex()))
+        announce(current, source, **rest)
 
     monkeypatch.setattr(Round, "announce", announced)
 

@@ -21,9 +21,9 @@ from kit.scenarios import (
     violated,
 )
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.round_factory import STASH_EACH
+from thinwire.collectives.rounds.round_factory import MAX_PENDING_EACH
+from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
-from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.peer import peer_services
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
@@ -184,15 +184,14 @@ def _other_momentum(patch):
 
 def _counted_twice(patch):
     """Count tokens again that were sent already."""
-    land = TurnScheduler._land
+    conclude = FragmentSchedule.conclude
 
-    def forgetful(self, flight, **told):
-        owed = flight.link.owed
-        outcome = land(self, flight, **told)
-        flight.link.owed = max(owed, flight.link.owed)
-        return outcome
+    def forgetful(self, kept):
+        owed = self.owed
+        conclude(self, kept)
+        self.owed = max(owed, self.owed)
 
-    patch.setattr(TurnScheduler, "_land", forgetful)
+    patch.setattr(FragmentSchedule, "conclude", forgetful)
 
 
 @pytest.mark.parametrize(("plant", "oracle"), [(_other_momentum, "aggregate"), (_counted_twice, "weight")])
@@ -229,12 +228,16 @@ def test_early_frames_of_one_peer_are_bounded_over_all_fragments(monkeypatch):
         if not kept and self.live and self.replica.round > 12:
             liar = min(self.live)
             for attempt in range(40):
-                for number, link in self.links.items():
-                    ready = Ready(link.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
+                for number, session in self.sessions.items():
+                    ready = Ready(
+                        session.current.round + 1, number, attempt, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0
+                    )
                     self.on_frame(liar, Frame(ready, b"", bytes(64)))
-            stashes = {id(link.factory.stash): link.factory.stash for link in self.links.values()}
-            kept.append(sum(map(len, stashes.values())))
+            buffers = {
+                id(session.factory.pending_frames): session.factory.pending_frames for session in self.sessions.values()
+            }
+            kept.append(sum(map(len, buffers.values())))
 
     monkeypatch.setattr(FragmentSessions, "on_tick", flood)
     simulate(streaming(12, 4, steps=12, peers=2, seconds=12.0), preset=PACE)
-    assert 0 < kept[0] <= STASH_EACH + 2 * 11
+    assert 0 < kept[0] <= MAX_PENDING_EACH + 2 * 11

@@ -6,7 +6,7 @@ import sys
 import pytest
 from kit.programs import late_kernels
 
-OFTEN, SELDOM = ("noloco",), ("demo", "powersgd", "diloco", "sieve", "sparse-chains")
+OFTEN, SELDOM = ("noloco",), ("demo", "powersgd", "diloco", "sieve", "sparse-fragments")
 
 
 @pytest.mark.parametrize(

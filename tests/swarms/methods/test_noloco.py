@@ -263,8 +263,8 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
         assert all(met(node)[2 if group == 2 else 3] >= 3 and np.abs(node.replica.theta).max() < 100 for node in honest)
         assert all(liar.id not in found for node in honest for found in node.contributors.values())
 
-    async def unscreened(mine, meetings):
-        return tuple(meetings)
+    async def unscreened(mine, results):
+        return tuple(results)
 
     virtual_loop.run(main(), seed=4)
 
@@ -289,8 +289,8 @@ def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
         if moved:
             assert all(met(node)[2] >= 1 for node in honest), "nobody averages with anybody"
 
-    async def unscreened(mine, meetings):
-        return tuple(meetings)
+    async def unscreened(mine, results):
+        return tuple(results)
 
     virtual_loop.run(main(), seed=6)
 

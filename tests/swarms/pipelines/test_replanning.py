@@ -24,7 +24,7 @@ def seen(monkeypatch):
     def outcome(self, outcome):
         see(self, outcome)
         steps.append(outcome)
-        said.append(self.said)
+        said.append(self.summary)
 
     def commit(self, machine, outcome):
         opened = outcome.commit.opened
@@ -53,7 +53,7 @@ def test_planned_group_skips_stages_and_replans_after_a_kill(seen):
         visits = [micro for peers in outcome.counted.values() for micros in peers.values() for micro in micros]
         assert sorted(visits) == [0, 1, 2, 3]  # each visits one of the two stages
         if outcome.planned < 1:  # something is known
-            assert outcome.flown == pytest.approx(outcome.planned, rel=0.1)
+            assert outcome.measured == pytest.approx(outcome.planned, rel=0.1)
     checked = 0
     for (fragment, number), said_weights in weights.items():
         turn = 3 * (number - 1) + fragment  # its fragment was sent three turns before, two steps are between two turns
@@ -98,7 +98,7 @@ def test_host_moves_to_the_slowest_stage(seen):
     stayed = 4 - left
     assert {(turn - 1) % 3 for turn in found[stayed]} == {2} and max(found[stayed]) > max(found[left]) - 3
     # The slow host computes one of two micro-batches instead of both; links take the same time as before.
-    assert steps[-1].flown < 2 / 3 * steps[0].flown
+    assert steps[-1].measured < 2 / 3 * steps[0].measured
     assert not events_of(run, "stage without holder")[1:]  # but for the first moment
 
 

@@ -56,7 +56,7 @@ def check(replica, length):
 def test_planned_step_takes_planned_time_and_less_than_full_pipeline(cities, rates, gain):
     async def full():
         replica = skippipe.Replica(cities, MICROS, ROOM, None, window=2 * ROOM, rates=rates)
-        return [(await replica.step()).flown for _ in range(3)][-1]
+        return [(await replica.step()).measured for _ in range(3)][-1]
 
     async def skipping():
         replica = skippipe.Replica(cities, MICROS, ROOM, {"skip": 1 / 3, "tries": 20_000}, rates=rates)
@@ -71,8 +71,8 @@ def test_planned_step_takes_planned_time_and_less_than_full_pipeline(cities, rat
 
     whole = virtual_loop.run(full(), seed=1, limit=1e6)
     last = virtual_loop.run(skipping(), seed=1, limit=1e6)
-    assert last.flown == pytest.approx(last.planned, rel=0.1)
-    assert last.flown < (1 - gain) * whole, (last.flown, whole)
+    assert last.measured == pytest.approx(last.planned, rel=0.1)
+    assert last.measured < (1 - gain) * whole, (last.measured, whole)
 
 
 def test_step_finishes_after_a_death_and_next_step_is_replanned(cities):
@@ -100,7 +100,7 @@ def test_step_finishes_after_a_death_and_next_step_is_replanned(cities):
         for _ in range(5):  # until its links are known, too
             after = await replica.step()
             check(replica, 4)
-        assert after.flown == pytest.approx(after.planned, rel=0.1)
+        assert after.measured == pytest.approx(after.planned, rel=0.1)
 
     virtual_loop.run(main(), seed=1, limit=1e6)
 
@@ -143,7 +143,7 @@ def test_hosts_move_to_slow_stage_without_emptying_another():
         replica = skippipe.Replica(instance, 24, 64, None, window=8)
         loop, stage_holders = asyncio.get_running_loop(), replica.origin.stage_holders
         balance = Rebalancer(replica.origin.measurements, loop.time, period=60.0)
-        flown, moves, sizes = [], [], []
+        measured, moves, sizes = [], [], []
 
         async def move(peer, source, target):
             """Between two steps, like a host that ends its process and starts another."""
@@ -158,7 +158,7 @@ def test_hosts_move_to_slow_stage_without_emptying_another():
             assert outcome.finished == set(range(24)) and not outcome.lost and not outcome.skipped
             for stage, peers in outcome.counted.items():
                 assert sum(map(len, peers.values())) == 24 and set(peers) <= set(stage_holders.holders[stage])
-            flown.append(outcome.flown)
+            measured.append(outcome.measured)
             found = balance.due(
                 {
                     stage: [p for p in peers if p not in stage_holders.lost]
@@ -171,7 +171,7 @@ def test_hosts_move_to_slow_stage_without_emptying_another():
             sizes.append([len(stage_holders.holders[stage]) for stage in (1, 2)])
         assert [move[1:] for move in moves] == [(2, 1)] * len(moves) and 1 <= len(moves) <= 2, moves
         assert all(later[0] - earlier[0] >= 60 for earlier, later in pairwise(moves))
-        assert min(map(min, sizes)) >= 1 and flown[-1] < 0.4 * flown[0]
+        assert min(map(min, sizes)) >= 1 and measured[-1] < 0.4 * measured[0]
         stages = Counter(host.stage for host in replica.hosts)
         assert stages == {stage: len(peers) for stage, peers in stage_holders.holders.items()}
 

@@ -128,7 +128,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
             node.presence.send_queue.control = send
 
         def look(node):
-            claims.append(node.session.history.get(3).exchange.docket.claims)
+            claims.append(node.session.history.get(3).exchange.audit_data.claims)
 
         for node in s.nodes.values():
             withhold(node)
@@ -205,8 +205,8 @@ def test_false_accuser_excludes_nobody_and_is_ignored_in_the_end(swarm, serves):
         begin, takes = audits.begin, audits.takes
 
         def misjudge(done):
-            docket = done.exchange.docket
-            done.exchange.docket = replace(docket, reducer=Doubling(docket.reducer))
+            audit_data = done.exchange.audit_data
+            done.exchange.audit_data = replace(audit_data, reducer=Doubling(audit_data.reducer))
             begin(done)
 
         audits.begin = misjudge

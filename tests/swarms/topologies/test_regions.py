@@ -8,6 +8,7 @@ from statistics import mean
 
 import numpy as np
 import pytest
+from kit.swarm import committed_ballots
 from thinwire.collectives.topology.ring_order import best
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.regions import PATHS, REGIONS
@@ -30,28 +31,15 @@ def latency(sender, receiver):
     return rtt(IDS.index(sender), IDS.index(receiver)) / 2
 
 
-def opened(s):
-    """Return round -> its committed ballot."""
-    found = {}
-    for node in s.nodes.values():
-        settle = node.round_factory._settle
-
-        def noted(fly, settle=settle):
-            found[fly.round] = fly.agreement.commit.opened
-            settle(fly)
-
-        node.round_factory._settle = noted
-    return found
-
-
 @cache
 def played(swarm, count, change=lambda s: None, **options):
     async def main():
-        s = swarm(count, latency=latency, **{"rounds": ROUNDS, "size": 10 * 4096, "preset": WAN} | options)
-        ballots = opened(s)
+        s = swarm(
+            count, latency=latency, **{"rounds": ROUNDS, "size": 10 * 4096, "preset": WAN, "jitter": 0.0} | options
+        )
+        ballots = committed_ballots(s)
         for node in s.nodes.values():
             node.pace = PACE
-        s.net._jitter = 0.0
         change(s)
         s.start()
         await s.finish()
@@ -91,11 +79,11 @@ def test_ring_order_from_measured_links_equals_true_order(swarm):
     for one in range(10):
         for other in range(one):
             assert known(IDS[one], IDS[other]).rtt == pytest.approx(rtt(one, other), rel=0.06)
-    order = ring(ballots[ROUNDS])
+    order = ring(ballots[ROUNDS][0])
     true = np.array([[rtt(a, b) for b in order] for a in order])
     assert length(order) == pytest.approx(length([order[at] for at in best(np.zeros((10, 10)), true)]))
     for number in range(ROUNDS - 1, ROUNDS):
-        assert length(ring(ballots[number])) == pytest.approx(length(order)), "and it stays so"
+        assert length(ring(ballots[number][0])) == pytest.approx(length(order)), "and it stays so"
 
 
 def test_ring_order_from_measured_links_makes_rounds_faster(swarm):
@@ -120,7 +108,7 @@ def test_nearby_peers_form_sites_without_site_names(swarm):
 
     async def main():
         s = swarm(7, latency=three, topology="hierarchy", rounds=4, size=30_000, preset=WAN)
-        ballots = opened(s)
+        ballots = committed_ballots(s)
         for node in s.nodes.values():
             node.pace = 8.0
         s.start()
@@ -130,6 +118,7 @@ def test_nearby_peers_form_sites_without_site_names(swarm):
 
     ballots = virtual_loop.run(main(), seed=5)
     together = {}
-    for peer, number in zip(ballots[4].group, ballots[4].sites, strict=True):
+    opened = ballots[4][0]
+    for peer, number in zip(opened.group, opened.sites, strict=True):
         together.setdefault(number, set()).add(IDS.index(peer) % 3)
     assert sorted(map(list, together.values())) == [[0], [1], [2]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kit import scenes
+from kit.swarm import committed_ballots
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.membership.quantized_links import LEAST_RATE, step
@@ -34,20 +35,6 @@ def tapped(s, seen=lambda node, to, message: None):
 
         send_queue.bulk = noted
     return sent
-
-
-def ballots(s):
-    """Return round -> the committed ballot, for each present peer."""
-    found = {}
-    for node in s.nodes.values():
-        settle = node.round_factory._settle
-
-        def noted(fly, settle=settle):
-            found.setdefault(fly.round, []).append(fly.agreement.commit.opened)
-            settle(fly)
-
-        node.round_factory._settle = noted
-    return found
 
 
 def powers(s):
@@ -81,7 +68,7 @@ def whole(s, sums):
 def test_ring_replicas_stay_identical(swarm, codec):
     async def main():
         s = swarm(4, codec=codec, topology="ring")
-        found = ballots(s)
+        found = committed_ballots(s)
         s.start()
         await s.finish()
         s.check()
@@ -98,7 +85,7 @@ def test_ring_survives_kill_of_one_of_six(swarm, phase, victim):
 
     async def main():
         s = swarm(6, seed=victim, codec="fp32", size=30_000, topology="ring")
-        sums, found = powers(s), ballots(s)
+        sums, found = powers(s), committed_ballots(s)
         rest = await scenes.lose(s, {victim: phase})
         whole(s, sums)
         scenes.soon(s, rest)
@@ -168,7 +155,7 @@ def test_stalled_peer_interrupts_the_ring_for_two_rounds(swarm):
             virtual_loop.current().call_later(9.0, s.net.resume, victim.id)
 
         s.fail_at(2, 4, "open", pause)
-        sums, found = powers(s), ballots(s)
+        sums, found = powers(s), committed_ballots(s)
         s.start()
         rest = [0, 1, 3, 4]
         await s.finish(rest, limit=400)
@@ -188,7 +175,7 @@ def test_stalled_peer_interrupts_the_ring_for_two_rounds(swarm):
 def test_ring_neighbours_without_link_cost_a_ring_but_no_contribution(swarm):
     async def main():
         s = swarm(5, rounds=6, size=30_000, codec="fp32", topology="ring")
-        found, sums = ballots(s), powers(s)
+        found, sums = committed_ballots(s), powers(s)
 
         def cut(node):
             opened = node.session.current.agreement.opened
@@ -215,7 +202,7 @@ def test_peer_that_corrupts_partial_sums_suspends_the_ring(swarm):
 
     async def main():
         s = swarm(4, rounds=8, size=30_000, codec="fp32", topology="ring")
-        liar, found, sums = s.nodes[1], ballots(s), powers(s)
+        liar, found, sums = s.nodes[1], committed_ballots(s), powers(s)
         bulk = liar.presence.send_queue.bulk
 
         def lying(to, frame, **how):
@@ -283,7 +270,7 @@ def test_newcomer_is_outside_the_ring_in_its_first_round(swarm):
     async def main():
         s = swarm(3, rounds=8, codec="fp32", size=30_000, topology="ring")
         s.fail_at(1, 3, "announce", lambda node: s.join(7))
-        found = ballots(s)
+        found = committed_ballots(s)
         s.start()
         await s.finish([0, 1, 2])
         await s.finish([7])
@@ -306,7 +293,7 @@ def test_peer_without_chunks_contributes_from_outside_the_ring(swarm):
         for node in s.nodes.values():
             node.round_factory.sick = lambda: {out}
         sent, sums = tapped(s), powers(s)
-        found = ballots(s)
+        found = committed_ballots(s)
         s.start()
         await s.finish()
         s.check()
@@ -358,7 +345,7 @@ def test_ring_works_for_any_size_and_number_of_chunks(swarm, size, peers):
 def test_ring_averages_powersgd_factors(swarm):
     async def main():
         s = swarm(3, rounds=4, size=30_000, codec="powersgd(rank=4)", outer='method = "powersgd"', topology="ring")
-        found = ballots(s)
+        found = committed_ballots(s)
         s.start()
         await s.finish()
         s.check()

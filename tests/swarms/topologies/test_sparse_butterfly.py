@@ -368,9 +368,9 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
         return function()
 
     def leave(node):
-        fly = seen["fly"] = node.session.current
-        seen["due"] = list(fly.exchange._due)
-        seen["before"] = list(fly.results)
+        current = seen["current"] = node.session.current
+        seen["due"] = list(current.exchange._due)
+        seen["before"] = list(current.results)
         node.session.advance()
 
     async def main():
@@ -380,8 +380,8 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
         while not seen:
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.0)
-        assert seen["due"] and list(seen["fly"].results) == seen["before"]
-        assert not seen["fly"].exchange._due
+        assert seen["due"] and list(seen["current"].results) == seen["before"]
+        assert not seen["current"].exchange._due
 
     virtual_loop.run(main(), seed=1)
 

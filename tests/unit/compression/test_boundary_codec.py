@@ -1,10 +1,12 @@
 import pytest
 import torch
+from thinwire.compression.activations.subspace import basis
+from thinwire.compression.activations.subspace import table as embeddings
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import SpecError
 
-WIDTH, VOCABULARY = 64, 300
+WIDTH, VOCABULARY, SEED = 64, 300, 7
 SPECS = {"fp32": 0.0, "bf16": 0.004, "fp16": 0.001, "rows(bits=8)": 0.01, "rows(bits=4)": 0.15, "tah": 0.15}
 
 
@@ -14,7 +16,7 @@ def sample(seed=1):
 
 
 def boundary(spec):
-    return Boundary(spec, WIDTH, VOCABULARY, 7)
+    return Boundary(spec, WIDTH, VOCABULARY, SEED)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -33,7 +35,8 @@ def test_boundary_round_trips_within_codec_error_and_stated_size(spec):
 
 def test_subspace_boundary_uses_tokens_and_bridges_missing_stage():
     one, (noise, tokens) = boundary("subspace(k=8)"), sample()
-    x = one._table[tokens] + noise[..., :8] @ one._u.T
+    u, table = torch.from_numpy(basis(WIDTH, 8, SEED)), torch.from_numpy(embeddings(VOCABULARY, WIDTH, SEED))
+    x = table[tokens] + noise[..., :8] @ u.T
     payload = one.pack(x, tokens, backward=False)
     assert one.confined == 8 and len(payload) == 10 * (16 + 2) == one.nbytes(2, 5, backward=False)
     back, ids = one.unpack(payload, 2, 5, backward=False)
@@ -43,7 +46,7 @@ def test_subspace_boundary_uses_tokens_and_bridges_missing_stage():
     gradient = one.pack(noise, backward=True)
     assert len(gradient) == 160
     found, none = one.unpack(gradient, 2, 5, backward=True)
-    inside = noise @ one._u @ one._u.T
+    inside = noise @ u @ u.T
     assert none is None and float((found - inside).norm() / inside.norm()) < 0.004
 
 

@@ -273,7 +273,7 @@ def test_barred_contribution_is_out_from_the_start_and_stays_out_after_another_a
     book = BlameBook(barred={BEN})
     book.forgive(BEN)
     assert book.rejected == {BEN: "withheld"}
-    book.pardon()
+    book.forgive_all()
     assert not book.rejected, "too few others are left"
 
 

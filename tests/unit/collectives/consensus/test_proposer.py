@@ -272,7 +272,7 @@ def test_new_contribution_is_forgiven_alone_while_enough_contributors_are_left(m
     assert proposer.blame_book.rejected == {IDS[2]: "hash"}
 
 
-def test_new_contribution_pardons_all_while_too_few_contributors_are_left():
+def test_new_contribution_clears_all_complaints_while_too_few_contributors_are_left():
     proposer = proposer_of(replace(TERMS, min_peers=2), weights=(1, 0, 1, 0, 1))
     proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
     proposer.hear_again(IDS[4])

@@ -31,17 +31,17 @@ class Table:
         send_queue = SimpleNamespace(
             control=lambda to, message: None, bulk=lambda to, frame: None, withdraw=lambda *of: None
         )
-        self.circle = GossipGroup(
+        self.group = GossipGroup(
             PairTerms(1, PLAN, cut, codec, 10**9, send_queue, lambda: self.now, PATIENCE), size=size
         )
-        self.circle.choose(OTHERS, OTHERS)
-        self.circle.announce([self.chunk] * chunks, self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+        self.group.choose(OTHERS, OTHERS)
+        self.group.announce([self.chunk] * chunks, self.hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
 
     def announces(self, peer, attempt=1):
-        self.circle.on_frame(peer, Frame(Ready(1, 0, attempt, bytes(32), PLAN, 1, self.hashes, True, 0.0, 0.0)))
+        self.group.on_frame(peer, Frame(Ready(1, 0, attempt, bytes(32), PLAN, 1, self.hashes, True, 0.0, 0.0)))
 
     def sends(self, peer, index=0):
-        self.circle.on_frame(peer, Frame(Chunk(1, 0, 1, index), self.chunk))
+        self.group.on_frame(peer, Frame(Chunk(1, 0, 1, index), self.chunk))
 
 
 @pytest.mark.parametrize("present", [0, 6])
@@ -51,11 +51,11 @@ def test_partner_that_announces_repeatedly_is_given_up(present):
         table.announces(peer)
         table.sends(peer)
     began, attempt = table.now, 0
-    while table.circle.lacking and table.now < 1000:
+    while table.group.outstanding and table.now < 1000:
         attempt += 1
         table.announces(OTHERS[-1], attempt)
         table.now += 1.0
-        table.circle.tick()
+        table.group.tick()
     assert table.now - began <= (GIVE_UP + 1) * PATIENCE + 1
 
 
@@ -66,12 +66,12 @@ def test_partner_slower_than_all_others_is_given_up():
         table.announces(peer)
         table.sends(peer)
     table.announces(OTHERS[-1])
-    pair = table.circle.pairs[OTHERS[-1]]
-    while table.circle.lacking and table.now < 1000:
+    pair = table.group.pairs[OTHERS[-1]]
+    while table.group.outstanding and table.now < 1000:
         pair._moved, pair._came = table.now, 10**9  # a chunk of many
         table.now += 1.0
-        table.circle.tick()
-    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.circle.met(OTHERS[0])
+        table.group.tick()
+    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.group.exchanged(OTHERS[0])
 
 
 @pytest.mark.parametrize("seconds", [4.0, 9.0])
@@ -80,12 +80,12 @@ def test_partner_that_trickles_chunks_is_given_up(seconds):
     table = Table(size=2, chunks=1000)
     table.announces(OTHERS[0])
     for index in range(1000):
-        if not table.circle.lacking:
+        if not table.group.outstanding:
             break
         table.sends(OTHERS[0], index)
         table.now += seconds
-        table.circle.tick()
-    assert not table.circle.met(OTHERS[0]) and table.now < 1.0 + (GIVE_UP + 5) * PATIENCE
+        table.group.tick()
+    assert not table.group.exchanged(OTHERS[0]) and table.now < 1.0 + (GIVE_UP + 5) * PATIENCE
 
 
 def test_slow_but_steady_partner_is_waited_for():
@@ -93,21 +93,21 @@ def test_slow_but_steady_partner_is_waited_for():
     table.announces(OTHERS[0])
     for index in range(100):
         table.now += 0.9 * len(table.chunk) / RATE
-        table.circle.tick()
+        table.group.tick()
         table.sends(OTHERS[0], index)
-    assert table.circle.met(OTHERS[0]) and table.now > 10 * GIVE_UP * PATIENCE
+    assert table.group.exchanged(OTHERS[0]) and table.now > 10 * GIVE_UP * PATIENCE
 
 
 def test_member_that_was_dropped_is_chosen_again():
     table = Table(size=3, total=SIZE)
-    table.circle.ours = None  # before we are ready
+    table.group.ours = None  # before we are ready
     drawn = tuple(OTHERS[:2])
     for _ in range(2):
-        table.circle.choose(drawn, OTHERS)
-        pairs = dict(table.circle.pairs)
-        table.circle.choose(drawn, OTHERS)
-        assert tuple(pairs) == drawn and table.circle.pairs == pairs, "pairs of the same members stay"
-        table.circle.drop(drawn[0], "gone")
-        assert tuple(table.circle.pairs) == drawn[1:]
-    table.circle.choose(tuple(OTHERS[2:4]), OTHERS)
-    assert tuple(table.circle.pairs) == tuple(OTHERS[2:4])
+        table.group.choose(drawn, OTHERS)
+        pairs = dict(table.group.pairs)
+        table.group.choose(drawn, OTHERS)
+        assert tuple(pairs) == drawn and table.group.pairs == pairs, "pairs of the same members stay"
+        table.group.drop(drawn[0], "gone")
+        assert tuple(table.group.pairs) == drawn[1:]
+    table.group.choose(tuple(OTHERS[2:4]), OTHERS)
+    assert tuple(table.group.pairs) == tuple(OTHERS[2:4])

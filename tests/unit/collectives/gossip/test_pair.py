@@ -94,9 +94,9 @@ def test_slow_weights_travel_during_training_and_steps_after_it():
     bench.its_slow()
     bench.announce()
     bench.its_ready()
-    assert bench.asked() == STEP and bench.pair.meeting is None
+    assert bench.asked() == STEP and bench.pair.result is None
     bench.its_step()
-    assert list(bench.pair.meeting.theirs) == bench.partner_step[0] + bench.partner_slow[0]
+    assert list(bench.pair.result.theirs) == bench.partner_step[0] + bench.partner_slow[0]
 
 
 @pytest.mark.parametrize("order", ["late base", "slow last", "not at all"])
@@ -108,18 +108,18 @@ def test_pair_does_not_finish_without_partner_slow_weights(order):
     bench.announce()
     bench.its_ready()
     bench.its_step()
-    assert bench.pair.meeting is None
+    assert bench.pair.result is None
     if order == "late base":
         bench.its_base()
     if order != "not at all":
         assert sorted(bench.asked()) == STEP + SLOW
         bench.its_slow()
-        assert bench.pair.met
+        assert bench.pair.exchanged
     else:
-        while bench.pair.meeting is None and bench.now < 100:
+        while bench.pair.result is None and bench.now < 100:
             bench.now += 0.5
             bench.pair.tick()
-        assert bench.pair.meeting.reason == "stalled" and bench.now < 1 + 6 * PATIENCE
+        assert bench.pair.result.reason == "stalled" and bench.now < 1 + 6 * PATIENCE
 
 
 def test_pair_uses_slow_weights_named_in_ready():
@@ -133,14 +133,14 @@ def test_pair_uses_slow_weights_named_in_ready():
     bench.announce()
     bench.its_ready()
     bench.its_step()
-    assert bench.pair.meeting is None
+    assert bench.pair.result is None
     bench.asked()
     bench.its_base(attempt=5, hashes=vector(CODEC.slow, 8.0)[1])
     assert bench.asked() == []
     bench.its_base(attempt=1)
     assert bench.asked() == SLOW
     bench.its_slow(attempt=1)
-    assert list(bench.pair.meeting.theirs) == bench.partner_step[0] + bench.partner_slow[0]
+    assert list(bench.pair.result.theirs) == bench.partner_step[0] + bench.partner_slow[0]
 
 
 def test_own_slow_weights_are_served_once_before_ready():
@@ -187,9 +187,9 @@ def test_wrong_slow_weights_end_the_pair_at_ready(fault):
     else:
         bench.its_base(hashes=blake3.blake3(b"else").digest() * COUNT)
         bench.on_message(Chunk(1, 0, 0, COUNT), b"else")
-    assert bench.pair.meeting is None and isinstance(bench.words[-1], Decline) and bench.withdrawn
+    assert bench.pair.result is None and isinstance(bench.words[-1], Decline) and bench.withdrawn
     bench.announce()
-    assert bench.pair.meeting.reason == fault
+    assert bench.pair.result.reason == fault
 
 
 def test_decline_of_slow_weights_does_not_end_the_pair():
@@ -201,7 +201,7 @@ def test_decline_of_slow_weights_does_not_end_the_pair():
     bench.announce()
     bench.its_ready()
     bench.its_step()
-    assert bench.pair.met
+    assert bench.pair.exchanged
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["slow weights trickle", "then the steps"])
@@ -217,26 +217,26 @@ def test_partner_that_trickles_is_given_up_despite_early_slow_weights(early):
     bench.its_ready()
     began = bench.now
     for index in range(1000):
-        if bench.pair.meeting is not None:
+        if bench.pair.result is not None:
             break
         (bench.its_step if early else bench.its_slow)([index])
         bench.now += 4.0
         bench.pair.tick()
-    assert bench.pair.meeting.reason == "stalled" and bench.now < began + (GIVE_UP + 5) * PATIENCE
+    assert bench.pair.result.reason == "stalled" and bench.now < began + (GIVE_UP + 5) * PATIENCE
 
 
 def test_changed_partner_gets_slow_weights_and_the_former_is_withdrawn():
     bench = Bench()
-    circle = GossipGroup(bench.terms, size=2)
-    circle.post(*bench.slow)
-    circle.choose([PARTNER], [PARTNER, OTHER])
-    circle.on_frame(PARTNER, Frame(Base(1, 0, 0, PLAN, bench.partner_slow[1])))
+    group = GossipGroup(bench.terms, size=2)
+    group.post(*bench.slow)
+    group.choose([PARTNER], [PARTNER, OTHER])
+    group.on_frame(PARTNER, Frame(Base(1, 0, 0, PLAN, bench.partner_slow[1])))
     assert bench.asked() == SLOW and not bench.withdrawn
-    circle.choose([OTHER], [PARTNER, OTHER])
-    assert bench.withdrawn == [PARTNER] and list(circle.pairs) == [OTHER]
+    group.choose([OTHER], [PARTNER, OTHER])
+    assert bench.withdrawn == [PARTNER] and list(group.pairs) == [OTHER]
     assert [type(word) for word in bench.words] == [Base, Base]
-    circle.drop(OTHER, "gone")
-    assert bench.withdrawn == [PARTNER, OTHER] and not circle.pairs
+    group.drop(OTHER, "gone")
+    assert bench.withdrawn == [PARTNER, OTHER] and not group.pairs
 
 
 def test_partner_that_repeats_its_base_is_told_ours_once():
@@ -244,7 +244,7 @@ def test_partner_that_repeats_its_base_is_told_ours_once():
     bench = Bench()
     bench.post()
     bench.its_base()
-    bench.on_message(Fetch(1, 0, bench.pair._posted.digest, tuple(range(COUNT, 2 * COUNT))))
+    bench.on_message(Fetch(1, 0, digest_of(bench.slow[1], COUNT), tuple(range(COUNT, 2 * COUNT))))
     bench.words.clear()
     bench.its_base()
     assert [type(word) for word in bench.words] == [Base]

@@ -8,7 +8,7 @@ from thinwire.collectives.health.diagnosis import Diagnosis, named
 PEERS = [bytes([i]) * 32 for i in range(5)]
 
 
-def meetings(
+def exchanges(
     diagnosis, count, *, seed=0, rate=lambda peer, at: 1e6, speed=lambda peer, at: 100.0, stall=lambda peer, at: 0
 ):
     """Play rounds of pairs with eight chunks of 20 kB from one partner each."""
@@ -44,7 +44,7 @@ def gathered(diagnosis, count, *, first=0, delay=lambda peer, at: 0.02, trip=0.0
 )
 def test_partner_is_compared_with_earlier_partners(seed, cause, sick):
     diagnosis = Diagnosis(paired=True)
-    meetings(diagnosis, 120, seed=seed, **sick)
+    exchanges(diagnosis, 120, seed=seed, **sick)
     assert {peer: found.cause for peer, found in diagnosis.findings.items()} == {PEERS[2]: cause}
 
 
@@ -53,7 +53,7 @@ def test_healthy_partners_are_not_named(seed):
     """Not when our own link or machine is now slow and now not, nor when all lose a little."""
     rng, diagnosis = random.Random(seed), Diagnosis(paired=True)
     own = [rng.choice([1e5, 1e6]) for _ in range(10)]
-    meetings(
+    exchanges(
         diagnosis,
         300,
         seed=seed,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kit.round_harness import CODEC, DENSE, FIRST, GRID, PEERS, dense_payloads, hashes_of, mean, opening, ready
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.reducer import Claims, Reducer, docket
+from thinwire.collectives.rounds.reducer import Claims, Reducer, audit_data
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.swarm.messages.registry import Commit, Contribution, Record
 
@@ -36,7 +36,7 @@ def made(claims, *, opened=OPENED, announced=READY):
     def known(entry):
         return announced[entry.peer] if names(entry, announced[entry.peer]) else None
 
-    return docket(Commit(opened, bytes(32), ()), known, claims, *tools)
+    return audit_data(Commit(opened, bytes(32), ()), known, claims, *tools)
 
 
 def payloads(index, **others):

@@ -421,7 +421,7 @@ def test_data_of_another_lineage_is_ignored_although_its_ballot_has_the_same_num
         harness.on_message(owner, Record(1, 0, FIRST, indices, hashes, other))
         for index in indices:
             harness.on_message(owner, Result(1, 0, FIRST, index, other), wrong[index])
-    assert harness.round.lacking == 0 and not any(harness.round.results) and harness.sent(Vote) == []
+    assert harness.round.missing_results == 0 and not any(harness.round.results) and harness.sent(Vote) == []
     harness.finish()
     ((_, vote, _),) = harness.sent(Vote)
     assert vote.digest == digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])

@@ -408,13 +408,13 @@ def test_voter_that_is_reachable_again_is_asked_at_once_if_all_others_have_freed
     harness.round.on_link_down(OTHER)
     assert not harness.round.exhausted
     harness.round.spent(LEADER)
-    assert harness.round.forsaken and harness.round.exhausted
+    assert harness.round.mostly_exhausted and harness.round.exhausted
     harness.round.reach(OTHER)
     ((to, message, _),) = harness.sent(Fetch)
     assert to == OTHER and sorted(message.indices) == list(range(6))
-    assert not harness.round.forsaken and not harness.round.exhausted
+    assert not harness.round.mostly_exhausted and not harness.round.exhausted
     harness.round.spent(OTHER)
-    assert harness.round.forsaken and harness.round.exhausted
+    assert harness.round.mostly_exhausted and harness.round.exhausted
 
 
 def test_abandoned_round_ends_without_a_commit(harness):
@@ -436,16 +436,16 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
     group = (LEADER, OTHER)
     harness.on_message(LEADER, _commit(_opening(harness, *group), harness))
     asked = {to: message.indices for to, message, _ in harness.sent(Fetch)}
-    assert asked.keys() == {LEADER, OTHER} and not harness.round.forsaken
+    assert asked.keys() == {LEADER, OTHER} and not harness.round.mostly_exhausted
     harness.round.spent(OTHER)
     again = harness.sent(Fetch)
     assert [(to, message.indices) for to, message, _ in again] == [(LEADER, asked[OTHER])]
     harness.round.spent(OTHER)
-    assert not harness.sent(Fetch) and not harness.round.forsaken
+    assert not harness.sent(Fetch) and not harness.round.mostly_exhausted
     harness.round.spent(LEADER)
-    assert not harness.sent(Fetch) and harness.round.forsaken
+    assert not harness.sent(Fetch) and harness.round.mostly_exhausted
     harness.on_message(LEADER, _commit(harness.round.agreement.commit.opened, harness))
-    assert not harness.round.forsaken, "what it had said was about another round"
+    assert not harness.round.mostly_exhausted, "what it had said was about another round"
 
 
 def test_results_are_fetched_from_several_sources():
@@ -456,9 +456,9 @@ def test_results_are_fetched_from_several_sources():
     opened = _opening(harness, *group)
     harness.on_message(LEADER, _commit(opened, harness, voters=group))
     harness.round.spent(OTHER)
-    assert not harness.round.forsaken
+    assert not harness.round.mostly_exhausted
     harness.round.spent(third)
-    assert harness.round.forsaken
+    assert harness.round.mostly_exhausted
 
 
 @pytest.mark.parametrize("owes", [True, False])
@@ -906,9 +906,9 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
     harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, own=True))
     harness.on_message(LEADER, _commit(harness.opened, harness))
-    assert harness.round.complete and (harness.round.exchange.docket is not None) == audited
+    assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
     if audited:
-        claims = harness.round.exchange.docket.claims
+        claims = harness.round.exchange.audit_data.claims
         assert {index: owner for index, (owner, _) in claims.items()} == dict(enumerate(harness.round.exchange.owners))
 
 

@@ -14,6 +14,7 @@ import thinwire
 import torch
 from thinwire.compression import device
 from thinwire.compression.dense import torch_backend
+from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer import peer_services
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import Replica
@@ -535,17 +536,17 @@ def test_ctrl_c_ends_waiting_and_training_may_continue(found):
         assert swarm.round == 0
 
 
-def test_background_failure_is_raised_in_training_loop(found):
+def test_background_failure_is_raised_in_training_loop(found, monkeypatch):
     model = net()
     with pytest.raises(thinwire.SwarmError, match="RuntimeError: a mistake of ours"), found() as swarm:
         optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         generator = torch.Generator().manual_seed(1)
         one_step(model, optimizer, generator)
 
-        def fail():
+        def fail(session):
             raise RuntimeError("a mistake of ours")
 
-        swarm._peer.session.on_tick = fail
+        monkeypatch.setattr(RoundSession, "on_tick", fail)
         until = time.monotonic() + 60
         while time.monotonic() < until:
             one_step(model, optimizer, generator)

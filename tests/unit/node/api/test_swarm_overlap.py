@@ -21,7 +21,7 @@ kind = "custom"
 codec = "fp32"
 """
 STREAMING = 'method = "streaming"\nsync_every = 6\nfragments = 2\noverlap = 2'
-CHAINS = 'method = "streaming"\nsync_every = 6\nfragments = 3\noverlap = 5'
+FRAGMENTS = 'method = "streaming"\nsync_every = 6\nfragments = 3\noverlap = 5'
 EAGER = 'method = "eager"\nsync_every = 3'
 DELAYED = 'method = "delayed-nesterov"\nsync_every = 3\nlr = 0.4'
 
@@ -54,7 +54,7 @@ def train(swarm, model, seed):
     return digests, at, swarm.digest
 
 
-@pytest.mark.parametrize("outer", [STREAMING, CHAINS, EAGER, DELAYED])
+@pytest.mark.parametrize("outer", [STREAMING, FRAGMENTS, EAGER, DELAYED])
 def test_overlapped_peers_end_with_equal_parameters(tmp_path, outer):
     path = tmp_path / "run.toml"
     path.write_text(MANIFEST.format(outer=outer))
@@ -72,7 +72,7 @@ def test_overlapped_peers_end_with_equal_parameters(tmp_path, outer):
 
 
 @pytest.mark.parametrize(
-    ("outer", "expected"), [(STREAMING, [5, 8, 11, 14]), (CHAINS, [7, 9, 11]), (EAGER, [6, 9, 12, 15])]
+    ("outer", "expected"), [(STREAMING, [5, 8, 11, 14]), (FRAGMENTS, [7, 9, 11]), (EAGER, [6, 9, 12, 15])]
 )
 def test_lone_overlapped_swarm_applies_results_after_overlap_steps(tmp_path, outer, expected):
     path = tmp_path / "run.toml"
@@ -87,7 +87,7 @@ def test_lone_overlapped_swarm_applies_results_after_overlap_steps(tmp_path, out
             before = swarm.last
             optimizer.step()
             steps += 1
-            if swarm.last is not before and (outer != CHAINS or swarm.last.committed):
+            if swarm.last is not before and (outer != FRAGMENTS or swarm.last.committed):
                 at.append(steps)
                 assert swarm.last.committed
         assert at == expected
@@ -97,7 +97,7 @@ def test_lone_overlapped_swarm_applies_results_after_overlap_steps(tmp_path, out
         while not swarm.under_way:
             optimizer.step()
         last = (
-            5 if outer == CHAINS else swarm.last.round
+            5 if outer == FRAGMENTS else swarm.last.round
         )  # fragments: rounds in progress at the end of the run are finished
     assert swarm.last.round == last + 1 and swarm.last.committed
     again = thinwire.join(path, home=tmp_path / "a", host="127.0.0.1")

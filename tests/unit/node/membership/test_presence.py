@@ -537,7 +537,7 @@ async def test_peer_with_a_verdict_gets_it_and_may_come_back_after_a_pardon():
         scene.clear()
         await scene.come(ANN, Behind(2))
         assert scene.sent(ANN, Verdict) == [VERDICT] and not scene.sent(ANN, Gossip) and not scene.log.calls
-        scene.presence.pardon(ANN)
+        scene.presence.lift_verdict(ANN)
         assert not scene.transport.allowed
         await scene.happen()
         assert scene.transport.allowed == [ANN] and scene.kinds() == [("pardoned", ANN.hex())]

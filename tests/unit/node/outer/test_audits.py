@@ -11,7 +11,7 @@ from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.reducer import Docket, Reducer
+from thinwire.collectives.rounds.reducer import AuditData, Reducer
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.node.outer.audits import REFUTED, Audits
@@ -33,8 +33,8 @@ SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(KEYS)}
 class Exchange(Butterfly):
     """Data plane of a round that is over."""
 
-    def __init__(self, docket):
-        self.docket = docket
+    def __init__(self, audit_data):
+        self.audit_data = audit_data
 
 
 class Scene:
@@ -42,12 +42,12 @@ class Scene:
 
     def __init__(self, audit="1.0", false=(), members=tuple(KEYS)):
         self.queue, self.events, self.expelled, self.false = FakeSendQueue(), [], [], false
-        self.pardoned = []
+        self.lifted = []
         self.members, self.backoff = members, OwnerBackoff()
         self.roster = SimpleNamespace(banned=[], bans=())
         self.live = set(KEYS) - {ME}
         presence = SimpleNamespace(
-            roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expel, pardon=self.pardoned.append
+            roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expel, lift_verdict=self.lifted.append
         )
         self.replica = SimpleNamespace(members=members, chain=CHAIN, lineage=LINEAGE, round=1)
         self.audits = Audits(
@@ -74,7 +74,7 @@ class Scene:
             right = mean([SOURCES[peer][index] for peer in KEYS], [10.0] * len(KEYS))
             result = bytes(len(right)) if index in self.false else right
             claims[index] = ANN, blake3.blake3(result).digest()
-        docket = Docket(
+        audit_data = AuditData(
             number,
             0,
             LINEAGE,
@@ -88,7 +88,9 @@ class Scene:
         )
         terms = SimpleNamespace(members=self.members)
         self.audits.begin(
-            SimpleNamespace(round=number, exchange=Exchange(docket), agreement=SimpleNamespace(terms=terms, ready={}))
+            SimpleNamespace(
+                round=number, exchange=Exchange(audit_data), agreement=SimpleNamespace(terms=terms, ready={})
+            )
         )
 
     def fetched(self):
@@ -260,16 +262,16 @@ def test_verdict_ends_with_the_rounds_of_its_quorum():
     lost = founded(CHAIN, Fork(5, bytes(32), (ANN,), (BEN,), bytes(16), ()))
     kept = [bans(0, LINEAGE, 5), bans(0, LINEAGE, 9), bans(1, lineage_of(lost), 6)]
     scene.roster.bans = (*kept, bans(0, lineage_of(lost), 6, BEN))
-    scene.audits.pardon()
-    assert scene.pardoned == [BEN], "of the lineage that gave way to ours"
+    scene.audits.lift_verdicts()
+    assert scene.lifted == [BEN], "of the lineage that gave way to ours"
     other = founded(CHAIN, Fork(7, bytes(32), (ANN,), (CAT,), bytes(16), ()))
-    scene.replica.chain, scene.pardoned[:] = other, []
+    scene.replica.chain, scene.lifted[:] = other, []
     scene.roster.bans = (bans(0, LINEAGE, 7, CAT), bans(0, LINEAGE, 8, DAN), bans(0, lineage_of(other), 8, BEN))
-    scene.audits.pardon()
-    assert scene.pardoned == [DAN], "after the fork of ours"
-    scene.replica.chain, scene.pardoned[:] = (), []
-    scene.audits.pardon()
-    assert scene.pardoned == [], "a peer without a state knows nothing better"
+    scene.audits.lift_verdicts()
+    assert scene.lifted == [DAN], "after the fork of ours"
+    scene.replica.chain, scene.lifted[:] = (), []
+    scene.audits.lift_verdicts()
+    assert scene.lifted == [], "a peer without a state knows nothing better"
 
 
 def test_verdict_is_stored_with_the_lineage_and_round_of_its_quorum():

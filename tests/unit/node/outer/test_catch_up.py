@@ -33,8 +33,14 @@ class Here:
         agreement = SimpleNamespace(
             diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
         )
-        self.fly = SimpleNamespace(
-            round=4, moved=0.0, forsaken=False, exhausted=False, follows=False, pump=lambda: None, agreement=agreement
+        self.current = SimpleNamespace(
+            round=4,
+            moved=0.0,
+            mostly_exhausted=False,
+            exhausted=False,
+            follows=False,
+            pump=lambda: None,
+            agreement=agreement,
         )
         roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
@@ -54,7 +60,7 @@ class Here:
             self.states,
             presence=SimpleNamespace(roster=roster, live={ANN, BEN}, send_queue=send_queue),
             factory=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
-            current=lambda: self.fly,
+            current=lambda: self.current,
             lineages=lineages,
             prove=lambda chain, fragment, trusted: (
                 Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
@@ -97,7 +103,7 @@ def test_proved_round_counts_after_a_patience_without_help():
     here = Here()
     here.ahead = [ANN]
     assert not here.look(0.0) and not here.look(PATIENCE - 0.1)
-    here.fly.moved = here.now
+    here.current.moved = here.now
     assert not here.look(PATIENCE - 0.1) and here.look(0.1)
     assert not here.asked, "the proof is there"
 
@@ -126,13 +132,13 @@ def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_
 
 
 @pytest.mark.parametrize(
-    ("forsaken", "follows", "wait"),
+    ("mostly_exhausted", "follows", "wait"),
     [(False, False, 2 * PATIENCE), (True, False, 0.5), (False, True, LATEST), (True, True, 0.5)],
 )
-def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
+def test_peer_with_a_commit_waits_for_its_results(mostly_exhausted, follows, wait):
     here = Here()
-    here.fly.follows = follows
-    here.ahead, here.fly.agreement.commit, here.fly.forsaken = [ANN], object(), forsaken
+    here.current.follows = follows
+    here.ahead, here.current.agreement.commit, here.current.mostly_exhausted = [ANN], object(), mostly_exhausted
     assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
 
 
@@ -140,8 +146,8 @@ def test_peer_with_a_commit_waits_for_its_results(forsaken, follows, wait):
 def test_peer_with_a_commit_asks_for_a_proof_at_once_if_no_source_has_its_results(exhausted):
     """If only most of them do not, the others may send with pauses."""
     here = Here()
-    here.fly.moved, here.fly.agreement.commit, here.fly.forsaken = here.now, object(), True
-    here.fly.exhausted = exhausted
+    here.current.moved, here.current.agreement.commit, here.current.mostly_exhausted = here.now, object(), True
+    here.current.exhausted = exhausted
     here.catch_up.claimed(ANN, 6)
     here.look(0.0)
     assert here.asked == ([ANN] if exhausted else [])
@@ -217,7 +223,7 @@ def test_state_is_the_newest_if_members_that_offer_no_older_one_are_no_quorum(me
 def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_beside_another_lineage():
     here = Here(members=(ME,))
     here.states.offers = {ANN: offer(2, OURS)}
-    agreement = here.fly.agreement
+    agreement = here.current.agreement
     assert here.catch_up.newest
     agreement.acceptor.voted = object()
     assert not here.catch_up.newest, "the round that we voted in may have committed"

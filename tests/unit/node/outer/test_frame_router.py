@@ -1,10 +1,10 @@
-"""Routing of frames: to the round in progress, past rounds, and the stash of the next one."""
+"""Routing of frames: to the round in progress, past rounds, and those pending for the next one."""
 
 import asyncio
 
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, Scene
-from thinwire.collectives.rounds.round_factory import STASH, STASH_EACH
+from thinwire.collectives.rounds.round_factory import MAX_PENDING, MAX_PENDING_EACH
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.outer.round_history import FOLLOWED_SECONDS
 from thinwire.swarm.frame import Frame
@@ -150,12 +150,12 @@ def test_refused_connection_is_no_death_for_the_quorum():
 
 
 def test_session_takes_only_frames_of_its_fragment_from_the_stash_that_all_share():
-    stash = PendingFrames(STASH, STASH_EACH)
-    scene = Scene(fragment=1, stash=stash)
+    pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH)
+    scene = Scene(fragment=1, pending_frames=pending_frames)
     for fragment in range(3):
-        stash.put(ANN, Frame(Ask(1, fragment), b"", bytes(64)))
+        pending_frames.put(ANN, Frame(Ask(1, fragment), b"", bytes(64)))
     scene.session.advance()
-    assert [frame.message.fragment for _, frame in stash.take()] == [0, 2]
+    assert [frame.message.fragment for _, frame in pending_frames.take()] == [0, 2]
 
 
 def test_peer_that_asks_for_committed_results_follows_until_it_announces_for_our_round():

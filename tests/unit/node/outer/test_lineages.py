@@ -113,7 +113,7 @@ def test_peer_with_a_quorum_does_not_give_way_to_a_lineage_founded_in_its_own():
 def test_peer_of_a_lineage_gives_way_to_a_prevailing_one_although_it_has_a_quorum():
     scene = Scene(live=())
     scene.run(ORPHAN + 1.0)
-    assert scene.fly.agreement.able
+    assert scene.current.agreement.able
     scene.link(ANN, BEN, CAT)
     for peer in (ANN, BEN):
         scene.on_chain(peer, branch(ANN, BEN))
@@ -321,7 +321,7 @@ def test_lineage_without_proof_is_ignored(forged):
 def test_linked_member_in_another_lineage_has_no_vote_in_ours():
     """Links alone are no quorum: two of five with a link to a third one found a lineage, or join that of the third."""
     scene = Scene(live=(ANN, CAT))
-    parent = scene.fly.agreement
+    parent = scene.current.agreement
     assert parent.able
     scene.on_chain(CAT, branch(CAT))
     scene.run(0.5)

@@ -77,7 +77,7 @@ def test_timer_is_reset_by_a_commit():
     scene = Scene(live=())
     scene.run(0.9 * ORPHAN)
     step(scene.replica)
-    scene.fly = scene.next_round()
+    scene.current = scene.next_round()
     scene.advance()
     scene.run(0.9 * ORPHAN)
     assert not scene.forks and scene.own_lineage.until > scene.now
@@ -91,9 +91,9 @@ def test_peer_with_a_quorum_never_founds_a_lineage():
 
 def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_here():
     scene = Scene()
-    scene.fly.unobtainable = True
+    scene.current.unobtainable = True
     scene.run(ORPHAN + 1.0)
-    assert {to for to, _ in scene.take(Found)} == set(IDS[1:]) and not scene.fly.agreement.witness
+    assert {to for to, _ in scene.take(Found)} == set(IDS[1:]) and not scene.current.agreement.witness
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_recover_has_no_effect_after_a_quorum_was_here_again(how):
         scene.lose(BEN)
     else:
         step(scene.replica)
-        scene.fly = scene.next_round()
+        scene.current = scene.next_round()
         scene.advance()
     scene.run(100.0)
     assert not scene.forks and not scene.take(Found)
@@ -161,7 +161,7 @@ def test_founder_that_fetches_the_state_of_a_faster_one_reports_the_lineage_once
     assert scene.take(Found) and not scene.events
     fork = branch(ME, ANN)[-1].fork
     scene.replica.found(fork)
-    scene.fly = scene.next_round()
+    scene.current = scene.next_round()
     for _ in range(2):
         scene.advance()
     assert [name for name, _ in scene.events] == ["lineage", "alarm"]
@@ -174,9 +174,9 @@ def test_peer_with_nothing_to_continue_founds_no_lineage(why):
     if why == "no state":
         scene.replica.members = ()
     elif why == "complete":
-        scene.fly.complete = True
+        scene.current.complete = True
     else:
-        scene.fly.agreement.overtaken()
+        scene.current.agreement.overtaken()
     scene.run(10 * ORPHAN)
     assert not scene.forks and not scene.take(Found)
 
@@ -187,23 +187,23 @@ def test_peer_whose_disk_is_full_founds_with_the_life_that_it_has_since():
     scene.store.full = True
     scene.run(ORPHAN + 1.0)
     assert scene.store.life != life(ME) and scene.store.record is None
-    assert scene.replica.known_lives == {ME: scene.store.life} and scene.fly.agreement.witness
+    assert scene.replica.known_lives == {ME: scene.store.life} and scene.current.agreement.witness
 
 
 def test_founder_is_muted_in_the_parent_lineage_and_votes_in_the_new_one():
     scene = Scene(live=())
-    parent = scene.fly.agreement
+    parent = scene.current.agreement
     scene.run(ORPHAN + 1.0)
-    assert not parent.witness and scene.fly.agreement.witness
+    assert not parent.witness and scene.current.agreement.witness
     record = scene.store.record
     assert record.left and (record.lineage, record.round) == (lineage_of(FIRST), ROUND + 1)
 
 
 def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     scene = Scene(live=())
-    scene.fly.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
+    scene.current.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
     for left in range(20, 0, -1):
-        scene.fly.lacking = left
+        scene.current.missing_results = left
         scene.run(PATIENCE)
     assert not scene.forks
     scene.run(ORPHAN + PATIENCES * PATIENCE)
@@ -213,7 +213,7 @@ def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
 def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_them():
     """They have restarted: they are reachable, but have lost the results that they voted for."""
     scene = Scene(live=(ANN, BEN))
-    scene.fly.lacking = 1
+    scene.current.missing_results = 1
     scene.run(PATIENCES * PATIENCE - 0.5)
     assert scene.own_lineage.since is None and not scene.own_lineage.stalled.is_set()
     scene.run(1.5)
@@ -241,7 +241,7 @@ def test_two_of_five_found_one_lineage_together():
     one, other = scenes[ME].replica, scenes[ANN].replica
     assert one.chain == other.chain and one.members == other.members == (ME, ANN) and one.digest == other.digest
     assert one.lives == life(ME) + life(ANN) and len(one.chain) == 2
-    assert all(scene.fly.agreement.able for scene in scenes.values())
+    assert all(scene.current.agreement.able for scene in scenes.values())
 
 
 def test_silent_member_is_waited_for_during_the_settle_time_only():
@@ -257,26 +257,26 @@ def test_silent_member_is_waited_for_during_the_settle_time_only():
 
 def test_founder_of_another_lineage_has_no_vote_in_our_round():
     scene = Scene()
-    assert scene.fly.agreement.able
+    assert scene.current.agreement.able
     for peer in (ANN, BEN):
         scene.hear_found(peer, ANN, BEN)
-    assert set(scene.fly.agreement.silent) == {ANN, BEN} and scene.fly.agreement.able
+    assert set(scene.current.agreement.silent) == {ANN, BEN} and scene.current.agreement.able
     scene.hear_found(CAT, CAT)
-    assert not scene.fly.agreement.able
+    assert not scene.current.agreement.able
 
 
 def test_statement_about_another_state_changes_nothing():
     scene = Scene()
     message = Found(ROUND, 0, OTHER, (ANN, BEN), life(ANN))
     scene.own_lineage.on_found(ANN, message, sign(ANN, message))
-    assert not scene.fly.agreement.silent
+    assert not scene.current.agreement.silent
 
 
 def test_farewell_is_no_part_of_founding():
     """A founder withdraws silently: its farewell would let a quorum of the others shrink."""
     scene = Scene(live=(ANN,))
     scene.run(ORPHAN + 5.0)
-    assert not scene.take(Leave) and not [m for _, m in scene.fly.agreement.take() if isinstance(m, Leave)]
+    assert not scene.take(Leave) and not [m for _, m in scene.current.agreement.take() if isinstance(m, Leave)]
 
 
 def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state():

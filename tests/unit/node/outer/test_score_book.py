@@ -44,8 +44,8 @@ def test_endorsement_ends_after_consecutive_failures_until_the_next_success():
     for falls in [GOOD] * 40 + [FLIPPED] * (FAILURES - 1):
         book.judge_newcomer(PEER, falls)
     assert book.of(PEER).endorsed
-    assert not book.judge_newcomer(PEER, FLIPPED).endorsed and "does not lower" in book.of(PEER).told
-    assert book.judge_newcomer(PEER, GOOD).endorsed and "after 44 contributions" in book.of(PEER).told
+    assert not book.judge_newcomer(PEER, FLIPPED).endorsed and "does not lower" in book.of(PEER).summary
+    assert book.judge_newcomer(PEER, GOOD).endorsed and "after 44 contributions" in book.of(PEER).summary
 
 
 def calibrated(evaluations=40):
@@ -93,7 +93,7 @@ def test_unsent_contributions_count_as_losses():
     book = calibrated()
     for _ in range(5):
         book.unsent(PEER)
-    assert book.distrusts(PEER) and "not sent" in book.of(PEER).told
+    assert book.distrusts(PEER) and "not sent" in book.of(PEER).summary
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 10.0])

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from thinwire.node.runtime.asyncio_extra import cancelled, whole
+from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
 
 
 def test_cancelled_work_is_awaited_to_its_end():
@@ -17,7 +17,7 @@ def test_cancelled_work_is_awaited_to_its_end():
             seen.append("worked")
             return 5
 
-        task = asyncio.create_task(whole(work()))
+        task = asyncio.create_task(uninterrupted(work()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -26,7 +26,7 @@ def test_cancelled_work_is_awaited_to_its_end():
         may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await whole(work()) == 5
+        assert await uninterrupted(work()) == 5
 
     asyncio.run(main())
     assert seen == ["worked", "worked"]
@@ -38,7 +38,7 @@ def test_work_errors_are_raised():
 
     async def main():
         with pytest.raises(ValueError, match="mine"):
-            await whole(wrong())
+            await uninterrupted(wrong())
         task = asyncio.create_task(wrong())
         await cancelled(task)
         assert task.done()

@@ -103,7 +103,7 @@ def test_text_is_tokenized_once_and_cached(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "x.txt").write_text("hello")
     first = opened(tmp_path / "x.txt", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus_module, "_tokenize", lambda *_: pytest.fail("tokenized again"))
+        patch.setattr(Bytes, "encode", lambda *_: pytest.fail("tokenized again"))
         assert opened(tmp_path / "x.txt", tmp_path).identity == first.identity
     (tmp_path / "x.txt").write_text("hellO")
     second = opened(tmp_path / "x.txt", tmp_path)

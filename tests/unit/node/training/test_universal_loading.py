@@ -86,8 +86,8 @@ def test_state_of_every_run_starts_every_other_run(tmp_path, source, whole):
         for group in groups:
             part = trained(replica_of(source, FIRST, held=group), group[0])
             paths.append(checkpoint(tmp_path / f"{group[0]}", part))
-            for chain in part.chains.values():
-                chain.part.put(theta, chain.replica.theta)
+            for fragment in part.fragments.values():
+                fragment.part.put(theta, fragment.replica.theta)
     assert np.unique(theta).size > LAYOUT.total // 2, "the parts are not empty"
     found = load_weights(paths, LAYOUT)
     assert found.tobytes() == theta.tobytes()
@@ -95,8 +95,8 @@ def test_state_of_every_run_starts_every_other_run(tmp_path, source, whole):
         replica = replica_of(target, found)
         assert replica.theta.tobytes() == theta.tobytes(), target
         for stage in range(stages_of(target)):
-            chain = replica_of(target, found, held=[stage]).chains[stage]
-            assert chain.replica.theta.tobytes() == chain.part.take(theta).tobytes(), (target, stage)
+            fragment = replica_of(target, found, held=[stage]).fragments[stage]
+            assert fragment.replica.theta.tobytes() == fragment.part.take(theta).tobytes(), (target, stage)
 
 
 def test_missing_stage_is_named_and_two_states_of_one_stage_are_refused(tmp_path):

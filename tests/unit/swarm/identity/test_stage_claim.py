@@ -27,7 +27,7 @@ def test_stage_claims_are_read_from_records():
     assert found.orphans == {1: (IDS[5],)} and found.waiting == (IDS[6],)
     assert found.of(IDS[1]) == Seat(0, IDS[1]) and found.of(IDS[4]) == Seat(2, IDS[1])
     assert [found.of(IDS[i]) for i in (0, 5, 6)] == [None] * 3
-    told = [found.told(one) for one in IDS[:7]]
+    told = [found.describe(one) for one in IDS[:7]]
     assert told[0] == told[2] == "" and told[3] == f"stage 2 of group {IDS[1].hex()[:8]}"
     assert told[5] == "stage 1 without a group" and told[6] == "no stage yet"
 

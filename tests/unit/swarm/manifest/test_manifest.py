@@ -767,7 +767,7 @@ STAGED = '[outer]\nmethod = "streaming"\n[pipeline]\nstages = 3\n'
 
 def test_pipeline_table_describes_stages():
     run = parse(STAGED)
-    assert run.chained and (run.outer.fragments, run.outer.overlap, run.outer.local_mix) == (3, 0, 0.0)
+    assert run.fragmented and (run.outer.fragments, run.outer.overlap, run.outer.local_mix) == (3, 0, 0.0)
     assert run.microbatches == 1 and parse(f"{STAGED}microbatches = 6").max_weight == 6 * parse(STAGED).max_weight
     assert parse(f"{STAGED}[inner]\naccumulate = 4").microbatches == 4
     kept = STAGED.replace("[pipeline]", "overlap = 12\nlocal_mix = 0.25\n[pipeline]")

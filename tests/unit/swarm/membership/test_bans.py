@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, record
-from thinwire.swarm.evidence import convicts, decode, encode, told
+from thinwire.swarm.evidence import convicts, decode, describe, encode
 from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.frame import encode as encode_frame
 from thinwire.swarm.membership import gossip_items
@@ -43,10 +43,10 @@ def changed(vote, **changes):
 
 
 def test_two_votes_and_two_proposals_of_a_leader_convict():
-    assert convicts(evidence(), RUN) and told(evidence()) == "two votes in round 7"
+    assert convicts(evidence(), RUN) and describe(evidence()) == "two votes in round 7"
     assert convicts(evidence(TWO, ONE), RUN) and convicts(evidence(second=changed(ONE, opened=b"p" * 32)), RUN)
     proposals = changed(ONE, digest=None), changed(ONE, digest=None, opened=b"p" * 32)
-    assert convicts(evidence(*proposals), RUN) and told(evidence(*proposals)) == "two proposals in round 7"
+    assert convicts(evidence(*proposals), RUN) and describe(evidence(*proposals)) == "two proposals in round 7"
     assert decode(encode(evidence())) == evidence()
 
 
@@ -55,7 +55,7 @@ SAID = Announced(7, 0, 9, b"l" * LIFE, b"a" * 32)
 
 def test_two_announcements_with_one_number_in_one_life_convict():
     found = evidence(SAID, changed(SAID, digest=b"b" * 32))
-    assert convicts(found, RUN) and told(found) == "two announcements in round 7" and decode(encode(found)) == found
+    assert convicts(found, RUN) and describe(found) == "two announcements in round 7" and decode(encode(found)) == found
     assert len(gossip_items.spread(found)) < 600
     others = [{"round": 8}, {"fragment": 1}, {"attempt": 10}, {"life": b"m" * LIFE}, {"digest": SAID.digest}]
     for other in others:
@@ -175,20 +175,20 @@ def test_peer_is_as_unknown_after_the_end_of_a_verdict_and_comes_back_with_its_r
     roster = roster_of()
     roster.convict((verdict_on(LIAR),), 1.0)
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert [(event.kind, event.peer) for event in roster.events] == [("pardoned", LIAR.peer_id)]
     assert roster.banned == [] and roster.bans == () and roster.reason_of(LIAR.peer_id) == ""
     roster.learn(record(1), 2.0)
     assert roster.alive(LIAR.peer_id) and roster.events[-1].kind == "joined"
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.alive(LIAR.peer_id) and not roster.events, "there is nothing to end"
 
 
 def test_verdict_on_an_unknown_peer_ends_too():
     roster = roster_of(others=0)
     roster.convict((verdict_on(LIAR),), 1.0)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     roster.learn(record(1), 2.0)
     assert roster.banned == [] and roster.alive(LIAR.peer_id)
 
@@ -199,7 +199,7 @@ def test_evidence_outlasts_a_verdict_whichever_comes_first(first):
     for item in items if first == "evidence" else reversed(items):
         roster.convict((item,), 1.0)
     assert roster.bans == (ITEM,)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
     sent = [letter for now in range(1, 100) for letter in roster.tick(float(now))]
     assert any(ITEM in getattr(message, "items", ()) for _, message in sent), "others learn of it"
@@ -209,7 +209,7 @@ def test_evidence_of_other_peers_outlasts_a_verdict_of_ours():
     roster = roster_of()
     roster.convict((verdict_on(LIAR),), 1.0)
     roster.handle(OTHER.peer_id, Gossip((ITEM,)), 2.0)
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and roster.reason_of(LIAR.peer_id) == "two votes in round 7"
 
 
@@ -223,7 +223,7 @@ def test_proof_of_two_records_outlasts_a_verdict_whichever_comes_first(first):
     for step in steps if first == "proof" else reversed(steps):
         step()
     roster.events.clear()
-    roster.pardon(LIAR.peer_id)
+    roster.lift_verdict(LIAR.peer_id)
     assert roster.banned == [LIAR.peer_id] and not roster.events
     roster.learn(record(1, sequence=2), 2.0)
     assert not roster.alive(LIAR.peer_id)

@@ -312,7 +312,7 @@ def test_drop_during_link_opening_leaves_it_reopenable(wire):
         first.transport.learn(record)
         target = type("Silent", (), {"id": silent.peer_id})
         sends = [asyncio.create_task(first.ping(target)), asyncio.create_task(first.chunk(target, b"x"))]
-        meeting = asyncio.create_task(
+        welcome = asyncio.create_task(
             first.transport.meet(Contact(f"127.0.0.1:{port}", silent.transport_public), first.hello)
         )
         await asyncio.sleep(0.05)
@@ -320,7 +320,7 @@ def test_drop_during_link_opening_leaves_it_reopenable(wire):
         assert await asyncio.gather(*sends) == [False, False]
         await asyncio.sleep(0.05)
         await first.transport.close()
-        assert (await meeting).code == "unreachable"
+        assert (await welcome).code == "unreachable"
         listener.close()
 
     wire.run(work)

@@ -144,7 +144,7 @@ def test_concurrent_fragments_match_the_formulas(overlap):
     """The model follows a fragment this number of steps after it was sent, in any number of turns."""
     text, count, turns = streaming(3, overlap), 3, 9
     outer, twins = manifest(text).outer, [Model(index) for index in range(2)]
-    assert manifest(text).lag == (overlap - 1) // 2 and manifest(text).chained
+    assert manifest(text).lag == (overlap - 1) // 2 and manifest(text).fragmented
     parts = parts_of(LAYOUT, count)
     theta = twins[0].theta.astype(np.float64)
     local = [twin.theta.astype(np.float64) for twin in twins]
@@ -170,7 +170,7 @@ def test_concurrent_fragments_match_the_formulas(overlap):
             waiting[step] = part, np.mean([part.take(theta) - part.take(mine) for mine in local], axis=0)
     under_way = []
     table, models = drive(
-        text, turns, count=2, look=lambda table, models: under_way.append(len(table.seats[0].rounds._flights))
+        text, turns, count=2, look=lambda table, models: under_way.append(len(table.seats[0].rounds._pending))
     )
     assert max(under_way) == len(waiting) == (overlap - 1) // 2
     for model, mine in zip(models, local, strict=True):
@@ -205,16 +205,16 @@ def test_late_fragment_does_not_delay_others(codec):
 
     def change(table):
         for seat in table.seats:
-            link = seat.session.links[1]
-            average = link.average
+            session = seat.session.sessions[1]
+            average = session.average
 
-            async def slow(*given, average=average, link=link, **named):
-                if not link.replica.round:
+            async def slow(*given, average=average, session=session, **named):
+                if not session.replica.round:
                     free.append(asyncio.Event())
                     await free[-1].wait()
                 return await average(*given, **named)
 
-            link.average = slow
+            session.average = slow
 
     def look(table, models):
         rounds = [one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)]
@@ -237,14 +237,14 @@ def test_fragment_with_missing_results_does_not_delay_others():
     at = []
 
     def change(table):
-        link = table.seats[0].session.links[1]
-        link.current.agreement.commit = SimpleNamespace(opened=None)
+        session = table.seats[0].session.sessions[1]
+        session.current.agreement.commit = SimpleNamespace(opened=None)
 
         async def lacking(*, give_up):
             await asyncio.sleep(give_up)
             return Outcome()
 
-        link.outcome = lacking
+        session.outcome = lacking
 
     def look(table, models):
         rounds = [one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)]
@@ -259,7 +259,7 @@ def test_error_in_a_fragment_is_raised():
         async def broken(*given, **named):
             raise ZeroDivisionError
 
-        table.seats[0].session.links[2].average = broken
+        table.seats[0].session.sessions[2].average = broken
 
     with pytest.raises((ZeroDivisionError, virtual_loop.SimFailure)):
         drive(streaming(3, 4), 8, change=change)
@@ -343,7 +343,7 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
             assert np.array_equal(tensor, one.private_state(inner)[name])
     some = fresh((1,))
     asyncio.run(keep().restore(some, LAYOUT, at_once))
-    assert some.chains[1].replica.digest == replica.chains[1].replica.digest and set(some.chains) == {1}
+    assert some.fragments[1].replica.digest == replica.fragments[1].replica.digest and set(some.fragments) == {1}
     # A peer with fewer fragments has no whole state.
     assert not hasattr(keep().save(some, LAYOUT, None), "reason")
     untouched = fresh()
@@ -363,12 +363,12 @@ def test_checkpoint_copies_fragment_by_fragment_while_rounds_are_committed(tmp_p
 
     async def work(copy):
         number = len(expected)
-        one = replica.chains[number].replica
-        expected.append((one.round, one.state.copy(), one.private_state(replica.chains[number].layout)))
+        one = replica.fragments[number].replica
+        expected.append((one.round, one.state.copy(), one.private_state(replica.fragments[number].layout)))
         copy()
-        for chain in replica.chains.values():  # a round of every fragment, before the next copy
-            chain.replica.state += 1.0
-            chain.replica.advance(chain.replica.members)
+        for fragment in replica.fragments.values():  # a round of every fragment, before the next copy
+            fragment.replica.state += 1.0
+            fragment.replica.advance(fragment.replica.members)
 
     keep.copy(replica, LAYOUT, PrivateState({"moment": np.ones(3, np.float32)}, {}))
     saved = asyncio.run(keep.write(replica, LAYOUT, work))
@@ -397,7 +397,9 @@ def test_concurrent_fragments_refuse_invalid_settings(text, codec, found):
 
 
 def test_number_of_concurrent_rounds_follows_from_manifest():
-    found = [(run.lag, run.overlap, run.chained) for run in (manifest(streaming(3, overlap)) for overlap in range(7))]
+    found = [
+        (run.lag, run.overlap, run.fragmented) for run in (manifest(streaming(3, overlap)) for overlap in range(7))
+    ]
     assert found == [
         (0, 0, True),
         (0, 1, True),
@@ -408,5 +410,5 @@ def test_number_of_concurrent_rounds_follows_from_manifest():
         (2, 2, True),
     ]
     run = manifest(streaming(3, 1, None), "topk(k=64,chunk=4096)|2bit|rice")
-    assert run.chained and run.exchange.collective == "all-gather"
+    assert run.fragmented and run.exchange.collective == "all-gather"
     assert (run.outer.lr, run.outer.momentum, run.outer.local_mix) == (1.0, 0.0, 0.0)

@@ -27,7 +27,7 @@ def test_forfeited_training_counts_up_to_the_read_of_the_model():
     schedule.owed += 20
     asyncio.run(schedule.late(100))
     schedule.owed += 7
-    schedule.land(0)
+    schedule.conclude(0)
     assert schedule.owed == 7
 
 
@@ -43,6 +43,6 @@ def test_forfeited_training_of_the_turn_in_progress_counts_in_no_later_turn():
     schedule.owed = schedule.sent = 100
     schedule.unbooked = 20
     asyncio.run(schedule.late(100))
-    schedule.land(0)
+    schedule.conclude(0)
     schedule.owed += 60  # the whole turn
     assert schedule.owed == 40

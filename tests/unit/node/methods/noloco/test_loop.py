@@ -35,9 +35,9 @@ def test_one_liar_does_not_make_honest_partners_refuse_each_other(usual, lie):
     manifest = parse('[outer]\nmethod = "noloco"\n[exchange]\ngossip_group_size = 8\n')
     rounds = GossipLoop(session, manifest, read=None, write=None, work=at_once)
     partners = [bytes([index]) * 32 for index in range(1, 8)]
-    meetings = [PairResult(peer, (b"x",), 1, 1) for peer in partners]
+    results = [PairResult(peer, (b"x",), 1, 1) for peer in partners]
     for _ in range(100):
         refused.clear()
-        found = asyncio.run(rounds._screen([], meetings))
+        found = asyncio.run(rounds._screen([], results))
         assert all(found[at].theirs for at in range(6))
         assert refused == ([partners[-1]] if lie > 1 else [])

@@ -22,26 +22,26 @@ class Rounds:
     def round(self, late=0.0, *, train=10.0, reason="", refused="", took=0.0):
         """Return the deadline of the round, and when its steps ended early (None: not). `took`: exchange seconds."""
         pace, began = self.pace, self.time
-        pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", met=False)
-        circle = GossipGroup(TERMS, size=2)
-        circle.pairs = {A: pair}
+        pair = SimpleNamespace(theirs=None, theirs_at=0.0, refused="", exchanged=False)
+        group = GossipGroup(TERMS, size=2)
+        group.pairs = {A: pair}
         cut = None
         while cut is None and self.time < began + train:
             self.time += 0.1
             if self.time >= began + train - late and pair.theirs is None and not pair.refused:
                 pair.theirs_at, pair.refused = self.time, refused
                 pair.theirs = None if refused else object()
-            if pace.keeps_waiting(circle):
+            if pace.keeps_waiting(group):
                 pace.hurried, cut = True, self.time - began
-        circle.ours = object()
-        circle.ours_at, deadline = self.time, pace.train()
+        group.ours = object()
+        group.ours_at, deadline = self.time, pace.train()
         if pair.theirs is None and not refused:
             wait = min(deadline, max(0.0, -late))
             self.time += wait
             pair.theirs_at, reason = (0.0, "late") if wait < -late else (self.time, reason)
-        pair.met = not (reason or refused)
-        self.time += took if pair.met else 0.0
-        pace.learn(circle, [PairResult(A, (b"x",) if pair.met else (), reason=reason or refused)])
+        pair.exchanged = not (reason or refused)
+        self.time += took if pair.exchanged else 0.0
+        pace.learn(group, [PairResult(A, (b"x",) if pair.exchanged else (), reason=reason or refused)])
         pace.begin(elsewhere=False)
         return deadline, cut
 
@@ -107,13 +107,13 @@ def test_faster_peer_waits_longer_but_not_after_one_round():
 
 def circle_of(*ready, refused=0):
     """Return a group whose partners were ready at these times (None: not yet); the last ones have given up."""
-    circle = GossipGroup(TERMS, size=len(ready) + 1)
+    group = GossipGroup(TERMS, size=len(ready) + 1)
     for index, at in enumerate(ready):
         gone = index >= len(ready) - refused
         theirs = None if at is None or gone else object()
-        pair = SimpleNamespace(theirs=theirs, theirs_at=at or 0.0, refused="x" if gone else "", met=False)
-        circle.pairs[bytes([index]) * 32] = pair
-    return circle
+        pair = SimpleNamespace(theirs=theirs, theirs_at=at or 0.0, refused="x" if gone else "", exchanged=False)
+        group.pairs[bytes([index]) * 32] = pair
+    return group
 
 
 def test_median_partner_sets_the_wait():
@@ -131,17 +131,17 @@ def test_last_of_a_group_hurries_and_others_do_not():
         pace = PartnerWait(lambda now=time: now[0], patience=2.0, entered=True)
         for _ in range(3):
             began = time[0]
-            circle = circle_of(*(began + at for at in ready))
-            circle.ours, circle.ours_at = object(), began + 10.0
+            group = circle_of(*(began + at for at in ready))
+            group.ours, group.ours_at = object(), began + 10.0
             time[0] = began + 10.0
             pace.train()
-            for pair in circle.pairs.values():
-                pair.met = True
-            pace.learn(circle, [PairResult(A, (b"x",))] * 3)
+            for pair in group.pairs.values():
+                pair.exchanged = True
+            pace.learn(group, [PairResult(A, (b"x",))] * 3)
             pace.begin(elsewhere=False)
-        circle = circle_of(time[0] + 4.0, time[0] + 4.5, None)
+        group = circle_of(time[0] + 4.0, time[0] + 4.5, None)
         time[0] += 6.0
-        assert pace.keeps_waiting(circle) == hurries
+        assert pace.keeps_waiting(group) == hurries
 
 
 def test_majority_must_report_that_we_are_behind():

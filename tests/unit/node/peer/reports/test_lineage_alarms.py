@@ -44,7 +44,7 @@ def test_alarm_ends_when_all_have_been_members_again():
     assert not alarms.look([replica(8, ME, ANN, BEN, chain=[OURS])], {ANN, BEN})
     (over,) = alarms.look([replica(9, ME, CAT, DAN, chain=[OURS])], {CAT, DAN})
     assert over.text == TEXT and alarms.shown == ""
-    assert over.told == f"{TEXT.replace('continue', 'continued')}; all were together again in round 9"
+    assert over.summary == f"{TEXT.replace('continue', 'continued')}; all were together again in round 9"
     assert not alarms.look([replica(10, ME, chain=[OURS])], ()), "it has ended"
 
 
@@ -59,14 +59,14 @@ def test_alarm_of_all_members_stays_until_the_next_round():
 def test_alarm_ends_when_another_lineage_was_taken_over():
     alarms = begun(OURS)
     (over,) = alarms.look([replica(FORKED, CAT, DAN, BEN, chain=[era(CAT, DAN, BEN)])], {CAT})
-    assert "took over another lineage" in over.told and alarms.shown == ""
+    assert "took over another lineage" in over.summary and alarms.shown == ""
 
 
 @pytest.mark.parametrize(("live", "ends"), [((), True), ((ANN,), True), ((ANN, CAT), False)])
 def test_alarm_ends_after_many_rounds_unless_a_missing_member_is_reachable_and_outside(live, ends):
     alarms = begun(OURS)
     assert bool(alarms.look([replica(FORKED + ROUNDS, ME, ANN, chain=[OURS])], live)) == ends
-    assert ("did not come back" in alarms.told[TEXT]) == ends
+    assert ("did not come back" in alarms.summaries[TEXT]) == ends
 
 
 def test_alarm_of_a_lineage_stays_in_those_that_were_founded_in_it():

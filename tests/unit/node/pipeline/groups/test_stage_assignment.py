@@ -12,6 +12,7 @@ from thinwire.node.pipeline.groups.stage_assignment import assign, fitting, gaps
 from thinwire.node.pipeline.groups.stage_join import anew, crowded
 from thinwire.node.pipeline.groups.stage_join import seat as take
 from thinwire.node.pipeline.model.held_stage import HeldStage
+from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.stage_claim import Seat, Seating
@@ -137,7 +138,7 @@ def test_stage_layout_is_its_part_of_the_whole(stage):
     mine = {name for name, _ in holding.section.named_parameters()}
     for name, value in whole.named_parameters():
         assert (theta[name] == (value.detach().numpy() if name in mine else 0)).all()
-    part = holding._part
+    part = fragments_of(RUN, layout)[stage]
     assert part.size == sum(p.numel() for p in holding.section.parameters())
     for start, stop in part.spans:
         holding.write(2 * holding.parameters()[start:stop], start)

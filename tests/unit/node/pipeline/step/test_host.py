@@ -312,10 +312,15 @@ def test_payload_assembly_takes_each_piece_once_with_right_length():
     payload = bytes(range(256)) * 9000
     parts = list(pieces(payload))
     assert [len(part) for part in parts] == [CHUNK_BYTES, CHUNK_BYTES, len(payload) - 2 * CHUNK_BYTES]
-    parcel = PayloadAssembly(len(payload))
-    assert not parcel.add(3, b"") and not parcel.add(2, parts[0]) and not parcel.add(0, parts[2])
-    assert parcel.add(2, parts[2]) and not parcel.add(2, parts[2]) and parcel.add(0, parts[0]) and not parcel.whole
-    assert parcel.add(1, parts[1]) and parcel.whole and parcel.payload() == payload
+    assembly = PayloadAssembly(len(payload))
+    assert not assembly.add(3, b"") and not assembly.add(2, parts[0]) and not assembly.add(0, parts[2])
+    assert (
+        assembly.add(2, parts[2])
+        and not assembly.add(2, parts[2])
+        and assembly.add(0, parts[0])
+        and not assembly.complete
+    )
+    assert assembly.add(1, parts[1]) and assembly.complete and assembly.payload() == payload
     assert [len(part) for part in pieces(b"")] == [0] and PayloadAssembly(0).add(0, b"")
 
 
