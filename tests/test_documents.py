@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from kit.real.documents import DOCUMENTS, ROOT, blocks, shell_lines
 from thinwire.node.cli.main import command_line
+from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.member import EventKind
@@ -201,3 +202,9 @@ def test_every_event_of_the_package_is_in_its_reference():
                 if name in ("emit", "_emit", "_write", "_report") and isinstance(node.args[0].value, str):
                     said.add(node.args[0].value)
     assert len(said) > 40 and sorted(said - told) == []
+
+
+def test_readme_names_every_setting_of_the_environment():
+    readme = (ROOT / "README.md").read_text()
+    missing = [f"_{one.name.upper()}" for one in SETTINGS if f"_{one.name.upper()}`" not in readme]
+    assert not missing

@@ -46,8 +46,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
     are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
     own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
-    own_bits per parameter. hidden: the method trains during an exchange. turns: fragments with separate rounds. assumed:
-    values that were not given.
+    own_bits per parameter. hidden: the method trains during an exchange. turns: fragments with separate rounds. stages: of
+    the manifest's pipeline, 0 without. assumed: values that were not given.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     own_bits: float = 0.0
     hidden: bool = False
     turns: int = 1
+    stages: int = 0
 
     @property
     def row(self) -> CostRow:
@@ -150,6 +151,7 @@ def question_of(
         own_bits=own_bits,
         hidden=settings.overlap > 0,
         turns=settings.outer.fragment_count,
+        stages=settings.pipeline.stages,
     )
 
 

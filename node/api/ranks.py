@@ -7,6 +7,7 @@ backend, and in which collectives of the training are in progress.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
@@ -77,10 +78,17 @@ def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
 
 
 def check_alone() -> None:
-    """Raise GroupError in one of several processes of torch.distributed.
+    """Raise GroupError in one of several processes of torch.distributed, or of torchrun.
 
     They would train apart unnoticed.
     """
+    started = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
+    if started > 1 and not dist.is_initialized():
+        raise GroupError(
+            f"this process is one of {started} that torchrun has started, and thinwire.join was called without `group`",
+            "call torch.distributed.init_process_group, and pass group=torch.distributed.group.WORLD, so that all ranks are "
+            "one peer",
+        )
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise GroupError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "

@@ -25,5 +25,5 @@ async def compile_kernels(manifest: Manifest, work: Callable[[Callable[[], None]
     compiling = asyncio.ensure_future(work(partial(warm_up, *specs)))
     await asyncio.wait((compiling,), timeout=LOADING_SECONDS)
     if not compiling.done():
-        LOGGER.info("compiling the kernels of %s for this processor; the next start loads them", codec)
+        LOGGER.info("preparing the kernels of %s: compiled for this processor once, then loaded from the cache", codec)
     await compiling

@@ -47,12 +47,12 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 def pipeline(question: Question, held: float) -> Pipeline | None:
-    """Return the pipeline that fits into the peers' memory, else one of two stages.
+    """Return the manifest's pipeline, else the one that fits into the peers' memory, else one of two stages.
 
     held: bytes of the whole model on one peer. Returns None if the tokens of a step are unknown, or there are not
     enough layers or peers.
     """
-    stages = max(2, int(-(-held // question.memory))) if question.memory else 2
+    stages = question.stages or (max(2, int(-(-held // question.memory))) if question.memory else 2)
     if not question.tokens or stages > min(question.layers, question.peers):
         return None
     step = max(machine.step for machine in question.machines)

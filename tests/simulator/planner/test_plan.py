@@ -195,6 +195,11 @@ class TestAdvice:
 
 
 class TestPipeline:
+    def test_pipeline_of_a_plan_has_the_stages_of_the_manifest(self):
+        toml = b"[model]\nlayers = 6\n[outer]\nmethod = 'streaming'\nfragments = 3\n[pipeline]\nstages = 3\n"
+        staged = question(toml, step=1.0, peers=6, links=("6x50/10",))
+        assert pipeline(staged, 1e9).stages == 3
+
     def test_pipeline_on_fast_links_loses_only_the_bubble(self):
         own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=0.1)
         found = pipeline(own, 0.4 * 2**30)

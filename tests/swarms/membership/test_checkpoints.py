@@ -8,6 +8,7 @@ import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
 from thinwire.node.outer import round_history
 from thinwire.node.peer import peer_services
+from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
 from thinwire.sims.scenario.faults import Fault
 
 METHODS = {
@@ -99,3 +100,18 @@ def test_returning_peer_fetches_the_state_if_the_results_are_gone(monkeypatch):
     assert not events_of(run, "replay", 2) and [one for one in events_of(run, "synced", 2) if one.at > 20.0]
     found = one_state(rounds_of(run))
     assert max(found[2]) == max(found[0])
+
+
+def test_only_peer_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_read(monkeypatch):
+    """With rounds from the first weights the user would lose what can be repaired."""
+    real = CheckpointStore.load
+
+    def load(self, run_id=None):
+        found = real(self, run_id)
+        return found if found.snapshot is None else Loaded(None, None, ("bit rot",))
+
+    monkeypatch.setattr(CheckpointStore, "load", load)
+    run = run_of(Fault(10.0, "restart", (0,), 3.0), peers=1, seconds=20.0)
+    ends = [one.fields["reason"] for one in events_of(run, "down", 0)]
+    assert any("no checkpoint of the run can be read: bit rot" in reason for reason in ends), ends
+    assert not [one for one in events_of(run, "round", 0) if one.at > 13.0]

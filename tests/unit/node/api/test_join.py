@@ -40,6 +40,15 @@ def train(swarm, steps):
     return seen
 
 
+def test_join_under_torchrun_without_a_group_is_refused(run, tmp_path, monkeypatch):
+    """The ranks would be peers of two runs unnoticed."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(thinwire.GroupError, match="one of 2 that torchrun has started") as error:
+        thinwire.join(run, home=tmp_path / "home", host="127.0.0.1")
+    assert "init_process_group" in error.value.hint
+
+
 def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_path):
     settings = dict(home=tmp_path / "home", host="127.0.0.1")
     with thinwire.join(run, **settings) as swarm:
