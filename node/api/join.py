@@ -51,7 +51,7 @@ def join(
     torch.distributed runs several processes and there is no `group`.
     """
     if group is None:
-        check_alone()
+        check_alone(os.environ)
     place = Path(home) if home is not None else None
     flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
 

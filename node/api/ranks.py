@@ -7,8 +7,7 @@ backend, and in which collectives of the training are in progress.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
@@ -77,12 +76,12 @@ def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
     return msgspec.msgpack.decode(body[4 : 4 + int.from_bytes(body[:4], "big")], type=_RankResult)
 
 
-def check_alone() -> None:
+def check_alone(environment: Mapping[str, str]) -> None:
     """Raise GroupError in one of several processes of torch.distributed, or of torchrun.
 
-    They would train apart unnoticed.
+    They would train apart unnoticed. `environment`: variables of this process.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
+    started = int(environment.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
     if started > 1 and not dist.is_initialized():
         raise GroupError(
             f"this process is one of {started} that torchrun has started, and thinwire.join was called without `group`",
