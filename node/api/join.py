@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.node.api.background_peer import BackgroundPeer
 from thinwire.node.api.group_peer import GroupPeer
-from thinwire.node.api.ranks import Ranks, check_alone
+from thinwire.node.api.ranks import Ranks, check_alone, check_launch
 from thinwire.node.api.swarm import Swarm
 from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.peer.peer_services import GATHER_SECONDS
@@ -51,7 +51,8 @@ def join(
     torch.distributed runs several processes and there is no `group`.
     """
     if group is None:
-        check_alone(os.environ)
+        check_launch(os.environ)
+        check_alone()
     place = Path(home) if home is not None else None
     flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
 

@@ -76,18 +76,25 @@ def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
     return msgspec.msgpack.decode(body[4 : 4 + int.from_bytes(body[:4], "big")], type=_RankResult)
 
 
-def check_alone(environment: Mapping[str, str]) -> None:
-    """Raise GroupError in one of several processes of torch.distributed, or of torchrun.
+def check_launch(environment: Mapping[str, str]) -> None:
+    """Raise GroupError in one of several processes of torchrun that have not initialized torch.distributed.
 
     They would train apart unnoticed. `environment`: variables of this process.
     """
-    started = int(environment.get("WORLD_SIZE", "1")) if dist.is_available() and dist.is_torchelastic_launched() else 1
-    if started > 1 and not dist.is_initialized():
+    launched = dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized()
+    if launched and (count := int(environment.get("WORLD_SIZE", "1"))) > 1:
         raise GroupError(
-            f"this process is one of {started} that torchrun has started, and thinwire.join was called without `group`",
+            f"this process is one of {count} that torchrun has started, and thinwire.join was called without `group`",
             "call torch.distributed.init_process_group, and pass group=torch.distributed.group.WORLD, so that all ranks are "
             "one peer",
         )
+
+
+def check_alone() -> None:
+    """Raise GroupError in one of several processes of torch.distributed.
+
+    They would train apart unnoticed.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise GroupError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "
