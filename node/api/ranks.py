@@ -77,7 +77,7 @@ def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
 
 
 def check_launch(environment: Mapping[str, str]) -> None:
-    """Raise GroupError in one of several processes of torchrun that have not initialized torch.distributed.
+    """Raise GroupError in a process of torchrun that has not initialized torch.distributed.
 
     They would train apart unnoticed. `environment`: variables of this process.
     """

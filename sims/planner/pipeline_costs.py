@@ -47,7 +47,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 def pipeline(question: Question, held: float) -> Pipeline | None:
-    """Return the manifest's pipeline, else the one that fits into the peers' memory, else one of two stages.
+    """Return the manifest's pipeline, else one that fits into the peers' memory, else two stages.
 
     held: bytes of the whole model on one peer. Returns None if the tokens of a step are unknown, or there are not
     enough layers or peers.
