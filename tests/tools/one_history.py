@@ -10,6 +10,7 @@ the machine. `--keep FOLDER`: keep the homes of the daemons, with their logs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=float, default=EVERY, help="mean time between two faults")
     parser.add_argument("--keep", type=Path)
+    os.environ["THINWIRE_PORT"] = "0"  # of the daemons, which share this machine
     wanted = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="one-history-") as folder:
         path = wanted.keep or Path(folder)
