@@ -202,7 +202,7 @@ def invite(
             "the daemon has no reachable address yet, or may not invite others",
             "try again in a moment, or ask the author of the run",
         )
-    from thinwire.node.cli.invitations import invitation
+    from thinwire.node.cli.invitations import command, invitation
 
     try:
         until = int(time.time()) + seconds_of(expires) if expires else 0
@@ -211,7 +211,7 @@ def invite(
     except ValueError as error:
         raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
     code, serial = invitation(said, config.directories, peer, until)
-    print(f"thinwire join {code}")
+    print(command(code, said, config.directories))
     from thinwire.node.runtime.console import warn
     from thinwire.swarm.identity.invite import Invite
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.mapping import Mapping
-from thinwire.node.daemon.options import Options
+from thinwire.node.daemon.options import Options, join_line
 from thinwire.node.daemon.progress_line import ProgressLine
 from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
@@ -83,10 +83,10 @@ def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
             live.hide()
 
 
-def _hand_out(invite: str) -> None:
+def _hand_out(invite: str, manifest: Manifest) -> None:
     """Print the command with which others join; the run continues even if stdout is closed."""
     try:
-        print(f"thinwire join {invite}", flush=True)
+        print(join_line(invite, manifest.model), flush=True)
     except OSError as error:
         LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
         discard_unwritable()
@@ -204,7 +204,7 @@ class Daemon:
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:
             self._live_line.hide()  # until the next status, so that the invite has a separate line
-        _hand_out(invite)
+        _hand_out(invite, self._peer.manifest)
 
     async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
         teller = asyncio.create_task(report_sinks.keep_telling(life.peer))

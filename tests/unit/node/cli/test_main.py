@@ -246,6 +246,14 @@ def test_invite_command_prints_only_the_line(capsys, home):
     assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE}\n", [])
 
 
+def test_invite_command_names_the_model_that_a_joiner_must_agree_to(capsys, home):
+    running(home, invite=INVITE)
+    manifest = directories(home).run(b"\xcd" * 32).manifest
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('[model]\nkind = "module"\nname = "mine:make"\n')
+    assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE} --model mine:make\n", [])
+
+
 def test_invite_command_warns_of_private_addresses(capsys, home):
     code = Invite(b"\x05" * 32, (Seed("192.168.2.1:7400", b"\x06" * 32),)).code()
     running(home, invite=code)
