@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
 from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk, present
@@ -177,6 +178,8 @@ def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path]:
                 "the first one comes after the first round: `thinwire status` shows the round",
             )
         raise NoModelError(f"no good checkpoint in {run.checkpoints}", "; ".join(loaded.remarks))
+    for remark in loaded.damaged:
+        warn(f"skipped a damaged checkpoint, {remark}; the newest good one, of round {loaded.snapshot.round}, is used")
     return loaded.snapshot, loaded.path
 
 

@@ -146,8 +146,9 @@ def test_export_falls_back_from_damaged_checkpoint(tmp_path, capsys):
         file.write_bytes(data)
 
     damage(2)
-    code, said, _ = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
+    code, said, err = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
     assert code == 0 and "round 1," in said
+    assert err.startswith("warning: ") and "step-00000002: " in err and "of round 1, is used" in err
     damage(1)
     code, said, err = outcome(capsys, tmp_path / "n.safetensors", "--home", home)
     assert code == 2 and said == "" and "no good checkpoint" in err and "differs from its hash" in err
