@@ -129,7 +129,12 @@ def test_transformers_export_has_the_tokenizer(tmp_path, capsys):
     code, said, err = outcome(capsys, tmp_path / "without", "--format", "transformers", "--home", home)
     assert code == 0 and "no tokenizer is written" in err and "mine.json" in err and said
     run.tokenizer.write_bytes(b"{}")
-    code, _, err = outcome(capsys, folder, "--format", "transformers", "--home", home)
+    code, said, err = outcome(capsys, folder, "--format", "transformers", "--home", home)
+    assert (
+        code == 2 and said == "" and err.startswith(f"error: {folder} has files already\nhint: ") and "--force" in err
+    )
+    assert (folder / "tokenizer.json").read_bytes() == byte_tokenizer_file()
+    code, _, err = outcome(capsys, folder, "--format", "transformers", "--force", "--home", home)
     assert code == 0 and err == "" and (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
