@@ -20,7 +20,7 @@ from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array
 from thinwire.node.training.local_learner import LocalLearner, build, prepare
-from thinwire.node.training.models.initial_weights import read_weights, vector_of
+from thinwire.node.training.models.initial_weights import WeightsError, read_weights, vector_of
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.user_model import check_named
 from thinwire.swarm.identity.errors import HintedError
@@ -148,7 +148,10 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
 
 
 def _from_path(path: Path) -> StoredModel:
-    weights = read_weights([path])
+    try:
+        weights = read_weights([path])
+    except WeightsError as error:
+        raise WeightsError(str(error), f"{error.hint}; the text for `thinwire evaluate` goes to --data PATH") from None
     if path.is_dir():
         directory = RunDirectory(path.absolute().parents[1])
         return StoredModel(weights, path, _toml(directory), directory)

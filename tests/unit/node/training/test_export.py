@@ -173,6 +173,14 @@ def test_generate_with_a_file_that_is_not_there_names_the_file(tmp_path, capsys)
     assert "error: there is no file other.safetensors\n" in capsys.readouterr().err
 
 
+def test_evaluate_with_a_text_as_the_model_names_the_option_for_text(tmp_path, capsys):
+    text = tmp_path / "tiny.txt"
+    text.write_text("words")
+    assert main.main(["evaluate", str(text), "--home", str(tmp_path / "home")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {text}: ") and "evaluate` goes to --data" in err and "--from" not in err
+
+
 def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
     home = tmp_path / "home"
     code, _, err = outcome(capsys, tmp_path / "m", "--home", home)
