@@ -85,6 +85,8 @@ def logs(
             sys.stdout.flush()
     except FileNotFoundError:
         raise InputError(f"there is no log {path}", "start a daemon first, or name its directory with --home") from None
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its owner and mode, or --home") from None
 
 
 def page(

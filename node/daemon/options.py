@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.node.runtime.settings import HF
-
 if TYPE_CHECKING:
     from thinwire.swarm.manifest.tables import Model
 
@@ -27,6 +25,8 @@ def join_line(invite: str, model: Model) -> str:
     model: the manifest's table, whose name has no character that a shell changes. A joiner may have the folder of a model of
     transformers at another path.
     """
+    from thinwire.node.runtime.settings import HF  # not for the help of a command
+
     prefixes = {"module": "", "hf": HF}
     option = f" --model {prefixes[model.kind]}{model.name}" if model.kind in prefixes else ""
     return f"thinwire join {invite}{option}"
