@@ -18,7 +18,8 @@ from thinwire.node.runtime.event_log import EventLog
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 READ = """
-const all = (selector) => [...document.querySelectorAll(selector)], text = (id) => document.getElementById(id).innerText;
+const all = (selector) => [...document.querySelectorAll(selector)], one = (id) => document.getElementById(id);
+const text = (id) => one(id).innerText ?? one(id).textContent;  // a drawing has only the latter
 return {
   cells: all("#links td").length, bars: all("#links i").length, rows: all("#fragments tr").length,
   colours: all("#links i").map((one) => getComputedStyle(one).backgroundColor),
