@@ -19,6 +19,7 @@ from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import Directories, RunDirectory
+from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
 
@@ -81,7 +82,8 @@ def local_runs(home: Directories) -> list[LocalRun]:
 def _saved_round(run: RunDirectory) -> int | None:
     """Return the round of the newest checkpoint by the name that LATEST has."""
     with suppress(OSError, ValueError):
-        return int((run.checkpoints / LATEST).read_text().strip().removeprefix("step-").partition(".")[0])
+        pointed = RealDisk().read(run.checkpoints / LATEST, 64).decode()
+        return int(pointed.strip().removeprefix("step-").partition(".")[0])
     return None
 
 

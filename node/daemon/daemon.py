@@ -78,7 +78,7 @@ def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory 
     daemon = Daemon(entry, options, here=here, warning=warning, live=live)
     set_up_logging(style, directories.log, debug=options.debug, live=live)
     try:
-        with hold(directories.lock), _removed_if_never_begun(folder) if folder else nullcontext():
+        with hold(directories.lock), removed_if_never_begun(folder) if folder else nullcontext():
             if sys.platform == "win32":
                 return asyncio.run(daemon.run())
             import uvloop
@@ -90,7 +90,7 @@ def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory 
 
 
 @contextmanager
-def _removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
+def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
     """Remove the folder of a run if the block makes it and then raises a HintedError, unless it has votes or checkpoints.
 
     Else `thinwire runs` and other commands would show a run that has never begun.
@@ -104,7 +104,7 @@ def _removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _hand_out(invite: str, manifest: Manifest) -> None:
+def hand_out(invite: str, manifest: Manifest) -> None:
     """Print the command with which others join; the run continues even if stdout is closed."""
     try:
         print(join_line(invite, manifest.model), flush=True)
@@ -225,7 +225,7 @@ class Daemon:
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:
             self._live_line.hide()  # until the next status, so that the invite has a separate line
-        _hand_out(invite, self._peer.manifest)
+        hand_out(invite, self._peer.manifest)
 
     async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
         teller = asyncio.create_task(report_sinks.keep_telling(life.peer))

@@ -1,4 +1,4 @@
-"""Command-line options of `start` and `join` besides the settings of node.toml, and the line with which others join."""
+"""Command-line options of `start` and `join` besides node.toml, and the line with which others join."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def seconds_of(text: str) -> int:
 
 
 def join_line(invite: str, model: Model) -> str:
-    """Return the command with which others join a run; a model of the user is named, because each joiner agrees to it.
+    """Return the command with which others join a run; it names a model of the user.
+
+    Each joiner must agree to such a model.
 
     model: the manifest's table, whose name has no character that a shell changes. A joiner may have the folder of a model of
     transformers at another path.

@@ -17,7 +17,7 @@ INVITE = Invite(b"\x05" * 32, (Seed("45.0.2.1:7400", b"\x06" * 32),)).code()
     ],
 )
 def test_printed_command_names_the_model_that_a_joiner_must_agree_to(capsys, model, option):
-    daemon._hand_out(INVITE, parse(f"[model]\n{model}\n", "run.toml"))
+    daemon.hand_out(INVITE, parse(f"[model]\n{model}\n", "run.toml"))
     assert capsys.readouterr().out == f"thinwire join {INVITE}{option}\n"
 
 
@@ -26,7 +26,7 @@ def test_failed_start_leaves_no_run_unless_that_has_begun_or_was_there(tmp_path,
     run = RunDirectory(tmp_path / "run")
     if content == "run.toml":
         run.path.mkdir()
-    with pytest.raises(HintedError), daemon._removed_if_never_begun(run):
+    with pytest.raises(HintedError), daemon.removed_if_never_begun(run):
         run.path.mkdir(exist_ok=True)
         (run.path / "events.jsonl").touch()
         if content:
