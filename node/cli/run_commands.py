@@ -218,7 +218,7 @@ def runs(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """List the runs of this machine, then those in the public directory or, with --lan, on the local network."""
+    """List the runs here, then those in the public directory or, with --lan, on the local network."""
     from thinwire.node.cli.runs import show
 
     show(settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)

@@ -58,7 +58,10 @@ def find(target: str, config: Config, options: Options) -> Invite:
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """Run with a folder on this machine; run: the first half of its id. round: None before the first checkpoint."""
+    """Run with a folder on this machine.
+
+    run: the first half of its id. round: None before the first checkpoint.
+    """
 
     name: str
     run: str

@@ -71,7 +71,10 @@ def join(invite: str | Invite, config: Config, options: Options) -> int:
 
 
 def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory | None = None) -> int:
-    """Run a daemon; return the exit code. folder: of a founder's run, which does not remain if the run cannot begin."""
+    """Run a daemon; return the exit code.
+
+    folder: that of a founder's run, which does not remain if the run cannot begin.
+    """
     warning, directories = check_open_files(extend=True), entry.config.directories
     style = log_style(options.log)
     live = LiveLine() if style == "rich" else None
@@ -91,9 +94,9 @@ def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory 
 
 @contextmanager
 def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
-    """Remove the folder of a run if the block makes it and then raises a HintedError, unless it has votes or checkpoints.
+    """Remove the folder of a run that the block makes before it raises a HintedError.
 
-    Else `thinwire runs` and other commands would show a run that has never begun.
+    One with votes or checkpoints stays. Otherwise `thinwire runs` and other commands would show a run that has never begun.
     """
     there = folder.path.exists()
     try:
