@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class CliSession:
     """State that the error handler needs when a command fails.
 
-    It is the log file, and whether to show tracebacks.
+    It is the log file, whether to show tracebacks, and whether the command runs a daemon, whose log has its errors.
     """
 
     log: Path | None = None
     debug: bool = False
+    serves: bool = False
 
 
 class InputError(HintedError):

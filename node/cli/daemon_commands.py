@@ -85,6 +85,8 @@ def logs(
             sys.stdout.flush()
     except FileNotFoundError:
         raise InputError(f"there is no log {path}", "start a daemon first, or name its directory with --home") from None
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its owner and mode, or --home") from None
 
 
 def page(
@@ -202,7 +204,7 @@ def invite(
             "the daemon has no reachable address yet, or may not invite others",
             "try again in a moment, or ask the author of the run",
         )
-    from thinwire.node.cli.invitations import invitation
+    from thinwire.node.cli.invitations import command, invitation
 
     try:
         until = int(time.time()) + seconds_of(expires) if expires else 0
@@ -211,7 +213,7 @@ def invite(
     except ValueError as error:
         raise InputError(f"--expires: {error}", "write 12h or 7d, for example") from None
     code, serial = invitation(status, config.directories, peer, until)
-    print(f"thinwire join {code}")
+    print(command(code, status, config.directories))
     from thinwire.node.runtime.console import warn
     from thinwire.swarm.identity.invite import Invite
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from thinwire.node.daemon.options import join_line
 from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.peer.status import Status
 from thinwire.node.runtime.directories import Directories
@@ -12,7 +13,7 @@ from thinwire.swarm.identity.admission_token import PREFIX, Inviter, decode, enc
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import MAX_TOML, parse
 from thinwire.swarm.membership.gossip_items import revocation
 
@@ -48,6 +49,14 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
     return made.code(), serial(made)
 
 
+def command(code: str, status: Status, directories: Directories) -> str:
+    """Return the command with which others join by an invite; without options if the run's files are lost."""
+    try:
+        return join_line(code, _manifest(status, directories).model)
+    except (OSError, ManifestError):
+        return f"thinwire join {code}"
+
+
 def revoked(status: Status, directories: Directories, target: str) -> str:
     """Exclude a peer or an invite; return the hexadecimal id that was revoked.
 
@@ -75,9 +84,12 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
 
 
 def _run(status: Status, directories: Directories) -> tuple[Identity, Manifest, bytes]:
-    run_id = bytes.fromhex(status.run)
-    manifest = parse(RealDisk().read(directories.run(run_id).manifest, MAX_TOML), "the run's manifest")
-    return Identity.load(directories.key), manifest, run_id
+    return Identity.load(directories.key), _manifest(status, directories), bytes.fromhex(status.run)
+
+
+def _manifest(status: Status, directories: Directories) -> Manifest:
+    file = directories.run(bytes.fromhex(status.run)).manifest
+    return parse(RealDisk().read(file, MAX_TOML), "the run's manifest")
 
 
 def _author(status: Status, directories: Directories) -> bool:

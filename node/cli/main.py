@@ -152,7 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Typer returns the code of Ctrl-C.
         return termination.code if code == INTERRUPTED else code if isinstance(code, int) else 0
     except HintedError as error:
-        record_traceback(error, session.log, show=session.debug)
+        # The log is that of the daemon: no foreseen error of another command belongs there, or `logs` would show it.
+        record_traceback(error, session.log if session.serves else None, show=session.debug)
         tell(str(error), error.hint)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

@@ -53,6 +53,7 @@ def export(
     format: Annotated[
         str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
     ] = "safetensors",
+    force: Annotated[bool, typer.Option("--force", help="Replace files of a folder OUT that is not empty.")] = False,
     homes: With = None,
     model: UserModel = None,
     home: Home = None,
@@ -62,7 +63,7 @@ def export(
     config = settings(context, debug, {"home": home, "model": model})
     from thinwire.node.training.export import export as write
 
-    write(_stored(config, run, homes), out, format, config)
+    write(_stored(config, run, homes), out, format, config, force=force)
 
 
 def generate(

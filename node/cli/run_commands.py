@@ -16,6 +16,7 @@ from thinwire.node.cli import completion
 from thinwire.node.cli.arguments import (
     Advertise,
     Bootstrap,
+    CliSession,
     Compile,
     Data,
     Debug,
@@ -85,8 +86,10 @@ def _shared(
         evaluate_every=evaluate_every, monitor=monitor, compile="true" if compile else None,
         gradient_checkpointing="true" if gradient_checkpointing else None,
     )  # fmt: skip
+    config = settings(context, debug, flags)
+    (context.find_object(CliSession) or CliSession()).serves = True
     options = Options(rounds=rounds, place=place, public=public, lan=lan, log=_log(log), debug=debug)
-    return settings(context, debug, flags), options
+    return config, options
 
 
 def _with_shared(command: Callable[..., int]) -> Callable[..., int]:
@@ -215,7 +218,7 @@ def runs(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """List the runs in the public directory, or with --lan those on the local network."""
+    """List the runs here, then those in the public directory or, with --lan, on the local network."""
     from thinwire.node.cli.runs import show
 
     show(settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)

@@ -1,20 +1,26 @@
-"""Look-ups in directories: the command `thinwire runs`, and a run by name or id for `thinwire join`."""
+"""The command `thinwire runs`, and look-ups in directories: a run by name or id for `thinwire join`."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from thinwire.node.daemon.options import Options
-from thinwire.node.discovery.directory import Directory, DirectoryError, ListedRun
+from thinwire.node.discovery.directory import Directory, DirectoryError, ListedRun, NotInstalled
 from thinwire.node.discovery.sources import open_directory
+from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
+from thinwire.node.runtime.directories import Directories, RunDirectory
+from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
 
 Result = TypeVar("Result")
@@ -50,18 +56,88 @@ def find(target: str, config: Config, options: Options) -> Invite:
     return _ask(config, search, public=public, lan=options.lan)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """Run with a folder on this machine.
+
+    run: the first half of its id. round: None before the first checkpoint.
+    """
+
+    name: str
+    run: str
+    round: int | None
+    running: bool
+    folder: str
+
+
+def local_runs(home: Directories) -> list[LocalRun]:
+    """Return the runs of this machine; the round of the running one is that of its daemon."""
+    said = read_status(home.status)
+    live = said if said is not None and alive(said) else None
+    found: list[LocalRun] = []
+    for run, name in home.run_names().items():
+        folder, running = RunDirectory(home.runs / run), live is not None and live.run[:16] == run
+        round = live.round if live is not None and running else _saved_round(folder)
+        found.append(LocalRun(name, run, round, running, str(folder.path)))
+    return found
+
+
+def _saved_round(run: RunDirectory) -> int | None:
+    """Return the round of the newest checkpoint by the name that LATEST has."""
+    with suppress(OSError, ValueError):
+        pointed = RealDisk().read(run.checkpoints / LATEST, 64).decode()
+        return int(pointed.strip().removeprefix("step-").partition(".")[0])
+    return None
+
+
 def show(config: Config, *, lan: bool, as_json: bool) -> None:
-    """Print the runs of the directory. Raises DirectoryError, NotInstalled."""
+    """Print the runs of this machine, then those of the directory.
+
+    Without the package of the public directory a warning takes the place of the latter. Raises DirectoryError, and NotInstalled
+    with `lan`.
+    """
+    here = local_runs(config.directories)
+    if not as_json:
+        _show_local(here)
+    try:
+        found, wall = _listed(config, lan=lan)
+    except NotInstalled as error:
+        if lan:
+            raise
+        warn(f"{error}; {error.hint}")
+        found, wall = (), 0.0
+    if as_json:
+        answer = {"here": [asdict(run) for run in here], "directory": [_as_json(run) for run in found]}
+        print(msgspec.json.encode(answer).decode())
+    elif found:
+        _show_listed(found, wall)
+
+
+def _listed(config: Config, *, lan: bool) -> tuple[tuple[ListedRun, ...], float]:
+    """Return the runs of the directory, and its time. Raises DirectoryError, NotInstalled."""
     public = not lan or bool(config.bootstrap)
 
     async def read(directory: Directory) -> tuple[tuple[ListedRun, ...], float]:
         return await directory.runs(), directory.wall()
 
-    found, wall = _ask(config, read, public=public, lan=lan)
-    if as_json:
-        print(msgspec.json.encode([_as_json(run) for run in found]).decode())
+    return _ask(config, read, public=public, lan=lan)
+
+
+def _show_local(runs: Sequence[LocalRun]) -> None:
+    if not runs:
+        print("no runs on this machine")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = _table("on this machine")
+    for column in ("name", "run", "round", "folder"):
+        table.add_column(column, overflow="fold")
+    for run in runs:
+        shown = "-" if run.round is None else str(run.round)
+        table.add_row(run.name or "-", run.run, f"{shown}, running" if run.running else shown, run.folder)
+    _print(table)
+
+
+def _show_listed(found: Sequence[ListedRun], wall: float) -> None:
+    table = _table("in the directory")
     for column in ("name", "run", "model", "method", "admission"):
         table.add_column(column)
     for column in ("round", "peers", "loss", "age"):
@@ -71,6 +147,14 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
         age = f"{max(0, int(wall) - run.issued)} s"
         cells = (run.name, run.run_id.hex()[:16], run.model, run.method, run.admission)
         table.add_row(*cells, str(run.round), str(run.peers), loss, age)
+    _print(table)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+
+
+def _print(table: Table) -> None:
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table, highlight=False, markup=False)
 

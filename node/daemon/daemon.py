@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +22,7 @@ from typing import TypeVar
 import torch
 from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.mapping import Mapping
-from thinwire.node.daemon.options import Options
+from thinwire.node.daemon.options import Options, join_line
 from thinwire.node.daemon.progress_line import ProgressLine
 from thinwire.node.methods.kernels import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
@@ -37,6 +39,7 @@ from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER, LiveLine, discard_unwritable, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
+from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
@@ -47,6 +50,7 @@ from thinwire.node.training.local_learner import LocalLearner, batches_of, prepa
 from thinwire.node.training.models.lora import write_config
 from thinwire.node.training.models.tokenizer import load_tokenizer, tokenizer_file
 from thinwire.node.training.models.user_model import check_named, config_file
+from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -57,7 +61,8 @@ Result = TypeVar("Result")
 def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
     new = options.new or bool(options.weights)
-    return _run(founding(run.read_bytes(), config, run.name, new=new), options, here=run.parent)
+    entry = founding(run.read_bytes(), config, run.name, new=new)
+    return _run(entry, options, here=run.parent, folder=config.directories.run(entry.run_id))
 
 
 def join(invite: str | Invite, config: Config, options: Options) -> int:
@@ -65,14 +70,18 @@ def join(invite: str | Invite, config: Config, options: Options) -> int:
     return _run(arriving(invite, config, options.search), options, here=Path.cwd())
 
 
-def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
+def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory | None = None) -> int:
+    """Run a daemon; return the exit code.
+
+    folder: that of a founder's run, which does not remain if the run cannot begin.
+    """
     warning, directories = check_open_files(extend=True), entry.config.directories
     style = log_style(options.log)
     live = LiveLine() if style == "rich" else None
     daemon = Daemon(entry, options, here=here, warning=warning, live=live)
     set_up_logging(style, directories.log, debug=options.debug, live=live)
     try:
-        with hold(directories.lock):
+        with hold(directories.lock), removed_if_never_begun(folder) if folder else nullcontext():
             if sys.platform == "win32":
                 return asyncio.run(daemon.run())
             import uvloop
@@ -83,10 +92,25 @@ def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
             live.hide()
 
 
-def _hand_out(invite: str) -> None:
+@contextmanager
+def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
+    """Remove the folder of a run that the block makes before it raises a HintedError.
+
+    One with votes or checkpoints stays. Otherwise `thinwire runs` and other commands would show a run that has never begun.
+    """
+    there = folder.path.exists()
+    try:
+        yield
+    except HintedError:
+        if not (there or folder.checkpoints.exists() or any(folder.path.glob("votes-*"))):
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def hand_out(invite: str, manifest: Manifest) -> None:
     """Print the command with which others join; the run continues even if stdout is closed."""
     try:
-        print(f"thinwire join {invite}", flush=True)
+        print(join_line(invite, manifest.model), flush=True)
     except OSError as error:
         LOGGER.warning("cannot print the invite: %s; `thinwire invite` shows it", error.strerror)
         discard_unwritable()
@@ -204,7 +228,7 @@ class Daemon:
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:
             self._live_line.hide()  # until the next status, so that the invite has a separate line
-        _hand_out(invite)
+        hand_out(invite, self._peer.manifest)
 
     async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
         teller = asyncio.create_task(report_sinks.keep_telling(life.peer))

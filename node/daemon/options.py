@@ -1,10 +1,14 @@
-"""Command-line options of `start` and `join` besides the settings of node.toml."""
+"""Command-line options of `start` and `join` besides node.toml, and the line with which others join."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thinwire.swarm.manifest.tables import Model
 
 
 def seconds_of(text: str) -> int:
@@ -13,6 +17,21 @@ def seconds_of(text: str) -> int:
     if found is None or not int(found[1]):
         raise ValueError(f"{text!r} is no duration")
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def join_line(invite: str, model: Model) -> str:
+    """Return the command with which others join a run; it names a model of the user.
+
+    Each joiner must agree to such a model.
+
+    model: the manifest's table, whose name has no character that a shell changes. A joiner may have the folder of a model of
+    transformers at another path.
+    """
+    from thinwire.node.runtime.settings import HF  # not for the help of a command
+
+    prefixes = {"module": "", "hf": HF}
+    option = f" --model {prefixes[model.kind]}{model.name}" if model.kind in prefixes else ""
+    return f"thinwire join {invite}{option}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class LocalSwarm:
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
                 for number in range(1, self.count):
-                    arguments = ["join", printed[0].removeprefix("thinwire join ")]
+                    arguments = ["join", printed[0].split()[2]]
                     self.peers.append(
                         self._start_peer([*arguments, *(self._small if number >= self.options.local else ())])
                     )

@@ -72,11 +72,16 @@ SaveOutcome: TypeAlias = Saved | SaveFailed
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The newest trusted checkpoint, if any; `remarks` names the ones skipped and why."""
+    """The newest trusted checkpoint, if any; `remarks` names the ones skipped and why.
+
+    damaged: those of the remarks about a checkpoint that is newer, or that may be: an unreadable manifest shows no serial,
+    only the round in the name of its directory.
+    """
 
     snapshot: Snapshot | None
     path: Path | None
     remarks: tuple[str, ...]
+    damaged: tuple[str, ...] = ()
     saved: bool = True
     """True if a checkpoint was completed here, readable or not."""
 
@@ -140,6 +145,7 @@ class CheckpointStore:
             entries, remarks = self._entries(names)
         except OSError as error:
             return Loaded(None, None, (_reason(error),), saved=False)
+        unreadable, damaged = list(remarks), list[str]()
         for entry in entries:
             if run_id is not None and entry.body.run_id != run_id.hex():
                 remarks.append(f"{entry.name}: belongs to run {entry.body.run_id[:8]}")
@@ -147,11 +153,13 @@ class CheckpointStore:
             try:
                 snapshot = self._read(entry, remarks)
             except (OSError, CheckpointManifestError, TensorFileError) as error:
-                remarks.append(f"{entry.name}: {_reason(error)}")
+                damaged.append(f"{entry.name}: {_reason(error)}")
+                remarks.append(damaged[-1])
                 continue
+            damaged = [remark for remark in unreadable if remark >= step_name(snapshot.round)] + damaged
             remarks += self._pointer_remarks(entry.name)
-            return Loaded(snapshot, self._directory / entry.name, tuple(remarks))
-        return Loaded(None, None, tuple(remarks), LATEST in names)
+            return Loaded(snapshot, self._directory / entry.name, tuple(remarks), tuple(damaged))
+        return Loaded(None, None, tuple(remarks), saved=LATEST in names)
 
     # --- writing
 

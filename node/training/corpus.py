@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import sysconfig
 import tempfile
@@ -179,6 +180,7 @@ def _data_set(source: Source, tokenizer: Tokenizer) -> _Text:
         import datasets
     except ImportError:
         raise DataError("data of Hugging Face needs the package datasets", "pip install 'thinwire[datasets]'") from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # It warns of each retry; the error names the reason.
     name, _, configuration = (
         (source.dataset, "", "") if Path(source.dataset).exists() else source.dataset.partition(":")
     )

@@ -29,16 +29,18 @@ class ExportError(NoModelError):
     """Nothing to export in this format, or no place to write it."""
 
 
-def export(model: StoredModel, out: Path, format: str, config: Config) -> None:
+def export(model: StoredModel, out: Path, format: str, config: Config, *, force: bool = False) -> None:
     """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-    An existing file is replaced in one step. config: names the base of an adapter that is to be merged; merging raises the
-    errors of `StoredModel.model`.
+    An existing file is replaced in one step, files of a folder only with `force`. config: names the base of an adapter that is
+    to be merged; merging raises the errors of `StoredModel.model`.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
     weights = model.weights
     try:
+        if format != "safetensors" and not force and out.is_dir() and any(out.iterdir()):
+            raise ExportError(f"{out} has files already", "name another folder, or replace its files with --force")
         if format == "transformers":
             manifest = model.described()
             if manifest.lora.rank:

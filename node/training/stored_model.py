@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
 from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk, present
@@ -19,7 +20,7 @@ from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array
 from thinwire.node.training.local_learner import LocalLearner, build, prepare
-from thinwire.node.training.models.initial_weights import read_weights, vector_of
+from thinwire.node.training.models.initial_weights import WeightsError, read_weights, vector_of
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.user_model import check_named
 from thinwire.swarm.identity.errors import HintedError
@@ -147,7 +148,10 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
 
 
 def _from_path(path: Path) -> StoredModel:
-    weights = read_weights([path])
+    try:
+        weights = read_weights([path])
+    except WeightsError as error:
+        raise WeightsError(str(error), f"{error.hint}; the text for `thinwire evaluate` goes to --data PATH") from None
     if path.is_dir():
         directory = RunDirectory(path.absolute().parents[1])
         return StoredModel(weights, path, _toml(directory), directory)
@@ -177,6 +181,8 @@ def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path]:
                 "the first one comes after the first round: `thinwire status` shows the round",
             )
         raise NoModelError(f"no good checkpoint in {run.checkpoints}", "; ".join(loaded.remarks))
+    for remark in loaded.damaged:
+        warn(f"skipped a damaged checkpoint, {remark}; the newest good one, of round {loaded.snapshot.round}, is used")
     return loaded.snapshot, loaded.path
 
 

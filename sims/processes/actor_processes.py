@@ -87,7 +87,7 @@ class ActorSlot:
         printed = [line for line in self.child.printed().splitlines() if line.startswith("thinwire join ")]
         status = self.child.status()
         known = status.invite if status is not None and status.process == self.child.process.pid else ""
-        return known or (printed[-1].removeprefix("thinwire join ") if printed else "")
+        return known or (printed[-1].split()[2] if printed else "")
 
     def tell(self, word: str) -> None:
         """Let the process play: "found", or an invite."""

@@ -159,8 +159,8 @@ class Daemon:
         while not self.stdout.endswith("\n"):
             assert time.monotonic() < until
             time.sleep(0.02)
-        command, code = self.stdout.splitlines()[0].rsplit(" ", 1)
-        assert command == "thinwire join"
+        program, command, code, *_ = self.stdout.splitlines()[0].split()
+        assert (program, command) == ("thinwire", "join")
         return code
 
     def newest_invite(self) -> str:

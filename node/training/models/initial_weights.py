@@ -42,7 +42,11 @@ def load_weights(paths: Sequence[Path], layout: Layout) -> Floats:
 
     Raises WeightsError if one of the layout's parameters is missing, has another shape or two values, or is not finite.
     """
-    return vector_of(read_weights(paths), layout, paths[0])
+    try:
+        return vector_of(read_weights(paths), layout, paths[0])
+    except WeightsError as error:
+        hint = f"{error.hint}; of peers that hold stages, give --from once for each stage"
+        raise WeightsError(str(error), hint) from None
 
 
 def read_weights(paths: Sequence[Path]) -> dict[str, Array]:
@@ -83,10 +87,7 @@ def vector_of(tensors: Tensors, layout: Layout, path: Path) -> Floats:
     return theta
 
 
-_HINT = (
-    "give a file of `thinwire export OUT`, or a checkpoint's directory, of a model with the same [model] table; "
-    "of peers that hold stages, give --from once for each stage"
-)
+_HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a model with the same [model] table"
 
 
 def _fragments(folder: Path) -> dict[str, Array]:

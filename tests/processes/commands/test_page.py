@@ -17,6 +17,17 @@ from thinwire.node.runtime.event_log import EventLog
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
+READ = """
+const all = (selector) => [...document.querySelectorAll(selector)], one = (id) => document.getElementById(id);
+const text = (id) => one(id).innerText ?? one(id).textContent;  // a drawing has only the latter
+return {
+  cells: all("#links td").length, bars: all("#links i").length, rows: all("#fragments tr").length,
+  colours: all("#links i").map((one) => getComputedStyle(one).backgroundColor),
+  links: text("links"), plan: text("plan"), crowd: text("crowd"),
+};
+"""
+"""Script that returns what the page shows."""
+
 
 def get(url):
     """Return code and text of an answer."""
@@ -168,18 +179,12 @@ def test_page_in_a_browser_shows_links_fragments_plan_and_lineages(machine, tmp_
     browser = a_browser(width)
     try:
         browser.get(url)
-        until("the matrix", lambda: browser.find_elements("css selector", "#links td"))
-        assert len(browser.find_elements("css selector", "#links td")) == 16
-        assert len(browser.find_elements("css selector", "#links i")) == 2 * 12
-        text = browser.find_element("id", "links").text
-        assert "10.0 ms" in text and "8.00 Mbit/s" in text and "<b>02" in text
-        colours = {
-            one.value_of_css_property("background-color") for one in browser.find_elements("css selector", "#links i")
-        }
-        assert len(colours) == 4, "each link is as good as its sender"
-        assert len(browser.find_elements("css selector", "#fragments tr")) == 3
-        assert "85 %" in browser.find_element("id", "plan").text
-        assert "lineage c0ffeec0" in browser.find_element("id", "crowd").text
+        # The page replaces its elements once a second, so one script reads all of them at the same moment.
+        seen = until("the matrix", lambda: (all_of := browser.execute_script(READ))["cells"] and all_of)
+        assert (seen["cells"], seen["bars"], seen["rows"]) == (16, 2 * 12, 3)
+        assert "10.0 ms" in seen["links"] and "8.00 Mbit/s" in seen["links"] and "<b>02" in seen["links"]
+        assert len(set(seen["colours"])) == 4, "each link is as good as its sender"
+        assert "85 %" in seen["plan"] and "lineage c0ffeec0" in seen["crowd"]
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
         browser.save_screenshot(str(tmp_path / "page.png"))

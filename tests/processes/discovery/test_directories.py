@@ -26,7 +26,7 @@ def listed(daemon, *flags, cap=60.0):
     until = time.monotonic() + cap
     while True:
         done = daemon.command("runs", "--json", *flags)
-        if (found := json.loads(done.stdout or "[]")) or time.monotonic() > until:
+        if (found := json.loads(done.stdout or '{"directory": []}')["directory"]) or time.monotonic() > until:
             return found, done.stderr
 
 

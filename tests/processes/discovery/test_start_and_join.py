@@ -116,6 +116,7 @@ def test_start_with_a_changed_manifest_names_the_changes_and_begins_another_run_
     other = first.replace("batch = 2", "batch = 4")
     here.manifest.write_text(other)
     assert here.found("founder", "--from", checkpoint, "--rounds", 1).exit() == 2
+    assert len(list(runs.iterdir())) == 2, "the failed start left no folder of a run"
     key = founder.complaint()[1].split(": ", 1)[1]  # The manifest must name the weights.
     here.manifest.write_text(other.replace("[model]", f"[model]\n{key}"))
     assert here.found("founder", "--from", checkpoint, "--rounds", 1).exit() == 0

@@ -1,4 +1,5 @@
 import errno
+import importlib.util
 import json
 import os
 import subprocess
@@ -239,11 +240,63 @@ def test_recover_now_reports_why_there_is_no_lineage(capsys, home, monkeypatch, 
     assert found == code and words in error and not daemon.path.exists()
 
 
+def test_runs_command_lists_the_runs_of_this_machine_also_without_a_directory(capsys, home, monkeypatch):
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, found=importlib.util.find_spec: found(name) if name != "hivemind" else None,
+    )
+    code, out, (warning,) = outcome(capsys, "runs", "--home", home)
+    assert (code, out) == (0, "no runs on this machine\n")
+    assert warning.startswith("warning: ") and "pip install 'thinwire[hivemind]'" in warning
+    running(home, round=9)
+    for run, name, step in ((b"\xcd", "first", 8), (b"\xef", "second", 12), (b"\x12", "third", None)):
+        directory = directories(home).run(run * 32)
+        directory.checkpoints.mkdir(parents=True)
+        directory.manifest.write_text(f'[run]\nname = "{name}"\n')
+        if step:
+            (directory.checkpoints / "LATEST").write_text(f"step-{step:08d}.1\n")
+    code, out, err = outcome(capsys, "runs", "--home", home)
+    rows = [line.split() for line in out.splitlines()[2:]]
+    folders = home / "state" / "runs"
+    assert (
+        code == 0
+        and len(err) == 1
+        and rows
+        == [
+            ["third", "12" * 8, "-", str(folders / ("12" * 8))],
+            ["first", "cd" * 8, "9,", "running", str(folders / ("cd" * 8))],
+            ["second", "ef" * 8, "12", str(folders / ("ef" * 8))],
+        ]
+    )
+    code, out, _ = outcome(capsys, "runs", "--json", "--home", home)
+    answer = json.loads(out)
+    assert [(run["round"], run["running"]) for run in answer["here"]] == [(None, False), (9, True), (12, False)]
+    assert answer["directory"] == []
+
+
+def test_failed_commands_put_nothing_into_the_log_that_logs_prints(capsys, home):
+    for command in ("status", "logs", "logs"):
+        code, error, _ = refused(capsys, command, "--home", home)
+    assert code == 2 and "there is no log" in error and not directories(home).log.exists()
+    directories(home).log.mkdir(parents=True)
+    code, error, _ = refused(capsys, "logs", "--home", home)
+    assert code == 2 and "cannot read" in error
+
+
 def test_invite_command_prints_only_the_line(capsys, home):
     running(home)
     assert refused(capsys, "invite", "--home", home)[0] == 4  # not yet reachable
     running(home, invite=INVITE)
     assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE}\n", [])
+
+
+def test_invite_command_names_the_model_that_a_joiner_must_agree_to(capsys, home):
+    running(home, invite=INVITE)
+    manifest = directories(home).run(b"\xcd" * 32).manifest
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('[model]\nkind = "module"\nname = "mine:make"\n')
+    assert outcome(capsys, "invite", "--home", home) == (0, f"thinwire join {INVITE} --model mine:make\n", [])
 
 
 def test_invite_command_warns_of_private_addresses(capsys, home):

@@ -333,6 +333,14 @@ def test_flipped_bit_is_detected_and_previous_checkpoint_loads(name, place, bit)
     loaded = damaged(name, flip)
     assert same(loaded.snapshot, snapshot(1)), loaded.remarks
     assert any(remark.startswith("step-00000002: ") for remark in loaded.remarks)
+    assert [remark[:13] for remark in loaded.damaged] == ["step-00000002"]
+
+
+def test_older_damaged_checkpoint_is_no_newer_one_that_was_skipped():
+    disk = filled([1, 2])
+    disk.file(HOME / "step-00000001" / "manifest.json").live = b""
+    loaded = store(disk).load(RUN)
+    assert same(loaded.snapshot, snapshot(2)) and len(loaded.remarks) == 1 and loaded.damaged == ()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -222,6 +223,28 @@ def test_data_set_is_read_record_by_record_and_cached_until_it_changes(tmp_path:
     with pytest.raises(DataError, match="nowhere") as absent:
         open_corpus(f"hf:{tmp_path}/nowhere", Bytes(), tmp_path / "cache")
     assert absent.value.hint
+
+
+def test_retries_of_the_data_set_library_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    shown: list[logging.LogRecord] = []
+    library = logging.getLogger("huggingface_hub")
+    before, handler = library.level, logging.Handler()
+    monkeypatch.setattr(handler, "emit", shown.append)
+
+    def unreachable(*_: object) -> None:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("no such data set")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
+    library.addHandler(handler)
+    try:
+        with pytest.raises(DataError, match="hf:nosuch: no such data set"):
+            open_corpus("hf:nosuch", Bytes(), tmp_path)
+    finally:
+        library.removeHandler(handler)
+        library.setLevel(before)
+    assert shown == []
 
 
 def test_progress_is_shown_of_text_that_takes_more_than_a_second(tmp_path: Path) -> None:

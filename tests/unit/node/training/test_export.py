@@ -129,7 +129,12 @@ def test_transformers_export_has_the_tokenizer(tmp_path, capsys):
     code, said, err = outcome(capsys, tmp_path / "without", "--format", "transformers", "--home", home)
     assert code == 0 and "no tokenizer is written" in err and "mine.json" in err and said
     run.tokenizer.write_bytes(b"{}")
-    code, _, err = outcome(capsys, folder, "--format", "transformers", "--home", home)
+    code, said, err = outcome(capsys, folder, "--format", "transformers", "--home", home)
+    assert (
+        code == 2 and said == "" and err.startswith(f"error: {folder} has files already\nhint: ") and "--force" in err
+    )
+    assert (folder / "tokenizer.json").read_bytes() == byte_tokenizer_file()
+    code, _, err = outcome(capsys, folder, "--format", "transformers", "--force", "--home", home)
     assert code == 0 and err == "" and (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
@@ -146,8 +151,9 @@ def test_export_falls_back_from_damaged_checkpoint(tmp_path, capsys):
         file.write_bytes(data)
 
     damage(2)
-    code, said, _ = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
+    code, said, err = outcome(capsys, tmp_path / "m.safetensors", "--home", home)
     assert code == 0 and "round 1," in said
+    assert err.startswith("warning: ") and "step-00000002: " in err and "of round 1, is used" in err
     damage(1)
     code, said, err = outcome(capsys, tmp_path / "n.safetensors", "--home", home)
     assert code == 2 and said == "" and "no good checkpoint" in err and "differs from its hash" in err
@@ -165,6 +171,14 @@ def test_generate_with_a_file_that_is_not_there_names_the_file(tmp_path, capsys)
     trained(tmp_path / "home", round=1)
     assert main.main(["generate", "other.safetensors", "--home", str(tmp_path / "home")]) == 2
     assert "error: there is no file other.safetensors\n" in capsys.readouterr().err
+
+
+def test_evaluate_with_a_text_as_the_model_names_the_option_for_text(tmp_path, capsys):
+    text = tmp_path / "tiny.txt"
+    text.write_text("words")
+    assert main.main(["evaluate", str(text), "--home", str(tmp_path / "home")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {text}: ") and "evaluate` goes to --data" in err and "--from" not in err
 
 
 def test_export_needs_a_run_id_when_there_are_several(tmp_path, capsys):
