@@ -135,9 +135,11 @@ class CatchUp:
                 self._send_queue.control(peer, Ask(current.round, self._fragment))
                 lineages.ask(peer)
         if committed:
-            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more.
+            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more, or
+            # no peer that can be reached is known to have had them.
             longest = max(LATEST, 2 * patience) if current.follows else 2 * patience
-            patience = self._round_factory.floor if current.mostly_exhausted else longest
+            gone = current.mostly_exhausted or current.unobtainable
+            patience = self._round_factory.floor if gone else longest
         if not proved:
             self._proved_since = None
             return

@@ -66,13 +66,13 @@ prevails over that of others does not search for a newer state. 350: a restarted
 it knew. 394: a suspicion that begins just after a stall is not moved into the future.
 """
 
-MENDED_DEPARTURES = (132, 246, 356, 489, 630, 842)
+MENDED_DEPARTURES = (132, 246, 356, 489, 630, 842, 1213)
 """Seeds of the mix with departures that failed before a rule.
 
 132: a returning peer with a checkpoint continues without others. 246: peers that are sought are dialled several at a time.
 356: so do peers that all return without their founder. 489: forfeited training of the turn in progress counts in no later one.
 630: a peer that follows asks the first source that can be reached at once. 842: an accused peer gets an accusation that it
-can check.
+can check. 1213: a peer asks for the newer state soon if no voter of its round can be reached.
 """
 
 MENDED_USUAL = (900132, 900269, 900958)
