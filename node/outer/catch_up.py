@@ -135,8 +135,8 @@ class CatchUp:
                 self._send_queue.control(peer, Ask(current.round, self._fragment))
                 lineages.ask(peer)
         if committed:
-            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more, or
-            # no peer that can be reached is known to have had them.
+            # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more,
+            # or no peer that can be reached is known to have had them.
             longest = max(LATEST, 2 * patience) if current.follows else 2 * patience
             gone = current.mostly_exhausted or current.unobtainable
             patience = self._round_factory.floor if gone else longest

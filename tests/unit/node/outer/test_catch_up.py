@@ -37,6 +37,7 @@ class Here:
             round=4,
             moved=0.0,
             mostly_exhausted=False,
+            unobtainable=False,
             exhausted=False,
             follows=False,
             pump=lambda: None,
@@ -140,6 +141,13 @@ def test_peer_with_a_commit_waits_for_its_results(mostly_exhausted, follows, wai
     here.current.follows = follows
     here.ahead, here.current.agreement.commit, here.current.mostly_exhausted = [ANN], object(), mostly_exhausted
     assert not here.look(0.0) and not here.look(wait - 0.1) and here.look(0.1)
+
+
+def test_peer_whose_results_no_reachable_voter_has_fetches_the_newer_state_soon():
+    here = Here()
+    here.current.follows = here.current.unobtainable = True
+    here.ahead, here.current.agreement.commit = [ANN], object()
+    assert not here.look(0.4) and here.look(0.2)
 
 
 @pytest.mark.parametrize("exhausted", [True, False])
