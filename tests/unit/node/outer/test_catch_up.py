@@ -147,7 +147,7 @@ def test_peer_whose_results_no_reachable_voter_has_fetches_the_newer_state_soon(
     here = Here()
     here.current.follows = here.current.unobtainable = True
     here.ahead, here.current.agreement.commit = [ANN], object()
-    assert not here.look(0.4) and here.look(0.2)
+    assert not here.look(0.0) and not here.look(0.4) and here.look(0.2)
 
 
 @pytest.mark.parametrize("exhausted", [True, False])
