@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.join import DIALS
 from thinwire.node.membership.presence import Presence
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.messages.registry import PeerId
-
-DIALS = 8
-"""Peers that a peer dials in each reconnect period while its roster lacks them."""
 
 
 class LostPeers:
@@ -58,7 +56,7 @@ class LostPeers:
             self._presence().attend(self._search())
 
     async def _search(self) -> None:
-        """Dial all at first, then some in each reconnect period, at most for a day.
+        """Dial all at first, then DIALS in each reconnect period, at most for a day.
 
         All at first, because the peer that ended our search may be another one that searched: without the others both would
         found a lineage.

@@ -51,7 +51,7 @@ class FragmentSchedule(Overlap):
     `was_read`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
     step of the replica. `last`: number of this fragment's last round in the run, 0 for none. `owed`: tokens trained
     since the fragment was last sent. `sent`: the part of them that is in the round in progress. `unbooked`: tokens trained
-    in this turn, which the next turn adds to `owed`.
+    in this turn, which the next turn adds to `owed`; until then `owed` may lack them, and be negative.
     """
 
     def __init__(self, manifest: Manifest, lock: ModelLock, *, last: int) -> None:

@@ -52,9 +52,21 @@ def test_adopted_result_with_coarse_rounding_is_no_violation() -> None:
 
 
 @pytest.mark.trial
-def test_survivors_may_repeat_a_round_that_only_dead_peers_knew() -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(
+            *("streaming", 20),
+            marks=pytest.mark.xfail(
+                strict=True, reason="stands for 20 s after an exchange of 8 s, see docs/scenarios.md"
+            ),
+        ),
+        ("sparse-fragments", 417),
+    ],
+)
+def test_survivors_may_repeat_a_round_that_only_dead_peers_knew(name: str, seed: int) -> None:
     """They continue from their own state. This is progress, although dead peers were further."""
-    assert trial.check_family(417, "sparse-fragments") is None
+    assert trial.check_family(seed, name, shrink=False) is None
 
 
 def test_member_without_state_does_not_block_catch_up() -> None:
