@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from thinwire.compression import powersgd, registry
 from thinwire.compression.core.codec import Codec
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import sgd_step
 from thinwire.compression.powersgd import PowerSGD

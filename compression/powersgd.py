@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from thinwire.compression.core.noise import normal
-from thinwire.compression.core.square_chunks import VECTORS, Chunks, Section
+from thinwire.compression.core.parameter_chunks import VECTORS, Chunks, Section
 from thinwire.compression.core.types import Floats, OnExclusion
 from thinwire.compression.kernels import thin_factors as kernels
 from thinwire.compression.sparse.error_feedback import ON_EXCLUSION

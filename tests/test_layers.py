@@ -101,7 +101,7 @@ OTHER_FOLDERS = (
     *sorted({file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks").rglob("*.py")}),
 )
 MOST_ENTRIES = 15
-TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.trial_gossip")
+TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.noloco_trial")
 """Commands of the simulator that are run with `python -m` (docs/simulation.md)."""
 
 

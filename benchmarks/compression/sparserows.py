@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 from thinwire.compression import registry
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Floats
 from thinwire.compression.sparse import mean
 from thinwire.compression.sparse.topk import Sparse

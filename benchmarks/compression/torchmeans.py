@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.dense.torch_backend import LANES, WIDTH, floats_of, rows_of
 from thinwire.compression.kernels.common import BAD_CODE, BAD_SCALE, OK
 from thinwire.compression.kernels.packing import group_bytes
-from thinwire.compression.kernels.payload import refuse
+from thinwire.compression.kernels.payload_arrays import refuse
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.header import DENSE, EMPTY
 from thinwire.compression.sparse.topk import Part, Selected

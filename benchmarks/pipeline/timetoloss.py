@@ -27,10 +27,10 @@ from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.tokenizer import load_tokenizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.node.training.trainer import Trainer
 
 from benchmarks.pipeline.crossing import Staged
 from benchmarks.pipeline.pipeline import MICROS, STAGES, links

@@ -10,7 +10,7 @@ from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Denominator, Floats, OnExclusion
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD

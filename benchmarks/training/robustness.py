@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from thinwire.collectives.aggregation.rule_factory import dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers, outliers
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Floats
 from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step

@@ -19,8 +19,8 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.methods.registry import method_of
 from thinwire.node.outer.round_loop import RoundLoop
 from thinwire.node.runtime.asyncio_extra import Result, Work, at_once
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, PeerId
 

@@ -13,10 +13,10 @@ from thinwire.compression.core.types import Floats
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.training.batches import Batch, Batches, Split, shards_of, split
 from thinwire.node.training.corpus import open_corpus
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.tokenizer import load_tokenizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.node.training.trainer import Trainer
 
 PEERS = [bytes([index]) * 32 for index in range(4)]
 SHARDS = 256

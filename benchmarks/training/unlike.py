@@ -19,10 +19,10 @@ from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
 from thinwire.node.methods.overlapped.co2 import Co2Replica
 from thinwire.node.methods.overlapped.eager import EagerReplica
 from thinwire.node.methods.registry import METHODS
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import layout_of
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.step_balancing import steps_by_power
-from thinwire.node.training.trainer import Trainer
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
 

@@ -10,7 +10,7 @@ from thinwire.collectives.aggregation.coordinate_rules import Rows
 from thinwire.collectives.aggregation.means import Rule, apart, clip, counting, mean
 from thinwire.collectives.aggregation.robust import aggregate
 from thinwire.compression.core.codec import Codec
-from thinwire.compression.core.square_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.kernels.scatter import decode_strip
 from thinwire.compression.sparse import mean as sparsemean

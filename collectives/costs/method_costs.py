@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
 from thinwire.collectives.costs.gossip_time import pair_time
-from thinwire.collectives.costs.question import Question
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
 from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
 from thinwire.collectives.topology import relay_plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.method_costs import HOPS, MethodCosts, pair_rounds, rounds
-from thinwire.collectives.costs.question import Question
 
 
 class RoundCosts(msgspec.Struct, frozen=True):

@@ -25,8 +25,8 @@ from typing import Any
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.blame import BROKEN
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.ballot_bound import BallotBound
 from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
 from thinwire.collectives.rounds.reducer import Reducer
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
 from thinwire.collectives.transport.buffer_pool import BufferPool
@@ -43,7 +43,7 @@ LONGER = 5.0
 """A guarded ring breaks if a contribution in a partial mean seems longer by this factor than ours."""
 
 
-class Ring(BallotBound):
+class Ring(OwnerDependentButterfly):
     """Data plane of a ring. Ballots without a ring work as in `Butterfly`.
 
     guarded: a partial mean that is much longer than our own contribution breaks the ring.

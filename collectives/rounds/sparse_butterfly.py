@@ -23,8 +23,8 @@ the restart, it drops the residuals of chunks whose results it may have made bef
 times the longest mean of these chunks. With β = 0.5 that is one mean, of the one part in N that the owner has, once
 (tests/unit/compression/sparse/test_sharded.py).
 
-Since results depend on the owners, another ballot has other results (`BallotBound`). They are computed `aside`, because
-finding the largest of many values takes long and the owner may be in the middle of its inner steps.
+Since results depend on the owners, another ballot has other results (`OwnerDependentButterfly`). They are computed
+`aside`, because finding the largest of many values takes long and the owner may be in the middle of its inner steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.ballot_bound import BallotBound
+from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
@@ -181,7 +181,7 @@ def _nothing() -> None:
     pass
 
 
-class SparseShardedReduce(BallotBound):
+class SparseShardedReduce(OwnerDependentButterfly):
     """Data plane of a sparse butterfly.
 
     `kept`: residuals, stored by the caller; `keeps`: seed of ownership. `stirred`: called when a result was computed,

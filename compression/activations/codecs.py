@@ -15,7 +15,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.kernels.common import MAGNITUDE, kernel
-from thinwire.compression.kernels.payload import raw
+from thinwire.compression.kernels.payload_arrays import raw
 
 TILE = 64
 DOMINANT = np.float32(2.0)

@@ -17,7 +17,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.noise import normal
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels import thin_factors as lowrankkernels
-from thinwire.compression.kernels.payload import raw
+from thinwire.compression.kernels.payload_arrays import raw
 from torch import Tensor
 
 TABLE_SCALE = np.float32(0.02)

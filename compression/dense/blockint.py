@@ -15,7 +15,7 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels import block_decode as decoders
 from thinwire.compression.kernels import block_encode as encoders
 from thinwire.compression.kernels.packing import packed_bytes
-from thinwire.compression.kernels.payload import addresses, fit, raw, refuse, shares
+from thinwire.compression.kernels.payload_arrays import addresses, fit, raw, refuse, shares
 
 MAX_BLOCK = 1 << 16
 """Largest block size in elements; the sum of squared codes of a block has to fit in 32 bits."""

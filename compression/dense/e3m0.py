@@ -11,7 +11,7 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.dense.blockint import MAX_BLOCK
 from thinwire.compression.kernels import e3m0 as minifloatkernels
 from thinwire.compression.kernels.packing import packed_bytes
-from thinwire.compression.kernels.payload import addresses, fit, raw, refuse, shares
+from thinwire.compression.kernels.payload_arrays import addresses, fit, raw, refuse, shares
 
 
 @dataclass(frozen=True, slots=True)

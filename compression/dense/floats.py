@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import half as halfkernels
-from thinwire.compression.kernels.payload import addresses, aligned, fit, refuse, shares
+from thinwire.compression.kernels.payload_arrays import addresses, aligned, fit, refuse, shares
 
 
 @dataclass(frozen=True, slots=True)

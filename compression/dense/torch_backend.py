@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.kernels.common import NOT_FINITE
-from thinwire.compression.kernels.payload import refuse
+from thinwire.compression.kernels.payload_arrays import refuse
 from torch import Tensor
 
 LANES = {8: 1, 4: 2, 3: 8}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Denominator, Floats, Indices, Levels
 from thinwire.compression.kernels import block_dct as spectrumkernels
 from thinwire.compression.kernels import dct

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 from thinwire.compression.core.codec import Choice, TensorCodec
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Floats, OnExclusion
 
 ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)

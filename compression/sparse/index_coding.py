@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Section
+from thinwire.compression.core.parameter_chunks import Section
 from thinwire.compression.kernels import bitstream as streamkernels
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse.header import FIRST, FIXED_WIDTH, LAST

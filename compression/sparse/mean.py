@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 from thinwire.compression.core.norm_clip import clipping
-from thinwire.compression.core.square_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator, Floats
 from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import scatter as scatterkernels

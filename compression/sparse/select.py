@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Section
+from thinwire.compression.core.parameter_chunks import Section
 from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import topk as topkkernels

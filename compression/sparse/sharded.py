@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.mean import Average

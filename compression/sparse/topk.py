@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.core.types import Buffer, Floats, Indices, Levels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.kernels.common import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import index_coding as entropy

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from thinwire.collectives.costs.plan_comparison import Comparison
+from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.collectives.transport.zeromq import link
 from thinwire.collectives.transport.zeromq import record_crypto as crypto
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, Status

@@ -15,7 +15,7 @@ from thinwire.collectives.timing import TICK
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
-from thinwire.node.methods.kernels import compile_kernels
+from thinwire.node.methods.kernel_compilation import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
@@ -25,8 +25,8 @@ from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.manifest.manifest import Manifest
 

@@ -11,7 +11,7 @@ from thinwire.node.api.ranks import Ranks, check_alone, check_launch
 from thinwire.node.api.swarm import Swarm
 from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.peer.peer_services import GATHER_SECONDS
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.load_settings import load
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 from torch.distributed import ProcessGroup

@@ -11,8 +11,8 @@ import typer
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.config import Config, Flags
     from thinwire.node.runtime.directories import Directories, RunDirectory
+    from thinwire.node.runtime.load_settings import Config, Flags
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, pl
 
 def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     """Return the settings of this machine: the flags of this call go first, see `load`."""
-    from thinwire.node.runtime.config import load
+    from thinwire.node.runtime.load_settings import load
 
     session = context.find_object(CliSession) or CliSession()
     session.debug = debug

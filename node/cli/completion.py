@@ -13,7 +13,7 @@ import typer
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.config import Config
+    from thinwire.node.runtime.load_settings import Config
 
 VARIABLE = "_THINWIRE_COMPLETE"
 """Environment variable with which the shell asks for suggestions."""
@@ -56,7 +56,7 @@ def first_word(arguments: list[str]) -> str:
 
 
 def _config(context: typer.Context) -> Config | None:
-    from thinwire.node.runtime.config import load
+    from thinwire.node.runtime.load_settings import load
 
     try:
         return load({"home": context.params.get("home")}, os.environ)

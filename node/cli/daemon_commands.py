@@ -20,7 +20,7 @@ from thinwire.swarm.identity.errors import HintedError
 if TYPE_CHECKING:
     from thinwire.node.cli.page.run_view import RunView
     from thinwire.node.peer.status import Status
-    from thinwire.node.runtime.config import Config
+    from thinwire.node.runtime.load_settings import Config
 
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0: any free one.")]

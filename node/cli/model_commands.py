@@ -15,7 +15,7 @@ from thinwire.node.cli.arguments import Debug, Device, Home, InputError, Json, T
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.config import Config
+    from thinwire.node.runtime.load_settings import Config
     from thinwire.node.training.stored_model import StoredModel
 
 Source = Annotated[

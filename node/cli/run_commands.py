@@ -49,7 +49,7 @@ from thinwire.node.cli.arguments import (
 from thinwire.node.daemon.options import Options
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.config import Config, Flags
+    from thinwire.node.runtime.load_settings import Config, Flags
 
 
 def _shared(

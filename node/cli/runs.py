@@ -13,13 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 from thinwire.node.daemon.options import Options
-from thinwire.node.discovery.directory import Directory, DirectoryError, ListedRun, NotInstalled
+from thinwire.node.discovery.public_runs import Directory, DirectoryError, ListedRun, NotInstalled
 from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.status import alive, read_status
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.settings import SETTINGS, Rate
 
 

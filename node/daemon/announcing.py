@@ -10,7 +10,7 @@ from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import cancelled
-from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.load_settings import Config
 from thinwire.swarm.identity.run_card import RunCard
 
 

@@ -24,7 +24,7 @@ from thinwire.node.daemon.announcing import Announcing
 from thinwire.node.daemon.mapping import Mapping
 from thinwire.node.daemon.options import Options, join_line
 from thinwire.node.daemon.progress_line import ProgressLine
-from thinwire.node.methods.kernels import compile_kernels
+from thinwire.node.methods.kernel_compilation import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
@@ -36,10 +36,10 @@ from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
 from thinwire.node.runtime.asyncio_extra import cancelled
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import LOGGER, LiveLine, discard_unwritable, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import RunDirectory
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending

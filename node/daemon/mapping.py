@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.membership.port_mapping import PortMapping
-from thinwire.node.membership.routers import mapped_ports, routers
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.asyncio_extra import cancelled
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.runtime.load_settings import Config
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks whether the peer has its port."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from thinwire.node.discovery.directory import Directory
+from thinwire.node.discovery.public_runs import Directory
 from thinwire.swarm.identity.peer_record import RecordError
 from thinwire.swarm.identity.run_card import RunCard
 

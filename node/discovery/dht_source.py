@@ -21,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from thinwire.node.discovery.directory import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.identity.run_card import RunCard

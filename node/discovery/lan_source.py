@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.node.discovery.directory import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
 from thinwire.swarm.identity.address import split_address
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from thinwire.node.discovery.dht_source import DhtSource, child_command
-from thinwire.node.discovery.directory import Directory, Source
 from thinwire.node.discovery.lan_source import LanSource
-from thinwire.node.runtime.config import Config
+from thinwire.node.discovery.public_runs import Directory, Source
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import Config
 
 
 def open_directory(

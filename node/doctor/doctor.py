@@ -8,11 +8,11 @@ import time
 from thinwire.node.doctor.check import Check
 from thinwire.node.doctor.machine import check_machine
 from thinwire.node.doctor.network import check_mapping, check_network
+from thinwire.node.membership.mapping_protocols import routers
 from thinwire.node.membership.port_file import PortFile
-from thinwire.node.membership.routers import routers
 from thinwire.node.peer.status import alive, read_status
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import Config
 from thinwire.swarm.identity.invite import Invite
 
 

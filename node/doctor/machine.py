@@ -14,8 +14,8 @@ from pathlib import Path
 import platformdirs
 from thinwire.collectives.transport.tcp_options import CONGESTION, has_congestion_control
 from thinwire.node.doctor.check import Check, failed, passed, skipped
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import bytes_text
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.open_files import ADVICE, TooFewFilesError, check_open_files
 from thinwire.swarm.identity.errors import HintedError
 

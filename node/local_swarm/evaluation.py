@@ -35,10 +35,10 @@ from thinwire.node.local_swarm.live_view import Display
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.runtime import plotting
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.node.training.models.causal_model import generate

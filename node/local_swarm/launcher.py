@@ -17,10 +17,10 @@ from thinwire.node.local_swarm.evaluation import conclude
 from thinwire.node.local_swarm.event_analysis import commits, usual_round
 from thinwire.node.local_swarm.forked_process import prepare
 from thinwire.node.local_swarm.live_view import Display, Snapshot, rows
-from thinwire.node.methods.kernels import compile_kernels
+from thinwire.node.methods.kernel_compilation import compile_kernels
 from thinwire.node.runtime import plotting
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import log_style, set_up_logging
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest

@@ -14,7 +14,7 @@ from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Hello, Refuse, Welcome
 
 SEARCH_SECONDS = 60.0

@@ -10,7 +10,7 @@ from thinwire.node.membership.join import DIALS
 from thinwire.node.membership.presence import Presence
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.membership.presets import Preset
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import PeerId
 
 

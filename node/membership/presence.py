@@ -19,12 +19,12 @@ from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.node.membership.health_monitor import HealthMonitor
+from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.membership.gossip_items import keep, read_verdict, spread
 from thinwire.swarm.membership.member_table import MAX_MEMBERS
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import (
     Ack,
     Activation,
@@ -128,7 +128,7 @@ class Presence:
         self._outcasts: dict[PeerId, float] = {}
         self._heard: dict[PeerId, float] = {}  # time of the last message of each peer, present or not
         self.watch = (
-            HealthMonitor(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
+            PeerDiagnosis(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
             if wall is not None
             else None
         )
@@ -213,9 +213,9 @@ class Presence:
         self.roster.convict((spread(evidence),), self._now())
 
     def expel(self, verdict: Verdict, lineage: bytes, round: int) -> None:
-        """Ban an owner of chunks, see node/outer/audits.py; the next tick passes the ban on to the handlers.
+        """Ban an owner of chunks; the next tick passes the ban on to the handlers.
 
-        lineage, round: of our state, which has the members that have given the verdict.
+        See node/outer/owner_audits.py. lineage, round: of our state, which has the members that have given the verdict.
         """
         self.roster.convict((keep(verdict, lineage, round),), self._now())
 

@@ -10,7 +10,7 @@ from thinwire.collectives.transport.observed_addresses import Reach, Sighting, j
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.identity.address import scope_of, source_of
 from thinwire.swarm.identity.peer_record import MAX_ADDRESSES, PeerRecord
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 
 MOST = 4
 """Peers that are asked at one time."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.gossip.pair_codec import halves
-from thinwire.collectives.rounds.payload import pieces
+from thinwire.collectives.rounds.allgather_payload import pieces
 from thinwire.collectives.rounds.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
@@ -19,9 +19,9 @@ from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.methods.asynchronous.schedule import Asynchronous
+from thinwire.node.methods.fragments.fragment_loop import FragmentLoop
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
-from thinwire.node.methods.fragments.turn_scheduler import TurnScheduler
 from thinwire.node.methods.noloco.loop import GossipLoop
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.methods.noloco.session import GossipSession
@@ -153,7 +153,7 @@ METHODS: Mapping[str, Method] = {
     "streaming": Method(
         FragmentReplicas,
         FragmentSessions,
-        TurnScheduler,
+        FragmentLoop,
         _dense,
         _part,
         "raise outer.fragments: a round is for one part; or choose a codec with fewer bits per value",

@@ -9,11 +9,11 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import fragment_of, round_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.audits import Audits
 from thinwire.node.outer.catch_up import CatchUp
-from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import OwnLineage
+from thinwire.node.outer.owner_audits import Audits
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
 from thinwire.node.outer.trials import Trials
@@ -59,7 +59,7 @@ class FrameRouter:
         straggler_grace: StragglerGrace,
         pending_frames: PendingFrames,
         announced: dict[PeerId, Ready],
-        lender: Lender,
+        own_contributions: OwnContributions,
         trials: Trials,
         audits: Audits,
     ) -> None:
@@ -75,7 +75,7 @@ class FrameRouter:
             announced,
         )
         self._audits = audits
-        self._takers = lender, trials, audits
+        self._takers = own_contributions, trials, audits
 
     def on_link_up(self, peer: PeerId) -> None:
         self._catch_up.on_link_up(peer)

@@ -22,8 +22,8 @@ from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.trials import Score
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.lineage import descends, lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, PeerId

@@ -23,8 +23,8 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.frame_router import FrameRouter
-from thinwire.node.outer.lender import Lender
 from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
@@ -89,14 +89,14 @@ class RoundSession:
         self._send_queue = presence.send_queue
         staged = bool(manifest.pipeline.stages)  # a stage that no peer holds delays all rounds, so nothing is paced
         needed = bool(manifest.admission.trial) or manifest.audited
-        self._lender = Lender(replica, presence.send_queue, fragment, needed=needed)
+        self._own_contributions = OwnContributions(replica, presence.send_queue, fragment, needed=needed)
         self.trials = Trials(
             identity,
             replica,
             presence,
             fragment,
             required=manifest.admission.trial,
-            lender=self._lender,
+            own_contributions=self._own_contributions,
             emit=emit,
         )
         self.starter = RoundStarter(
@@ -112,7 +112,7 @@ class RoundSession:
             phase=self._phase,
             pending_frames=pending_frames,
             trials=self.trials,
-            lender=self._lender,
+            own_contributions=self._own_contributions,
             emit=emit,
             paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
@@ -189,7 +189,7 @@ class RoundSession:
             straggler_grace=self._straggler_grace,
             pending_frames=self.factory.pending_frames,
             announced=self.announced,
-            lender=self._lender,
+            own_contributions=self._own_contributions,
             trials=self.trials,
             audits=self.starter.audits,
         )
@@ -232,7 +232,7 @@ class RoundSession:
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=bool(weight))
         self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
         if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
-            self._lender.announced(ready, source)
+            self._own_contributions.announced(ready, source)
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:

@@ -9,14 +9,14 @@ import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
-from thinwire.collectives.rounds.payload import room
+from thinwire.collectives.rounds.allgather_payload import room
 from thinwire.collectives.rounds.round import Paced, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.audits import Audits
-from thinwire.node.outer.lender import Lender
+from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import check_votes
+from thinwire.node.outer.owner_audits import Audits
 from thinwire.node.outer.trials import Trials
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -48,7 +48,7 @@ class RoundStarter:
         phase: Callable[[int, str], None],
         pending_frames: PendingFrames | None,
         trials: Trials,
-        lender: Lender,
+        own_contributions: OwnContributions,
         emit: Emit,
         paced: Paced,
     ) -> None:
@@ -90,7 +90,7 @@ class RoundStarter:
             run_id,
             replica=replica,
             presence=presence,
-            lender=lender,
+            own_contributions=own_contributions,
             fragment=fragment,
             backoff=self.factory.owner_backoff,
             emit=emit,

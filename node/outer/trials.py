@@ -19,7 +19,7 @@ from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.lender import Lender
+from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -67,12 +67,13 @@ class Trials:
         fragment: int,
         *,
         required: int,
-        lender: Lender,
+        own_contributions: OwnContributions,
         emit: Emit,
     ) -> None:
         self._identity, self._me = identity, identity.peer_id
         self._replica, self._fragment, self._required = replica, fragment, required
-        self._roster, self._send_queue, self._lender, self._emit = presence.roster, presence.send_queue, lender, emit
+        self._roster, self._send_queue, self._emit = presence.roster, presence.send_queue, emit
+        self._own_contributions = own_contributions
         self._former: dict[PeerId, None] = {}
         self._book = ScoreBook(required)
         self._out: dict[PeerId, int] = {}
@@ -154,7 +155,7 @@ class Trials:
     @property
     def holds(self) -> bool:
         """True if the outer parameters must be stored before the commit of a round changes them."""
-        return bool(self._required and self._lender.of(self._replica.round + 1))
+        return bool(self._required and self._own_contributions.of(self._replica.round + 1))
 
     def hold(self) -> None:
         """Store the outer parameters of the round in progress. Runs in the worker."""
@@ -167,7 +168,7 @@ class Trials:
             if not sample.whole and not sample.newcomer and self._roster.alive(sample.peer):
                 self._report(sample.peer, self._book.unsent(sample.peer))
         self._samples = [sample for sample in self._samples if sample.whole]
-        own = self._lender.of(done.round)
+        own = self._own_contributions.of(done.round)
         if base is None or not own or self._me not in members:
             return
         terms = agreement.terms

@@ -31,7 +31,7 @@ from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord, RecordErr
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
 LAST_VISITS, LAST_SECONDS = 4, 3.0

@@ -20,11 +20,11 @@ from thinwire.node.membership.join import SEARCH_SECONDS
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.methods.registry import check_codec
 from thinwire.node.peer.peer import Peer
-from thinwire.node.runtime.config import Config, advertised, member_ports
 from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.runtime.load_settings import Config, advertised, member_ports
 from thinwire.node.state.checkpoint_store import LATEST, step_name
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite

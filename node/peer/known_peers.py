@@ -15,7 +15,7 @@ from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 
 BACK_SECONDS = 5.0
 """Seconds for which a returning peer that was the only member searches for others.

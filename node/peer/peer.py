@@ -31,11 +31,11 @@ from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.checkpoint_store import CheckpointStore, SaveOutcome
 from thinwire.node.state.checkpointer import Checkpointer, CheckpointsLost
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.node.training.models.initial_weights import digest_of, missing_weights

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from logging import Logger
 
 from thinwire.node.peer.peer import Peer
+from thinwire.node.peer.quorum_waits import recover
 from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
-from thinwire.node.peer.reports.background import Background
-from thinwire.node.peer.reports.monitors import Monitors
-from thinwire.node.peer.stalls import recover
+from thinwire.node.peer.reports.background_thread import Background
+from thinwire.node.peer.reports.experiment_trackers import Monitors
 from thinwire.node.peer.status import Status, this_process, write_status
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.process_lock import unwritable
 from thinwire.swarm.messages.registry import PeerId
 

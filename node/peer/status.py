@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from thinwire.collectives.costs.plan_comparison import Comparison
+from thinwire.collectives.costs.plan_outcome import Comparison
 
 _LIMIT = 4 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from thinwire.node.peer.reports.plan_text import comparison_text
+from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.console import bytes_text, count_text, plain
 

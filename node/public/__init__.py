@@ -20,7 +20,7 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.membership.join import NoSwarm, Refused
     from thinwire.node.peer.peer_services import DuplicateKey
     from thinwire.node.peer.status import PeerStatus, Status
-    from thinwire.node.runtime.config import ConfigError
+    from thinwire.node.runtime.load_settings import ConfigError
     from thinwire.node.runtime.loop_thread import SwarmError
     from thinwire.node.runtime.process_lock import InUseError
     from thinwire.swarm.identity.errors import HintedError
@@ -59,7 +59,7 @@ __all__ = [
 _HOME = {
     "Average": "node.api.allreduce",
     "AverageError": "node.api.allreduce",
-    "ConfigError": "node.runtime.config",
+    "ConfigError": "node.runtime.load_settings",
     "DuplicateKey": "node.peer.peer_services",
     "GroupError": "node.api.ranks",
     "HintedError": "swarm.identity.errors",

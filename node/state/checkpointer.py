@@ -10,11 +10,11 @@ import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.state.checkpoint_copy import CheckpointCopy
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
-from thinwire.node.state.state_copy import StateCopy
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import ManifestMismatch
@@ -46,7 +46,7 @@ class Checkpointer:
         self.digest: Digest | None = None
         self.unreadable = ""
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
-        self._copy = StateCopy()
+        self._copy = CheckpointCopy()
 
     async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
         """Restore the newest trusted checkpoint, if any; return its private state, if any.

@@ -35,7 +35,7 @@ class PseudogradientCoder:
     ) -> Iterator[memoryview]:
         """Encode `share` · (origin − model), chunk by chunk. Raises FloatingPointError.
 
-        `read`: see buffer_state.Read.
+        `read`: see replica_buffers.Read.
         """
         whole = self._vector(self.grid.chunk)
         for index in range(len(self.grid)):

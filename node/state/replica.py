@@ -28,10 +28,10 @@ from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import encoding_device
 from thinwire.compression.kernels.common import outer_step
-from thinwire.node.state.buffer_state import BufferState, Read
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.pseudogradient_coder import PseudogradientCoder
+from thinwire.node.state.replica_buffers import BufferState, Read
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest

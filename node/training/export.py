@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.tensor_file import Array, Tensors, pieces
 from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 from thinwire.node.training.stored_model import MANIFEST_KEY, NoModelError, StoredModel

@@ -25,6 +25,7 @@ from thinwire.node.training.batches import (
     trial_batches,
 )
 from thinwire.node.training.corpus import Progress, open_corpus
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, load_weights
@@ -32,7 +33,6 @@ from thinwire.node.training.models.lora import with_adapter
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.models.user_model import checkpoint_activations, make_model, read_pretrained
-from thinwire.node.training.trainer import Trainer
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.messages.registry import PeerId
 from torch import nn

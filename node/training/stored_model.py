@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
-from thinwire.node.runtime.config import Config
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import Directories, RunDirectory, directories
 from thinwire.node.runtime.disk import RealDisk, present
+from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import CheckpointStore
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of

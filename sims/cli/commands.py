@@ -13,7 +13,7 @@ from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Jso
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
-    from thinwire.collectives.costs.plan_comparison import RunOutcome
+    from thinwire.collectives.costs.plan_outcome import RunOutcome
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
@@ -159,7 +159,7 @@ def plan(
     )  # fmt: skip
     answer = planner.plan(asked)
     if came is not None:
-        from thinwire.collectives.costs.plan_comparison import comparison
+        from thinwire.collectives.costs.plan_outcome import comparison
 
         compared = comparison(asked, answer.round, came)
     if json:
@@ -178,8 +178,8 @@ def plan(
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> RunOutcome:
     """Return the outcome of a run stored on this machine. Raises InputError, PlanError."""
-    from thinwire.collectives.costs.plan_comparison import FEWEST, outcome_of
-    from thinwire.collectives.costs.question import PlanError
+    from thinwire.collectives.costs.cost_question import PlanError
+    from thinwire.collectives.costs.plan_outcome import FEWEST, outcome_of
     from thinwire.node.runtime.event_log import read_events
 
     directory, _ = run_called(settings(context, debug, {"home": home}).directories, run)

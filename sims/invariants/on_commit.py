@@ -22,7 +22,7 @@ from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.node.methods.registry import METHODS
 from thinwire.sims.invariants.data_once import DataOnceInvariant, Draws
-from thinwire.sims.invariants.gossip import GossipInvariants
+from thinwire.sims.invariants.noloco import GossipInvariants
 from thinwire.sims.invariants.reference_mean import result, round_ring, sites_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Digest, PeerId

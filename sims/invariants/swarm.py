@@ -16,7 +16,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
-from thinwire.sims.invariants.replay import ReplayInvariant, replayed
+from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, replayed
 from thinwire.sims.peers.machine import Machine, Played
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import Preset

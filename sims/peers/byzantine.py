@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.payload import cut_up
+from thinwire.collectives.rounds.allgather_payload import cut_up
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs

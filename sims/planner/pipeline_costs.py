@@ -8,7 +8,7 @@ the previous one.
 from __future__ import annotations
 
 import msgspec
-from thinwire.collectives.costs.question import Question
+from thinwire.collectives.costs.cost_question import Question
 
 MICRO = 4
 """Micro-batches per stage: enough to limit the cost of filling and draining to a fifth."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from thinwire.collectives.costs.cost_question import PlanError, Question
 from thinwire.collectives.costs.method_costs import (
     MethodCosts,
     bits,
@@ -15,7 +16,6 @@ from thinwire.collectives.costs.method_costs import (
     rounds,
     row_of,
 )
-from thinwire.collectives.costs.question import PlanError, Question
 from thinwire.collectives.costs.round_costs import RoundCosts, round_costs
 from thinwire.collectives.costs.round_time import grids, largest_fragment
 from thinwire.collectives.costs.utilisation import Workload, needed, utilisation

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-from thinwire.collectives.costs.question import PeerMachine, PlanError, Question, question_of
+from thinwire.collectives.costs.cost_question import PeerMachine, PlanError, Question, question_of
 from thinwire.compression.registry import SpecError
 from thinwire.sims.network.regions import ACCESS, MBIT
 from thinwire.swarm.manifest.manifest import Manifest

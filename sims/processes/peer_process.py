@@ -23,11 +23,11 @@ from thinwire.node.daemon.daemon import Daemon
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.peer import Peer
-from thinwire.node.runtime.config import Config, load
 from thinwire.node.runtime.console import set_up_logging, tell
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
+from thinwire.node.runtime.load_settings import Config, load
 from thinwire.node.runtime.parent_watch import watch
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.training.learner import Learner, StepReport

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from thinwire.sims.network import regions
 from thinwire.sims.network.translator import Nat
-from thinwire.sims.scenario.fault_rules import ALONE, no_lie, odd
+from thinwire.sims.scenario.fault_kinds import ALONE, no_lie, odd
 from thinwire.sims.scenario.faults import KINDS, Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.scenario.tables import MOST_PEERS, FaultEntry, Links, PeerGroup, SiteLine, Top

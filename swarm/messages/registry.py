@@ -48,17 +48,6 @@ from thinwire.swarm.messages.base import (
     Signature,
     Text,
 )
-from thinwire.swarm.messages.data import (
-    Chunk,
-    Fetch,
-    Partial,
-    Result,
-    StateAsk,
-    StateChunk,
-    StateFetch,
-    StateOffer,
-    Subtotal,
-)
 from thinwire.swarm.messages.lineage import CHAIN_BYTES, MAX_ERAS, Certificate, Chain, Era, Evidence, Fork, Found, Head
 from thinwire.swarm.messages.membership import (
     BALLAST,
@@ -101,6 +90,17 @@ from thinwire.swarm.messages.proposal import (
     Exclusion,
     Farewell,
     Open,
+)
+from thinwire.swarm.messages.tensors import (
+    Chunk,
+    Fetch,
+    Partial,
+    Result,
+    StateAsk,
+    StateChunk,
+    StateFetch,
+    StateOffer,
+    Subtotal,
 )
 
 __all__ = [

@@ -24,9 +24,9 @@ from thinwire.compression import registry
 from thinwire.compression.activations import codecs, subspace
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.noise import normal
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.dense import blockint, e3m0, floats
-from thinwire.compression.kernels import payload as payloads
+from thinwire.compression.kernels import payload_arrays as payloads
 from thinwire.compression.sparse import demo, header, index_coding, topk
 from thinwire.swarm.identity import run_card
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES

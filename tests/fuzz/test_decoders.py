@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.registry import parse
 from thinwire.compression.sparse.topk import HEADER
 

@@ -11,7 +11,7 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.member import Event
 from thinwire.swarm.membership.presets import WAN, Preset
 from thinwire.swarm.membership.probe import Letters
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Message, PeerId
 
 RUN = b"r" * 32

@@ -24,7 +24,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Hello, Open, PeerId, Refuse, Welcome
 
 RUN = bytes(range(32))

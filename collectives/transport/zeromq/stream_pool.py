@@ -14,7 +14,7 @@ from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.shared_memory.local_sockets import socket_name
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS, SHARED
-from thinwire.collectives.transport.zeromq.shared_stream import SharedStream
+from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
@@ -92,7 +92,7 @@ class StreamPool:
         if connection is None:
             return False
         try:
-            stream = await connection.connect(lambda: SharedStream(station.pool, station.limits, connection))
+            stream = await connection.connect(lambda: SharedMemoryStream(station.pool, station.limits, connection))
         except OSError:
             return False
         if self._closed:

@@ -24,7 +24,7 @@ from thinwire.collectives.transport.zeromq.control_connection import Context, Sh
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_address
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
-from thinwire.collectives.transport.zeromq.shared_stream import SharedStream
+from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.collectives.transport.zeromq.stream_pool import Traffic
 from thinwire.collectives.transport.zeromq.zmq_socket import ZapHandler
@@ -119,7 +119,7 @@ class ZmqTransport:
             await self.close()
             raise
         name = socket_name(self._station.run_id, self.peer_id, self._connections.bulk_port)
-        self._station.local_sockets.listen(name, self._shared_stream)
+        self._station.local_sockets.listen(name, self._shared_memory_stream)
         self._advertise = self._advertise or (join_address(own_address(self._host), self._port),)
         self._connections.addresses = self._advertise
 
@@ -279,8 +279,8 @@ class ZmqTransport:
     def _stream(self) -> Stream:
         return Stream(self._station.pool, self._limits, self._connections.claim, self._crowd)
 
-    def _shared_stream(self, connection: LocalConnection) -> SharedStream:
-        return SharedStream(self._station.pool, self._limits, connection, self._connections.claim)
+    def _shared_memory_stream(self, connection: LocalConnection) -> SharedMemoryStream:
+        return SharedMemoryStream(self._station.pool, self._limits, connection, self._connections.claim)
 
     def _pause_control(self, paused: bool) -> None:
         for link in list(self._connections.links.values()):

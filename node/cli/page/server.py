@@ -15,7 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from thinwire.node.cli.page.metrics import exposition
+from thinwire.node.cli.page.prometheus_metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
 
 POLL_SECONDS = 1.0

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
 

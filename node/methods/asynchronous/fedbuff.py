@@ -23,9 +23,9 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
 from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec

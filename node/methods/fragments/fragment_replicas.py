@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.payload import pieces
+from thinwire.collectives.rounds.allgather_payload import pieces
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.sparse.replica import SparseCodec, SparseReplica, chunks_of
-from thinwire.node.state.buffer_state import ParameterWrite, Read
 from thinwire.node.state.fragments import FragmentSpans, fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Digest, PeerId
 

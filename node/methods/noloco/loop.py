@@ -15,7 +15,7 @@ from thinwire.node.methods.noloco.replica import GossipStep
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
-from thinwire.node.state.buffer_state import ParameterWrite, Read
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
 from thinwire.swarm.method_specs.noloco import NoLoCo

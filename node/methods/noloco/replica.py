@@ -23,8 +23,8 @@ from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import empty, finite, placed
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.messages.registry import PeerId
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import fp32_check
 from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
+from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
 from thinwire.swarm.method_specs.co2 import CO2

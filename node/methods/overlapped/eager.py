@@ -16,7 +16,7 @@ import numpy as np
 from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
-from thinwire.node.state.buffer_state import Read
+from thinwire.node.state.replica_buffers import Read
 
 
 class EagerReplica(OneRoundLateReplica):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Floats
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 

@@ -18,15 +18,15 @@ from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.compression.core.codec import Codec
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.node.methods.powersgd import two_phase_contributors
 from thinwire.node.methods.sparse.replica import chunks_of, keep
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import Read
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
-from thinwire.collectives.rounds.payload import cut_up, pieces, put_together
+from thinwire.collectives.rounds.allgather_payload import cut_up, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Choice, CodecError
 from thinwire.compression.core.exact_block import ExactBlock
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import select
 from thinwire.compression.sparse import demo
@@ -34,9 +34,9 @@ from thinwire.compression.sparse.error_feedback import ErrorFeedback
 from thinwire.compression.sparse.mean import Average
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.topk import Selected, Sparse
-from thinwire.node.state.buffer_state import Read
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
+from thinwire.node.state.replica_buffers import Read
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId

@@ -8,7 +8,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.training.batches import Batch
-from thinwire.node.training.trainer import Diverged
+from thinwire.node.training.inner_loop import Diverged
 from torch import Tensor
 
 NOT_FINITE = "lower inner.lr, or raise inner.warmup"

@@ -16,7 +16,7 @@ import numpy as np
 from thinwire.compression import registry
 from thinwire.compression.activations import subspace
 from thinwire.compression.core.noise import normal
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 
 HERE = Path(__file__).parent
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "int8(block=64)", "e3m0", "e3m0(block=64)")

@@ -20,7 +20,7 @@ from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.state.replica import Replica
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.peers.machine import Clocks
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Commit
 
 

@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from numba.core.dispatcher import Dispatcher
-from thinwire.node.methods.kernels import compile_kernels
+from thinwire.node.methods.kernel_compilation import compile_kernels
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import families
 from thinwire.sims.trials.trial import PACE

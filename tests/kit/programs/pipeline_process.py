@@ -28,7 +28,7 @@ from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Hello, Welcome
 
 RUN = b"s" * 32

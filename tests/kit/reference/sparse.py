@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.core.square_chunks import Section
+from thinwire.compression.core.parameter_chunks import Section
 from thinwire.compression.core.types import Floats
 
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from kit.daemons import CAP
 from kit.real.dashboard import lacking
-from thinwire.collectives.costs.plan_comparison import Comparison
+from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog

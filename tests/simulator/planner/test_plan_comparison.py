@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from thinwire.collectives.costs.plan_comparison import comparison, outcome_of
+from thinwire.collectives.costs.plan_outcome import comparison, outcome_of
 from thinwire.node.cli.main import main
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog

@@ -13,7 +13,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.presets import LOCAL
 from thinwire.swarm.membership.probe import Letters
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
 
 RUN = b"r" * 32

@@ -14,11 +14,11 @@ from kit.scenarios import identity_of
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.invariants.gossip import GossipInvariants
+from thinwire.sims.invariants.noloco import GossipInvariants
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import LIES, Fault
 from thinwire.sims.simulation.world import simulate
-from thinwire.sims.trials import trial_gossip
+from thinwire.sims.trials import noloco_trial
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Base, Behind, Chunk, Decline, Fetch
@@ -337,8 +337,8 @@ def test_frames_from_non_partners_change_nothing(swarm, codec):
 
 def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2):
     """Run of pairs or groups with these codec and faults."""
-    manifest = trial_gossip.MANIFEST.format(codec=codec, gamma=gamma, group=group)
-    return replace(trial_gossip.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
+    manifest = noloco_trial.MANIFEST.format(codec=codec, gamma=gamma, group=group)
+    return replace(noloco_trial.trial_of_pairs(seed, peers), manifest=manifest).with_(faults=faults, duration=seconds)
 
 
 def play(scenario):
@@ -371,14 +371,14 @@ def judges(monkeypatch):
 @pytest.mark.timeout(900)
 def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges):
     """No invariant finds a violation."""
-    found = [failure.text for seed in numbers if (failure := trial_gossip.check(seed)) is not None]
+    found = [failure.text for seed in numbers if (failure := noloco_trial.check(seed)) is not None]
     assert not found, "\n".join(found)
     assert all(judge.met > 40 for judge in judges), "nothing was judged"
 
 
 def test_noloco_seeds_cover_every_codec_gamma_and_group_size():
-    manifests = {trial_gossip.trial_of_pairs(seed).manifest for seed in range(96)}
-    assert len(manifests) == len(trial_gossip.CODECS) * len(trial_gossip.GAMMAS) * len(set(trial_gossip.GROUPS))
+    manifests = {noloco_trial.trial_of_pairs(seed).manifest for seed in range(96)}
+    assert len(manifests) == len(noloco_trial.CODECS) * len(noloco_trial.GAMMAS) * len(set(noloco_trial.GROUPS))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.node.training.trainer import Trainer
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.frame import Frame

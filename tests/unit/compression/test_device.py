@@ -10,7 +10,7 @@ import torch
 from thinwire.collectives import deterministic_rounding
 from thinwire.compression import device, registry
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (64, 192)), ("d", (300,))))
 CUDA = SimpleNamespace(type="cuda")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.compression import registry
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.kernels import thin_factors
 from thinwire.compression.powersgd import LowRank, PowerSGD, warm_up
 

@@ -16,7 +16,7 @@ from thinwire.collectives.aggregation import rule_factory as rules_module
 from thinwire.collectives.aggregation.kernels import add_gram, eigen, product
 from thinwire.collectives.aggregation.rule_factory import RULES, dense_rule, sparse_rule
 from thinwire.collectives.aggregation.screening import NotEnoughPeers
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.dense.blockint import Int8
 from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.sparse import mean as sparsemean

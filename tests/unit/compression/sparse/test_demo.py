@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kit.reference.dct import forward, inverse
 from thinwire.compression import registry
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.kernels import block_dct, dct
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean

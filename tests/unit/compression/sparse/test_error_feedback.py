@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import Codec, CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.registry import dense
 from thinwire.compression.sparse.error_feedback import ErrorFeedback

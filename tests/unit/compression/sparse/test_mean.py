@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
 from thinwire.compression.core.norm_clip import clipping
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import select
 from thinwire.compression.sparse.header import DENSE, EMPTY

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kit.reference import sparse as reference
 from thinwire.compression import compile_kernels
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import VECTORS, Chunks
+from thinwire.compression.core.parameter_chunks import VECTORS, Chunks
 from thinwire.compression.kernels import bitstream, scatter, topk
 from thinwire.compression.kernels import threads as parallel
 from thinwire.compression.sparse import index_coding as entropy

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.square_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.sparse import mean, torch_backend
 from thinwire.compression.sparse.topk import Sparse
 

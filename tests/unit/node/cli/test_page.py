@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kit.real.dashboard import asked, dashboard, exported, lacking
 from starlette.testclient import TestClient
-from thinwire.node.cli.page.metrics import exposition
+from thinwire.node.cli.page.prometheus_metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.page.server import PAGE, application
 from thinwire.node.peer.status import LinkStatus, PeerStatus, Status, this_process, write_status

@@ -13,7 +13,7 @@ import pytest
 from kit.planted.cards import NOW, RUN, card
 from thinwire.node.discovery import dht_process, dht_source
 from thinwire.node.discovery.dht_source import CARDS_KEY, DhtSource, child_command, run_key
-from thinwire.node.discovery.directory import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
 from thinwire.node.runtime.disk import RealDisk
 
 CHILD = str(Path(*kit.__path__) / "programs" / "fake_dht.py")

@@ -8,7 +8,7 @@ import pytest
 from kit.wire import RUN, Wire
 from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.node.doctor.network import check_network, check_rate, judged
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.load_settings import load
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.messages.registry import Refuse

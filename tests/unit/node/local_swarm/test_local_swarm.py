@@ -23,7 +23,7 @@ from thinwire.node.local_swarm.launcher import LocalSwarm, PlaceError, UsageErro
 from thinwire.node.local_swarm.live_view import Display, Row, Snapshot, clock_text, line, row, table
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
 from thinwire.node.runtime import plotting
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.load_settings import load
 from thinwire.node.runtime.settings import size_of
 from thinwire.node.training.batches import shards_of
 from thinwire.node.training.local_learner import prepare

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from thinwire.node.doctor.network import check_mapping
-from thinwire.node.membership import gateway
-from thinwire.node.membership.gateway import default_gateway
+from thinwire.node.membership import gateway_requests
+from thinwire.node.membership.gateway_requests import default_gateway
+from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.nat_pmp import NatPmp
 from thinwire.node.membership.pcp import Pcp
 from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
-from thinwire.node.membership.routers import mapped_ports, routers
 from thinwire.node.membership.upnp import Upnp
 from thinwire.node.runtime.asyncio_extra import cancelled
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.load_settings import load
 from thinwire.sims.engine import virtual_loop
 
 ROUTER = str(Path(__file__).parents[3] / "kit" / "programs" / "router.py")
@@ -99,7 +99,7 @@ def test_router_without_pcp_is_asked_by_nat_pmp(router):
     ("mode", "reason"), [("garbage", ""), ("garbage-pcp", "does not answer"), ("short-lease", "1 s only")]
 )
 def test_pcp_refuses_garbage_silence_and_short_leases(router, mode, reason, monkeypatch):
-    monkeypatch.setattr(gateway, "WAITS", (0.1, 0.1))
+    monkeypatch.setattr(gateway_requests, "WAITS", (0.1, 0.1))
     port, _ = router(mode, "0")
     assert reason in failure(Pcp("127.0.0.1", port).map(PORTS, 600))
     assert "does not speak it" in failure(Pcp("127.0.0.1", 9).map(PORTS, 600))

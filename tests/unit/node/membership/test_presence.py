@@ -11,7 +11,7 @@ from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
-from thinwire.node.membership.health_monitor import TELL_SECONDS
+from thinwire.node.membership.peer_diagnosis import TELL_SECONDS
 from thinwire.node.membership.presence import Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message

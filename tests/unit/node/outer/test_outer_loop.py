@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from thinwire.node.state.layout import layout_of
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.trainer import Trainer
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
 

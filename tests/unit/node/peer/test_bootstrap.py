@@ -7,8 +7,8 @@ import pytest
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.peer.bootstrap import arriving, founding
-from thinwire.node.runtime.config import load, member_ports
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.load_settings import load, member_ports
 from thinwire.node.runtime.settings import PORT
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from thinwire.node.peer.bootstrap import founding
-from thinwire.node.runtime.config import load
+from thinwire.node.runtime.load_settings import load
 
 
 def test_peer_announces_site_of_its_settings(tmp_path):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
 from thinwire.node.runtime import event_log
-from thinwire.node.runtime.config import load
 from thinwire.node.runtime.event_log import EventLog, end_of_events, read_events
+from thinwire.node.runtime.load_settings import load
 from thinwire.node.runtime.process_lock import InUseError
 
 
@@ -370,8 +370,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from thinwire.node.runtime import event_log
-from thinwire.node.peer.reports.background import Background
-from thinwire.node.peer.reports.background import Background
+from thinwire.node.peer.reports.background_thread import Background
+from thinwire.node.peer.reports.background_thread import Background
 event_log.SEGMENT = 2000
 path, number = Path(sys.argv[1]), int(sys.argv[2])
 log = event_log.EventLog(path, aside=Background("reports").run)

@@ -11,9 +11,9 @@ import blake3
 import pytest
 import torch
 from thinwire.node.state.layout import layout_of
+from thinwire.node.training.inner_loop import CompileError
 from thinwire.node.training.local_learner import LocalLearner, prepare, products_of
 from thinwire.node.training.models.user_model import ModelError, checkpoint_activations
-from thinwire.node.training.trainer import CompileError
 from thinwire.swarm.manifest.parser import parse
 from torch import Tensor, nn
 

@@ -13,10 +13,10 @@ import torch
 from thinwire.compression.registry import dense
 from thinwire.node.training.batches import Batches, split
 from thinwire.node.training.corpus import Corpus
+from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig, load_optimizer, make_optimizer, save_optimizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.muon import NoMuon, matrices
-from thinwire.node.training.trainer import Trainer
 from torch import nn
 
 CONFIG = InnerConfig(optimizer="muon", lr=0.02, warmup=0)

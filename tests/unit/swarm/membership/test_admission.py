@@ -14,7 +14,7 @@ from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import exclusions, gossip_items, member_table
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
 
 AUTHOR, ME, OTHER, NEW = IDENTITIES[:4]

@@ -12,7 +12,7 @@ from thinwire.swarm.frame import Frame, sign_message, verify_message
 from thinwire.swarm.frame import encode as encode_frame
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import LIFE, Announced, Ballot, Evidence, Gossip, PushPull, Ready, Verdict, Vote
 
 LIAR, OTHER = IDENTITIES[1], IDENTITIES[2]

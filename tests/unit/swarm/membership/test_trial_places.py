@@ -12,7 +12,7 @@ from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import member_table
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import MAX_ENDORSED
 
 AUTHOR, ME = IDENTITIES[:2]

@@ -9,8 +9,8 @@ from typing import Any
 import blake3
 import pytest
 import torch
-from thinwire.node.runtime.config import Config, load
 from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.load_settings import Config, load
 from thinwire.node.training.export import export
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of

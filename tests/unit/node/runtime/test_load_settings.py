@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from thinwire.node.cli import settings_table
-from thinwire.node.runtime import config
-from thinwire.node.runtime.config import ConfigError, load
+from thinwire.node.runtime import load_settings
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
 from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.load_settings import ConfigError, load
 from thinwire.node.runtime.process_lock import InUseError, hold
 from thinwire.node.runtime.settings import SETTINGS, model_setting
 from thinwire.swarm.manifest.manifest import Manifest
@@ -101,7 +101,7 @@ def test_home_in_file_moves_the_directories(home, tmp_path, monkeypatch):
     node_toml(home, 'home = "elsewhere"\ndata = "text"\n')
     settings = load({}, {"THINWIRE_HOME": str(home)})
     assert settings.home == home and settings.data == str(home / "text")  # the environment beats the file
-    monkeypatch.setattr(config, "directories", lambda path: directories(path or home))
+    monkeypatch.setattr(load_settings, "directories", lambda path: directories(path or home))
     assert load({}, {}).directories.state == home / "elsewhere" / "state"
 
 
@@ -186,7 +186,7 @@ def test_directory_as_config_file_is_reported(home):
 def test_advertised_addresses_get_the_default_port(home, given, read, dialled):
     settings = load({"home": home, "advertise": given}, {})
     assert settings.advertise == read
-    assert config.advertised(settings, 7) == dialled
+    assert load_settings.advertised(settings, 7) == dialled
 
 
 def test_bootstrap_addresses_are_checked(home):

@@ -41,7 +41,7 @@ from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.lender import Lender
+from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -100,7 +100,7 @@ class Audits:
         *,
         replica: Replica,
         presence: Presence,
-        lender: Lender,
+        own_contributions: OwnContributions,
         fragment: int,
         backoff: OwnerBackoff,
         emit: Emit,
@@ -109,7 +109,7 @@ class Audits:
         self._manifest, self._replica, self._presence, self._fragment = manifest, replica, presence, fragment
         self._roster, self._send_queue = presence.roster, presence.send_queue
         self._backoff, self._emit = backoff, emit
-        self._lender = lender
+        self._own_contributions = own_contributions
         self._last: Butterfly | None = None
         self._data: dict[int, AuditData] = {}
         self._cases: list[_Case] = []
@@ -169,7 +169,7 @@ class Audits:
         return chunks[int.from_bytes(seed[8:16], "big") % len(chunks)]
 
     def _fetch(self, data: AuditData, index: int) -> None:
-        case, own = self._open(data, index, None), self._lender.of(data.round)
+        case, own = self._open(data, index, None), self._own_contributions.of(data.round)
         for entry in data.contributors:
             if entry.peer == self._me and own:
                 self._put(case, own[index])

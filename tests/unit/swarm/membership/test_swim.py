@@ -16,8 +16,8 @@ from thinwire.swarm.membership.broadcast_queue import Broadcast
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.presets import LAN, LOCAL, WAN, Preset
 from thinwire.swarm.membership.probe import Prober
-from thinwire.swarm.membership.roster import Roster
 from thinwire.swarm.membership.suspicion import Awareness
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Ack, Chunk, Gossip, Nack, PeerId, Ping, PingRequest, PushPull
 
 NAMES = [identity.peer_id for identity in IDENTITIES]

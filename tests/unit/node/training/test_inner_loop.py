@@ -11,11 +11,11 @@ import pytest
 import torch
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import Corpus
+from thinwire.node.training.inner_loop import Diverged, Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 from thinwire.node.training.learner import WorkShare
 from thinwire.node.training.local_learner import inner_of, prepare
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.node.training.trainer import Diverged, Trainer
 from thinwire.swarm.manifest.parser import parse
 
 CONFIG = InnerConfig(lr=1e-2, warmup=2)

@@ -1,6 +1,6 @@
 """Our own contributions to the last rounds, for members that ask for them.
 
-These score them (trials.py) or audit the owner of a chunk (audits.py).
+These score them (trials.py) or audit the owner of a chunk (owner_audits.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENT = 2
 """Stored contributions: those to the round in progress and to the last one."""
 
 
-class Lender:
+class OwnContributions:
     """Announced contributions of this peer to rounds of one fragment.
 
     A member asks for chunks by the digest of the hashes that we have announced. `needed`: whether members of this run ask.

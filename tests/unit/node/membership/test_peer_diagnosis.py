@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from thinwire.node.membership.health_monitor import TELL_SECONDS, HealthMonitor
+from thinwire.node.membership.peer_diagnosis import TELL_SECONDS, PeerDiagnosis
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Hour
 
@@ -11,7 +11,7 @@ ONE, TWO, SICK = (bytes([i]) * 32 for i in range(3))
 
 def watching():
     events, live = [], {ONE, TWO, SICK}
-    watch = HealthMonitor(
+    watch = PeerDiagnosis(
         None,
         SimpleNamespace(control=lambda peer, message: None),
         live,
@@ -58,7 +58,7 @@ def test_finding_about_absent_peer_ends_with_an_event():
 
 def test_clock_is_told_to_all_peers_in_turn():
     now, told, live = 0.0, [], {bytes([number]) * 32 for number in range(11)}
-    watch = HealthMonitor(
+    watch = PeerDiagnosis(
         None,
         SimpleNamespace(control=lambda peer, message: told.append(peer[0])),
         live,

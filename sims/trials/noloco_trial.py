@@ -1,7 +1,7 @@
 """Trial for runs of pairs and groups (NoLoCo), like trial.py for runs with one common average.
 
-    python -m thinwire.sims.trials.trial_gossip 17           # run a seed, and shrink its faults if it fails
-    python -m thinwire.sims.trials.trial_gossip 0 200        # seeds 0 to 199
+    python -m thinwire.sims.trials.noloco_trial 17           # run a seed, and shrink its faults if it fails
+    python -m thinwire.sims.trials.noloco_trial 0 200        # seeds 0 to 199
 
 A seed has the same peers, links and faults as there, and another manifest.
 """
@@ -51,7 +51,7 @@ def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
 
 def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
     """Return the command that repeats a failed seed."""
-    return f"python -m thinwire.sims.trials.trial_gossip {seed}"
+    return f"python -m thinwire.sims.trials.noloco_trial {seed}"
 
 
 def check(seed: int, *, shrink: bool = True) -> FailedSeed | None:

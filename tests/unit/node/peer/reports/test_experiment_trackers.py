@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.node.peer.report_sinks import ReportSinks
-from thinwire.node.peer.reports.monitors import NoMonitor
-from thinwire.node.runtime.config import ConfigError, load
+from thinwire.node.peer.reports.experiment_trackers import NoMonitor
+from thinwire.node.runtime.load_settings import ConfigError, load
 
 RUN, ME = b"r" * 32, b"p" * 32
 ROUND = {"round": 3, "loss": 2.5, "peers": 2, "contributors": 2, "bytes_up": 10, "bytes_down": 20, "factor": 4.0}

@@ -8,7 +8,7 @@ from thinwire.node.membership.nat_pmp import NatPmp
 from thinwire.node.membership.pcp import Pcp
 from thinwire.node.membership.port_mapping import Router
 from thinwire.node.membership.upnp import Upnp
-from thinwire.node.runtime.config import Config, member_ports
+from thinwire.node.runtime.load_settings import Config, member_ports
 
 
 def routers(host: str) -> tuple[Router, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:  # a status has comparisons, and its readers need not load the model of the costs
-    from thinwire.collectives.costs.question import Question
+    from thinwire.collectives.costs.cost_question import Question
     from thinwire.collectives.costs.round_costs import RoundCosts
 
 Unit: TypeAlias = Literal["seconds", "bytes", "part"]

@@ -1,9 +1,9 @@
 """Rounds of a process beside the plan for its peers and links."""
 
 import pytest
-from thinwire.collectives.costs.plan_comparison import Comparison
-from thinwire.node.peer.reports.plan_check import BYTES, PeerFacts, PlanCheck
-from thinwire.node.peer.reports.plan_text import comparison_text
+from thinwire.collectives.costs.plan_outcome import Comparison
+from thinwire.node.peer.reports.plan_outcome_check import BYTES, PeerFacts, PlanCheck
+from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.sims.planner.plan import plan
 from thinwire.sims.planner.question import question
 from thinwire.swarm.manifest.parser import parse

@@ -14,7 +14,7 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import AuditData, Reducer
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.node.outer.audits import REFUTED, Audits
+from thinwire.node.outer.owner_audits import REFUTED, Audits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.lineage import lineage_of
@@ -56,7 +56,7 @@ class Scene:
             RUN,
             replica=self.replica,
             presence=presence,
-            lender=SimpleNamespace(of=lambda round: SOURCES[ME]),
+            own_contributions=SimpleNamespace(of=lambda round: SOURCES[ME]),
             fragment=0,
             backoff=self.backoff,
             emit=lambda name, fields: self.events.append(name),

@@ -32,7 +32,7 @@ READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
 
 
-class SharedStream(Stream):
+class SharedMemoryStream(Stream):
     """One stream with two regions of shared memory.
 
     A payload is copied in, and its hash is that of the copy that was taken out.

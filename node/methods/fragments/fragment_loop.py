@@ -28,7 +28,7 @@ from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
-from thinwire.node.state.buffer_state import ParameterWrite, Read
+from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -50,7 +50,7 @@ class _PendingRound:
     left: bool = False
 
 
-class TurnScheduler(RoundLoop):
+class FragmentLoop(RoundLoop):
     """Loop over the turns of the fragments; each call of `sync` is one turn."""
 
     overlaps_calls = True

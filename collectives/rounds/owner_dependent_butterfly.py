@@ -14,7 +14,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Open, PeerId, Record, Result
 
 
-class BallotBound(Butterfly):
+class OwnerDependentButterfly(Butterfly):
     """Base of data planes whose results depend on the ballot's owners."""
 
     _voted: tuple[Digest, list[Buffer]] | None = None

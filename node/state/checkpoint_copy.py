@@ -9,7 +9,7 @@ from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.tensor_file import Array, Tensors
 
 
-class StateCopy:
+class CheckpointCopy:
     """Copy of a replica and of the private state, made in parts.
 
     The next copy reuses the memory, because clearing fresh pages takes longer than copying into old ones. Each part is

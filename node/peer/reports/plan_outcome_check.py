@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thinwire.collectives.costs.cost_question import PeerMachine, question_of
 from thinwire.collectives.costs.method_costs import methods, row_of
-from thinwire.collectives.costs.plan_comparison import Comparison, RunOutcome, comparison, outcome_of
-from thinwire.collectives.costs.question import PeerMachine, question_of
+from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, comparison, outcome_of
 from thinwire.collectives.costs.round_costs import round_costs
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled
 from thinwire.swarm.manifest.manifest import Manifest

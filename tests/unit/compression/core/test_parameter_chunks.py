@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.compression.core.square_chunks import VECTORS, Chunks
+from thinwire.compression.core.parameter_chunks import VECTORS, Chunks
 
 SHAPES = (("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (3, 5, 7)), ("f", (300,)), ("g", (64, 128)))
 sizes = st.lists(st.lists(st.integers(0, 90), max_size=3).map(tuple), max_size=5)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from thinwire.node.runtime.config import Config
+from thinwire.node.runtime.load_settings import Config
 from thinwire.swarm.identity.errors import HintedError
 
 SCALARS = {

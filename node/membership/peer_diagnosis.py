@@ -9,7 +9,7 @@ from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, n
 from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.membership.roster import Roster
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Chunk, Hour, Justified, Open, Partial, PeerId, Ready
 
 TELL_SECONDS = 10.0
@@ -23,7 +23,7 @@ HASH = 32
 """Bytes of a chunk's hash in an announcement."""
 
 
-class HealthMonitor:
+class PeerDiagnosis:
     """Observes received frames. `wall`: seconds since 1970. `emit` gets "sick" and "well"."""
 
     def __init__(

@@ -4,7 +4,7 @@ import random
 import pytest
 from kit.planted.cards import NOW, RUN, card
 from thinwire.node.discovery.announcer import announce
-from thinwire.node.discovery.directory import (
+from thinwire.node.discovery.public_runs import (
     MOST_CARDS,
     MOST_PEERS,
     AmbiguousRun,

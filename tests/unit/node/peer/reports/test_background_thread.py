@@ -1,7 +1,7 @@
 import threading
 from functools import partial
 
-from thinwire.node.peer.reports.background import Background
+from thinwire.node.peer.reports.background_thread import Background
 
 
 def test_background_runs_in_order_refuses_what_is_too_much_and_waits_at_the_end():

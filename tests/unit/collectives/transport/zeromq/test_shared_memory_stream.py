@@ -14,7 +14,7 @@ from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
-from thinwire.collectives.transport.zeromq.shared_stream import COPIED, PLACE
+from thinwire.collectives.transport.zeromq.shared_memory_stream import COPIED, PLACE
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
 

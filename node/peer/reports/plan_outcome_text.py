@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.collectives.costs.plan_comparison import Comparison
+from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.node.runtime.console import bytes_text
 
 
