@@ -10,3 +10,17 @@ GIVE_UP = 10
 
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""
+
+
+class Patience:
+    """Seconds without progress before a peer acts: three times the mean duration of exchanges.
+
+    It is at least `floor`. The mean is a moving average.
+    """
+
+    def __init__(self, floor: float) -> None:
+        self.seconds = self._floor = floor
+
+    def observe(self, took: float) -> None:
+        """Count an exchange that took this number of seconds."""
+        self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))

@@ -25,7 +25,7 @@ from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Opinions, Paced, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
-from thinwire.collectives.timing import MAX_PATIENCE
+from thinwire.collectives.timing import Patience
 from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
@@ -108,7 +108,7 @@ class RoundFactory:
         audited: bool = False,
         paced: Paced = lambda peer, round: False,
     ) -> None:
-        self.patience = self.floor = patience
+        self.floor, self._patience = patience, Patience(patience)
         self.behind = asyncio.Event()
         """Set when the others are so far ahead that we cannot follow."""
         self.pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH) if pending_frames is None else pending_frames
@@ -217,6 +217,11 @@ class RoundFactory:
             return Ring(agreement, guarded=self._guarded, **common)
         return Butterfly(agreement, audited=self._audited, **common)
 
+    @property
+    def patience(self) -> float:
+        """Seconds without progress before this peer acts."""
+        return self._patience.seconds
+
     async def outcome(self, current: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
         began = self._now()
@@ -238,7 +243,7 @@ class RoundFactory:
             self._settle(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
-                self.patience = max(self.floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+                self._patience.observe(took)
         return outcome
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:

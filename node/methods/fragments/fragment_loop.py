@@ -2,9 +2,10 @@
 
 In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
 turns) the loop waits for the commit, and the model follows. A late fragment delays the others only until one that was
-sent after it is done, or the others have completed a round of one that was not sent, plus one patience. A fragment without
-a quorum delays none, so several fragments wait for a quorum at the same time. After that the model follows the fragment
-between two later steps; it is not sent again before its round is over.
+sent after it is done, or the others have completed a round of one that was not sent, or a peer that it waits for has
+announced one that was not sent (else two peers may wait for each other in two fragments), plus one patience. A fragment
+without a quorum delays none, so several fragments wait for a quorum at the same time. After that the model follows the
+fragment between two later steps; it is not sent again before its round is over.
 
 No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
 next steps as make up for the delay, once, because all peers make the same number of steps per turn and it would stay
@@ -16,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.timing import TICK
@@ -27,6 +29,7 @@ from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule, 
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
+from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.identity.identity import short
@@ -236,7 +239,7 @@ class FragmentLoop(RoundLoop):
         schedule.sent = schedule.owed
         task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
         self._pending[number] = pending = _PendingRound(schedule, turn, task, self._sent_at)
-        await self._first(task, schedule.was_read)
+        await self._first(task, schedule.was_read.wait())
         if schedule.late_for:
             await self._wait(pending)
         return not schedule.late_for
@@ -292,15 +295,27 @@ class FragmentLoop(RoundLoop):
         later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
         if not pending.schedule.late_for:
             missed = [one.over for number, one in self._session.sessions.items() if number not in self._pending]
-            await self._first(pending.task, *later, *missed, stalled)
+            events = [event.wait() for event in (*later, *missed, stalled)]
+            await self._first(pending.task, *events, self._until_circular(session))
         if not (pending.task.done() or stalled.is_set()):
             await asyncio.wait((pending.task,), timeout=session.patience)
         pending.left = not pending.task.done()
 
+    async def _until_circular(self, session: RoundSession) -> None:
+        """Wait until a peer that this round waits for has announced another fragment, which we have not sent.
+
+        It may wait for us there as we wait for it here.
+        """
+        while True:
+            awaited, here = set(session.waiting_for()), self._session.sessions
+            if any(awaited.intersection(one.ready) for number, one in here.items() if number not in self._pending):
+                return
+            await asyncio.sleep(TICK)
+
     @staticmethod
-    async def _first(task: asyncio.Task[Outcome], *events: asyncio.Event) -> None:
-        """Wait until a task is done or one of the events is set."""
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
+    async def _first(task: asyncio.Task[Outcome], *others: Coroutine[Any, Any, object]) -> None:
+        """Wait until a task is done, or one of the others, which are cancelled then."""
+        waits = [asyncio.ensure_future(one) for one in others]
         try:
             await asyncio.wait((task, *waits), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -8,7 +8,7 @@ from statistics import median
 
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.pair import PairResult
-from thinwire.collectives.timing import MAX_PATIENCE, TICK
+from thinwire.collectives.timing import TICK, Patience
 
 LATE_ROUNDS = 5
 """Rounds over which lateness is measured."""
@@ -31,7 +31,7 @@ class PartnerWait:
     """
 
     def __init__(self, now: Callable[[], float], *, patience: float, entered: bool) -> None:
-        self.patience, self._floor = patience, patience
+        self._patience = Patience(patience)
         self.hurried = False
         self._now, self._began_at = now, now()
         self._trained = self._usually = 0.0
@@ -67,7 +67,7 @@ class PartnerWait:
         if exchanged:
             took = now - group.together
             self._took.append(took)
-            self.patience = max(self._floor, min(MAX_PATIENCE, 0.7 * self.patience + 0.3 * 3.0 * took))
+            self._patience.observe(took)
         if not (exchanged and group.halfway):
             if "late" in reasons:
                 late = group.ours_at - now
@@ -90,6 +90,11 @@ class PartnerWait:
             return self._now() > waited_for + self._slack
         # Without this limit, two peers that are always late would wait for each other endlessly.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for an answer or progress, adapted to measured exchanges."""
+        return self._patience.seconds
 
     @property
     def _slack(self) -> float:
