@@ -29,6 +29,9 @@ DTYPES: dict[str, str] = {
 }
 """Element types that a checkpoint may contain: numpy's name -> safetensors' name."""
 
+PICKLES = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""First bytes of files of torch.save: a ZIP archive, or a pickle of protocol 2 to 5."""
+
 _WIDTH = {"F32": 4, "F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 _HEADER_LIMIT = 100 << 20  # same as the library's
 
@@ -86,10 +89,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    if data[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise TensorFileError("this is a pickle (a torch.save file), which can run code: refused")
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_HEADER_LIMIT, len(data) - 8):
+        # Only now: the length of a header may be the number with which pickles begin.
+        if data[:2] in PICKLES:
+            raise TensorFileError("this is a pickle (a torch.save file), which can run code: refused")
         raise TensorFileError("not a safetensors file, or cut short")
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)

@@ -27,6 +27,15 @@ arrays = st.sampled_from([np.float32, np.float64, np.int64, np.int32, np.uint8, 
 )
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x4B50])
+def test_header_whose_length_looks_like_a_pickle_is_read(length):
+    """The file begins with the length of its header, and some lengths are the first bytes of a pickle."""
+    bare = len(written({"": np.zeros(1, np.float32)})) - 8 - 4
+    data = written({"x" * (length - bare): np.zeros(1, np.float32)})
+    assert int.from_bytes(data[:8], "little") == length
+    assert list(parse(data)) == ["x" * (length - bare)]
+
+
 @pytest.mark.trial
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter("__metadata__".__ne__), arrays, max_size=5))
 @settings(max_examples=60, deadline=None)
