@@ -5,7 +5,7 @@ second computes the result of each piece. Rules of single coordinates have only 
 
 A vector is what the caller has: a chunk of a butterfly at its owner, a section of a sparse payload. So norms, distances
 and choices are those of this part, not of the whole contribution as in the papers: an owner sees no more than its
-chunks, and a norm that a contributor announces cannot be checked. The bounds hold for each part, and so for the whole.
+chunks, and can check no announced norm of others. The bounds hold for each part, and so for the whole.
 """
 
 from __future__ import annotations

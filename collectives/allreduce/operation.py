@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from thinwire.collectives.allreduce.group_round import LocalPart, group_round, key_of
 from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -275,7 +276,11 @@ class Operation:
         self.call()
         self._wait(current)
         current.announce(
-            self._share.payloads, weight=self._share.weight, loss=0.0, speed=0.0, hashes=self._share.hashes
+            self._share.payloads,
+            weight=self._share.weight,
+            loss=0.0,
+            speed=0.0,
+            summary=Summary(self._share.hashes),
         )
         self._attempt = current.attempt
         if again:

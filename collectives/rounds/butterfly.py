@@ -7,14 +7,16 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
 from thinwire.collectives.aggregation.means import Rule
+from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, summarize
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
@@ -24,7 +26,7 @@ from thinwire.collectives.topology.placement import loads
 from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.codec import SMALLEST, Codec, CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -48,9 +50,10 @@ class Butterfly(DataPlane):
     The caller stores `usual`, the running norm of each chunk, and `pool`, the memory of results. `reducer` computes
     results, if not by `rule` and `codec`.
 
-    `audited`: other peers may compute results again after the round. Then an owner signs for results that it has computed
-    itself only; `audit_data` has what an audit needs. In the subclasses an owner does not have all contributions, or uses other
-    values, too.
+    `bound`: largest norm of an aggregate by the norms of the contributions, which are announced then; None: no results are
+    refused for their norms. `audited`: other peers may compute results again after the round. Then an owner signs for
+    results that it has computed itself only; `audit_data` has what an audit needs. Subclasses have neither: their owners do
+    not have all contributions, or use other values, too.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -72,10 +75,11 @@ class Butterfly(DataPlane):
         phase: Callable[[int, str], None] = lambda round, name: None,
         reducer: ChunkReducer | None = None,
         audited: bool = False,
+        bound: NormBound | None = None,
     ) -> None:
         super().__init__(
             agreement,
-            results=Results(lambda chunk, index: codec.check(chunk, grid.size(index)), len(grid)),
+            results=Results(self._check_result, len(grid)),
             contributions=Contributions(codec, grid, usual),
             early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             send_queue=send_queue,
@@ -92,7 +96,7 @@ class Butterfly(DataPlane):
         self._first_at = 0.0
         self._done: dict[PeerId, float] = {}
         self._contradicted: set[PeerId] = set()
-        self._audited = audited
+        self._audited, self._bound = audited, bound
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims = Claims()
         self.audit_data: AuditData | None = None
@@ -116,6 +120,31 @@ class Butterfly(DataPlane):
         links = loads(opened.group, contributors, opened.idle, self.agreement.ready)
         took = {peer: at - self._first_at for peer, at in self._done.items()}
         return overdue(opened, links, took, self.codec.nbytes(self.grid.chunk))
+
+    def summarize(self, source: Sequence[Buffer]) -> Summary:
+        """Return hashes and, if they count, norms of our encoded chunks."""
+        return summarize(source, self.codec, self.grid) if self._bound is not None else summarize(source)
+
+    def _check_result(self, chunk: Buffer, index: int) -> None:
+        """Raise CodecError for a result that no honest owner makes of the announced contributions."""
+        size = self.grid.size(index)
+        norm, limit = math.sqrt(self.codec.check(chunk, size)), self._limit(index)
+        if norm > limit * self.codec.growth + SMALLEST * size**0.5:
+            raise CodecError(f"a result has the norm {norm:g}, but {limit:g} is the largest possible one", "bound")
+
+    def _limit(self, index: int) -> float:
+        """Return the largest norm of the result of a chunk before it is encoded.
+
+        Infinite without a bound, if an announcement is not here, or if a quorum has decided on the result.
+        """
+        opened = self.opened
+        if self._bound is None or opened is None or self.results.wanted is not None:
+            return math.inf
+        found = [self.agreement.announced(entry) for entry in opened.contributors]
+        norms = [announced_norm(ready.norms, index) for ready in found if ready is not None]
+        if len(norms) < len(found):
+            return math.inf
+        return self._bound(norms, [float(entry.weight) for entry in opened.contributors])
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer its chunks and our results."""
@@ -215,7 +244,8 @@ class Butterfly(DataPlane):
                 self._early.put(sender, frame)
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
-        reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced)
+        norm = announced_norm(ready.norms, index) if self._bound is not None else None
+        reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return

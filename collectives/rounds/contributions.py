@@ -1,17 +1,65 @@
-"""Contributions to the chunks that we own, each checked against its announcement."""
+"""Contributions to the chunks that we own, and the summary of a contribution in its announcement."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import blake3
+import numpy as np
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
-from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
+
+NORM = np.dtype("<f4")
+"""Norm of a chunk in an announcement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary of a contribution for its announcement: the contributor can send nothing else afterwards.
+
+    hashes: blake3 of each encoded chunk. norms: L2 norm of each chunk (NORM), or empty; see `Ready`.
+    """
+
+    hashes: bytes
+    norms: bytes = b""
+
+
+def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid | None = None) -> Summary:
+    """Return the hashes of the chunks, and their norms if codec and grid are given.
+
+    An invalid chunk has the norm 0.
+    """
+    hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
+    if codec is None or grid is None:
+        return Summary(hashes)
+    norms = [_norm(codec, chunk, grid.size(index)) for index, chunk in enumerate(source)]
+    with np.errstate(over="ignore"):  # infinite: no owner accepts it
+        return Summary(hashes, np.array(norms).astype(NORM).tobytes())
+
+
+def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
+    try:
+        return math.sqrt(codec.check(chunk, size))
+    except CodecError:
+        return 0.0
+
+
+def announced_norm(norms: bytes, index: int) -> float:
+    """Return the announced norm of a chunk, 0 if there is no possible one.
+
+    No owner computes with such a contribution, because it compares the norms.
+    """
+    if len(norms) < NORM.itemsize * (index + 1):
+        return 0.0
+    norm = float(np.frombuffer(norms, NORM, 1, NORM.itemsize * index)[0])
+    return norm if 0.0 <= norm < math.inf else 0.0
 
 
 class Screen(Protocol):
@@ -70,15 +118,20 @@ class Contributions:
         if index in (norms := self._norms.get(key, {})):
             to._norms.setdefault(name, {})[index] = norms[index]
 
-    def take(self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest) -> str:
-        """Store a chunk whose hash is `found`.
+    def take(
+        self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest, norm: float | None = None
+    ) -> str:
+        """Store a chunk whose hash is `found`. `norm`: the announced one, if that counts.
 
-        Return the reason if it differs from its announcement or is invalid, else "".
+        Return the reason if the chunk differs from its announcement or is invalid, else "".
         """
         if found != announced:
             return "hash"
         if reason := self.screen(key, index, payload):
             return reason
+        if norm is not None and not math.isclose(norm, self.norm(key, index), rel_tol=1e-6, abs_tol=1e-37):
+            self._norms[key].pop(index)
+            return "hash"
         self._held.setdefault(key, {})[index] = payload
         return ""
 

@@ -15,7 +15,7 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.contributions import Contributions, Summary, summarize
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -113,6 +113,10 @@ class DataPlane(ABC):
     def source(self) -> Sequence[Buffer]:
         """Our own encoded chunks; empty before `contribute` and after the round."""
         return self._source
+
+    def summarize(self, source: Sequence[Buffer]) -> Summary:
+        """Return what our announcement contains of these encoded chunks. May run in any thread."""
+        return summarize(source)
 
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
         """Set our own encoded chunks and the number of their announcement."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import blake3
 import msgspec
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -107,17 +107,18 @@ class Round:
     # --- our own contribution
 
     def announce(
-        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
+        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, summary: Summary | None = None
     ) -> None:
         """Take part with the encoded chunks `source` (grid order; must not change before the round ends).
 
         With `weight` 0 and no source the peer takes part (it owns chunks and gets results) without contributing.
+        `summary`: that of `DataPlane.summarize`, if the caller has it.
         """
         self.attempt += 1
         life = self.agreement.use(self.attempt)
         self.exchange.contribute(source, self.attempt)
-        if hashes is None:
-            hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
+        if summary is None:
+            summary = self.exchange.summarize(source)
         terms, (endorsed, distrusted) = self.agreement.terms, self._opinions()
         ready = Ready(
             self.round,
@@ -126,7 +127,7 @@ class Round:
             terms.base,
             terms.plan,
             weight,
-            hashes,
+            summary.hashes,
             self.agreement.witness,
             float(loss),
             float(speed),
@@ -136,6 +137,7 @@ class Round:
             life=life,
             endorses=endorsed,
             distrusts=distrusted,
+            norms=summary.norms,
         )
         self._phase(self.round, "announce")
         self.agreement.announce(ready, self._now())

@@ -10,6 +10,7 @@ from typing import Any
 
 import blake3
 import numpy as np
+from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.certificates import certificate
@@ -119,6 +120,7 @@ class RoundFactory:
         """Returns our measurements of links to other peers."""
         self._identity, self._run_id = identity, run_id
         self._codec, self._rule, self._send_queue, self._now = codec, dense_rule(rule), send_queue, now
+        self._bound = norm_bound(rule)
         self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
         self._topology, self._site, self._guarded = topology, site, rule.rule == "clip"
         self._usual: dict[int, dict[int, float]] = {}
@@ -215,7 +217,7 @@ class RoundFactory:
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if self._topology == "ring":
             return Ring(agreement, guarded=self._guarded, **common)
-        return Butterfly(agreement, audited=self._audited, **common)
+        return Butterfly(agreement, audited=self._audited, bound=self._bound, **common)
 
     @property
     def patience(self) -> float:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 
+SMALLEST = 2.0**-24
+"""Smallest step of an fp16 scale: error of a value in a block of tiny values."""
+
 
 class CodecError(ValueError):
     """Error for a payload that no honest encoder writes.
@@ -43,6 +46,11 @@ class Codec(Protocol):
     @property
     def stochastic(self) -> bool:
         """True if `encode` uses its seed."""
+        ...
+
+    @property
+    def growth(self) -> float:
+        """Largest ratio of the norm of decoded values to that of the encoded ones, apart from SMALLEST each."""
         ...
 
     def nbytes(self, n: int) -> int:

@@ -86,6 +86,10 @@ class BufferedCodec:
     def stochastic(self) -> bool:
         return self.codec.stochastic
 
+    @property
+    def growth(self) -> float:
+        return self.codec.growth
+
     def share(self, n: int) -> ExactBlock:
         """Return the block of a chunk of n elements."""
         return ExactBlock(-(-n * self.block.averaged // self.total), -(-n * self.block.copied // self.total))

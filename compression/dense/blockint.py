@@ -5,6 +5,7 @@ Asymmetric codecs also store one fp16 offset per block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,12 @@ class Integers:
     @property
     def plain(self) -> bool:
         return False
+
+    @property
+    def growth(self) -> float:
+        # An error is at most one step, max|x| / m, whose fp16 is up to 2**-10 longer.
+        most: int = 2 ** (self.bits - 1) - 1
+        return 1.0 + math.sqrt(self.block) / most * (1.0 + 2.0**-10)
 
     def nbytes(self, n: int) -> int:
         return (4 if self.asymmetric else 2) * -(-n // self.block) + packed_bytes(n, self.bits, self.block)

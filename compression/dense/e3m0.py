@@ -46,6 +46,10 @@ class E3M0:
         return False
 
     @property
+    def growth(self) -> float:
+        return 2.0  # A value that is rounded to the nearest level, which may be 0, at most doubles.
+
+    @property
     def stochastic(self) -> bool:
         return False
 

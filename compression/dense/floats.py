@@ -30,6 +30,10 @@ class Fp32:
     def stochastic(self) -> bool:
         return False
 
+    @property
+    def growth(self) -> float:
+        return 1.0
+
     def nbytes(self, n: int) -> int:
         return 4 * n
 
@@ -72,6 +76,10 @@ class Half:
     @property
     def stochastic(self) -> bool:
         return False
+
+    @property
+    def growth(self) -> float:
+        return 1.0 + (2.0**-8 if self.brain else 2.0**-11)
 
     def nbytes(self, n: int) -> int:
         return 2 * n

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import blake3
 import torch
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
@@ -186,12 +186,12 @@ class OuterLoop(RoundLoop):
                 encoded = await self._encoded()
             except FloatingPointError as error:
                 session.report("unsent", str(error))
-                encoded = ([], b"")
-            payloads, hashes = encoded
+                encoded = [], Summary(b"")
+            payloads, summary = encoded
             average = partial(
                 session.average,
                 payloads,
-                hashes=hashes,
+                summary=summary,
                 weight=weight if payloads else 0,
                 loss=loss,
                 speed=speed,
@@ -298,12 +298,12 @@ class OuterLoop(RoundLoop):
         self._thereafter.clear()
         self._settling = None
 
-    async def _encoded(self) -> tuple[list[memoryview], bytes]:
+    async def _encoded(self) -> tuple[list[memoryview], Summary]:
         """Encode the contribution; from now on the host does so if the GPU has no room.
 
         Raises FloatingPointError.
         """
-        encoded: tuple[list[memoryview], bytes]
+        encoded: tuple[list[memoryview], Summary]
         try:
             encoded = await self.work(self._encode)
         except torch.OutOfMemoryError:
@@ -312,23 +312,20 @@ class OuterLoop(RoundLoop):
             encoded = await self.work(self._encode)
         return encoded
 
-    def _encode(self) -> tuple[list[memoryview], bytes]:
+    def _encode(self) -> tuple[list[memoryview], Summary]:
         session, replica = self.session, self.replica
         attempt = session.current.attempt + 1
         peers = {*replica.members, *filter(lambda one: not session.trials.on_trial(one), session.ready), session.me}
-        payloads, hashes = [], []
         try:
             replica.read_buffers(self.read)
-            for payload in replica.contribution(self.read, attempt=attempt, peers=len(peers)):
-                payloads.append(payload)
-                hashes.append(blake3.blake3(payload).digest())
+            payloads = list(replica.contribution(self.read, attempt=attempt, peers=len(peers)))
         except FloatingPointError:
             self.schedule.not_finite()
             raise
         if replica.next_start is not None:
             self.write(replica.next_start)
             replica.write_buffers(self.write)
-        return payloads, b"".join(hashes)
+        return payloads, session.current.exchange.summarize(payloads)
 
     async def catch_up(self) -> bool:
         """Take over the swarm's state; return True if there was a suitable one."""

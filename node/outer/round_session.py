@@ -15,6 +15,7 @@ from typing import Any
 from thinwire.collectives.consensus.chain import Prove, proven
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
@@ -221,7 +222,7 @@ class RoundSession:
         weight: int,
         loss: float,
         speed: float,
-        hashes: bytes | None = None,
+        summary: Summary | None = None,
         give_up: float | None = None,
     ) -> Outcome:
         """Average our encoded pseudo-gradient with the peers of the round in progress.
@@ -230,7 +231,7 @@ class RoundSession:
         its state differs from that of the majority.
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=bool(weight))
-        self.current.announce(source, weight=weight, loss=loss, speed=speed, hashes=hashes)
+        self.current.announce(source, weight=weight, loss=loss, speed=speed, summary=summary)
         if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
             self._own_contributions.announced(ready, source)
         return await self.outcome(give_up=give_up)

@@ -18,6 +18,7 @@ from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather_payload import cut_up
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
@@ -65,14 +66,14 @@ def _announce(
     average = session.average
 
     async def lying(
-        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
     ) -> Outcome | tuple[PairResult, ...]:
         changed = []
         for chunk in source:
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
             other = change(payload)
             changed.append((payload if other is None else other).data)
-        return await average(changed, hashes=None if openly else hashes, **rest)
+        return await average(changed, summary=None if openly else summary, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
 
@@ -120,14 +121,14 @@ def _whole(
     average, sparse, chunks = session.average, cast(Sparse, codec.codec), codec.chunks
 
     async def lying(
-        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
     ) -> Outcome | tuple[PairResult, ...]:
         if source:
             values = np.zeros(session.replica.theta.size, np.float32)
             sparse.decode(b"".join(source), chunks).scatter(values)
             encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
             source = cut_up(encoded, session.grid)
-        return await average(source, hashes=None, **rest)
+        return await average(source, summary=None, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
 
@@ -156,10 +157,10 @@ def _repeat(session: RoundSession | GossipSession) -> None:
     average, first = session.average, list[bytes]()
 
     async def lying(
-        source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
     ) -> Outcome | tuple[PairResult, ...]:
         first.extend(bytes(chunk) for chunk in source if not first or len(first) < len(source))
-        return await average([memoryview(chunk) for chunk in first] if source else source, hashes=None, **rest)
+        return await average([memoryview(chunk) for chunk in first] if source else source, summary=None, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
 
@@ -183,13 +184,13 @@ def _mimic(process: Process) -> None:
         average = session.average
 
         async def lying(
-            source: Sequence[Any], *, hashes: bytes | None = None, **rest: Any
+            source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
         ) -> Outcome | tuple[PairResult, ...]:
             for _ in range(MIMIC_LOOKS):
                 if copied := [memoryview(bytes(chunk)) for chunk in of_victim(session)]:
-                    return await average(copied if source else source, hashes=None, **rest)
+                    return await average(copied if source else source, summary=None, **rest)
                 await asyncio.sleep(MIMIC_SECONDS / MIMIC_LOOKS)
-            return await average(source, hashes=hashes, **rest)
+            return await average(source, summary=summary, **rest)
 
         session.average = lying  # type: ignore[method-assign, assignment]
 
@@ -250,7 +251,7 @@ def blame_book(session: RoundSession | GossipSession) -> list[Message]:
     ]
 
 
-def _falsify(
+def falsify(
     change: Callable[[Rule, Codec, Sequence[Buffer], Sequence[float], Floats], None],
 ) -> Callable[[Process], None]:
     """Return the lie of an owner that computes results by `change`, from the next round on."""
@@ -301,9 +302,9 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "constant": each(lambda session: change_values(session, _level)),
     "repeat": each(_repeat),
     "mimic": _mimic,
-    "double-result": _falsify(_double),
-    "left-out": _falsify(_leave_out),
-    "shifted": _falsify(_shift),
+    "double-result": falsify(_double),
+    "left-out": falsify(_leave_out),
+    "shifted": falsify(_shift),
     **LIES_TOLD,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

@@ -41,7 +41,8 @@ class Member:
     """Table entry of one peer.
 
     note: the signed item that explains a state other than alive. void: records with a sequence up to this one are
-    ignored. reason: of a ban. met: it has proved its keys to this peer; otherwise we only know it from others.
+    ignored. reason: of a ban. met: it has proved its keys to this peer; otherwise we only know it from others. linked: a
+    message has arrived from it over a link.
     """
 
     record: PeerRecord
@@ -52,6 +53,7 @@ class Member:
     progress: int = 0
     reason: str = ""
     met: bool = False
+    linked: bool = False
 
     @property
     def live(self) -> bool:

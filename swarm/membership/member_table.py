@@ -5,7 +5,7 @@ A record with a higher sequence makes suspected, dead and departed peers alive a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
@@ -18,7 +18,7 @@ from thinwire.swarm.membership.member import Event, Member
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MISSED, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Suspects
-from thinwire.swarm.membership.trial_places import crowded
+from thinwire.swarm.membership.trial_places import rivals
 from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
@@ -76,7 +76,8 @@ class Members:
         if self.excluded.refusal(record):
             return False
         if member is None:
-            if crowded(self.table, record, self.excluded.policy, self.kept):
+            taken = rivals(self.table, record, self.excluded.policy, self.kept)
+            if taken and not (met and self._displace(taken)):
                 return False
             if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
                 return False
@@ -116,13 +117,27 @@ class Members:
         """
         for peer, member in self.table.items():
             if peer not in self.kept and (not member.met or member.state in ("dead", "left")):
-                self._suspects.end(peer, member.since, refuted=False)
-                if member.live:
-                    self.live.remove(peer)
-                self._forget(peer)
-                self.events.append(Event("dead", peer, "forgotten: the table is full of peers that are only told of"))
+                self._push_out(peer, "forgotten: the table is full of peers that are only told of")
                 return True
         return False
+
+    def _displace(self, rivals: Sequence[PeerId]) -> bool:
+        """Forget one of these peers that has had no link, above all one that we only know from others.
+
+        Return False if there is none.
+        """
+        unlinked = [peer for peer in rivals if not self.table[peer].linked]
+        if unlinked:
+            self._push_out(min(unlinked, key=lambda peer: self.table[peer].met), "forgotten: it has not connected")
+        return bool(unlinked)
+
+    def _push_out(self, peer: PeerId, detail: str) -> None:
+        member = self.table[peer]
+        self._suspects.end(peer, member.since, refuted=False)
+        if member.live:
+            self.live.remove(peer)
+        self._forget(peer)
+        self.events.append(Event("dead", peer, detail))
 
     def _welcome(self, record: PeerRecord) -> bool:
         self._spread(record)

@@ -227,6 +227,12 @@ class Roster:
         """True after `leave`."""
         return self._gone
 
+    def on_link_up(self, peer: PeerId) -> None:
+        """Note that a link to this peer works."""
+        member = self._members.table.get(peer)
+        if member is not None:
+            member.met = member.linked = True
+
     def handle(self, sender: PeerId, message: Message, now: float) -> Letters:
         """Process a message whose signature is verified. Returns messages to send.
 
@@ -234,9 +240,8 @@ class Roster:
         """
         if self._gone:
             return []
+        self.on_link_up(sender)
         member = self._members.table.get(sender)
-        if member is not None:
-            member.met = True
         match message:
             case Ping():
                 self._ingest(sender, message.items, now)

@@ -1,4 +1,8 @@
-"""Places of peers on trial in the table of a peer: identities are free, and must not take all of them."""
+"""Places of peers on trial in the table of a peer: identities are free, and must not take all of them.
+
+A place belongs to a peer from which messages have arrived over a link. One that has only knocked, with whatever address in
+its record, gives its place to the next one that knocks.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,28 @@ from thinwire.swarm.membership.member import Member
 from thinwire.swarm.messages.registry import MAX_ENDORSED, PeerId
 
 
-def crowded(
+def rivals(
     table: Mapping[PeerId, Member], record: PeerRecord, policy: AdmissionPolicy | None, kept: Collection[PeerId]
-) -> bool:
-    """Return True if there is no place for a new peer, because it is on trial and too many others are.
+) -> list[PeerId]:
+    """Return the peers on trial that have all places for which a new peer qualifies.
+
+    Return none if there is a place.
 
     At most MAX_ENDORSED live peers are on trial, a quarter of the largest group, and `policy.per_network` (0: no limit) of
     one network, by the first addresses in their records. `kept`: peers that are not on trial any more.
     """
     if policy is None or record.peer_id in kept or not policy.on_trial(record.token, record.peer_id):
-        return False
+        return []
     others = [
-        member.record
+        peer
         for peer, member in table.items()
         if member.live and peer not in kept and policy.on_trial(member.record.token, peer)
     ]
     network = _network(record)
-    near = sum(_network(other) == network for other in others)
-    return len(others) >= MAX_ENDORSED or near >= policy.per_network > 0
+    near = [peer for peer in others if _network(table[peer].record) == network]
+    if len(near) >= policy.per_network > 0:
+        return near
+    return others if len(others) >= MAX_ENDORSED else []
 
 
 def _network(record: PeerRecord) -> str:

@@ -82,6 +82,7 @@ class Ready(Message, frozen=True, dict=True):
     `attempt` is the number of the announcement: a peer uses each number once in a life, and a later one is higher. `base`
     is its state digest after the previous round; in pairs it is the digest of its slow weights (see `Base`). `plan` is the
     digest of layout, codec, chunk grid and aggregation. `hashes` is the concatenated blake3 of each encoded chunk.
+    `norms`: L2 norm of each chunk, as float32 in little-endian order, where peers check results by them; otherwise empty.
     `loss` is for display; so is `speed` (tokens per second), unless inner steps are balanced by it. `weight` 0 means that the
     sender takes part but contributes nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
@@ -91,7 +92,7 @@ class Ready(Message, frozen=True, dict=True):
     See Electorate.uncounted.
     """
 
-    limit: ClassVar[int] = 40_800
+    limit: ClassVar[int] = 45_000
 
     round: U32
     fragment: U16
@@ -110,6 +111,7 @@ class Ready(Message, frozen=True, dict=True):
     life: Annotated[bytes, Meta(max_length=LIFE)] = b""
     endorses: Annotated[tuple[Id, ...], Meta(max_length=MAX_ENDORSED)] = ()
     distrusts: Annotated[tuple[Id, ...], Meta(max_length=MAX_DISTRUSTED)] = ()
+    norms: Annotated[bytes, Meta(max_length=4 * MAX_CHUNKS)] = b""
 
     @cached_property
     def digest(self) -> Digest:

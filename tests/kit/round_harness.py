@@ -106,11 +106,12 @@ def mean(chunks: Sequence[bytes], weights: Sequence[float]) -> bytes:
     return out.tobytes()
 
 
-def ready(chunks: Iterable[bytes] = (), attempt: int = 1, *, hashes: bytes | None = None, site: str = "") -> Ready:
+def ready(
+    chunks: Iterable[bytes] = (), attempt: int = 1, *, hashes: bytes | None = None, site: str = "", norms: bytes = b""
+) -> Ready:
     """Return the announcement of these chunks in round 1, or of these hashes."""
-    return Ready(
-        1, 0, attempt, BASE, PLAN, 10, hashes_of(chunks) if hashes is None else hashes, True, 0.0, 0.0, site=site
-    )
+    hashes = hashes_of(chunks) if hashes is None else hashes
+    return Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0, site=site, norms=norms)
 
 
 def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
@@ -243,7 +244,8 @@ class DenseHarness(RoundHarness):
         self.round.announce(self.sources[ME], weight=10, loss=0.0, speed=0.0)
         for peer in peers:
             if peer != ME:
-                self.on_message(peer, ready(self.sources[peer], site=sited[peer]))
+                norms = self.round.exchange.summarize(self.sources[peer]).norms
+                self.on_message(peer, ready(self.sources[peer], site=sited[peer], norms=norms))
 
     def result(self, index: int) -> bytes:
         """Return the result of a chunk, as its owner sends it."""

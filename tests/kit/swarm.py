@@ -169,10 +169,10 @@ class Node:
         """In round `number` send the encoded chunks after `change`, correctly announced."""
         average = self.session.average
 
-        async def forged(source, *, hashes=None, **rest):
+        async def forged(source, *, summary=None, **rest):
             if self.session.current.round == number and source:
-                source, hashes = change(list(source)), None
-            return await average(source, hashes=hashes, **rest)
+                source, summary = change(list(source)), None
+            return await average(source, summary=summary, **rest)
 
         self.session.average = forged
 

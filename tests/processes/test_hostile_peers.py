@@ -244,7 +244,7 @@ def test_daemon_that_falsifies_its_results_is_excluded(machine):
     honest = [founder, *(here.join(f"peer{n}", founder.newest_invite()) for n in (1, 2))]
     together("butterfly", honest, 0.0)
     liar = here.daemon("liar")
-    liar.program = (sys.executable, "-P", LIAR, "double-result")
+    liar.program = (sys.executable, "-P", LIAR, "left-out")
     here.join("liar", founder.newest_invite())
     liar.wait("ready")
     for daemon in honest:

@@ -8,8 +8,10 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from functools import lru_cache
 from typing import ClassVar
 
+from thinwire.swarm.identity.address import subnet_of
 from thinwire.swarm.identity.errors import HintedError
 
 
@@ -88,15 +90,19 @@ def own_address(host: str) -> str:
 
 
 class HalfOpen:
-    """Unauthenticated connections. Above `cap`, the oldest one of the busiest source is closed.
+    """Unauthenticated connections. Above `cap`, one of the busiest network is closed, drawn at random.
 
-    `rate` tells whether a source address may open another connection now.
+    At random, because a flood that opens connections faster than a distant peer can authenticate would always push out the
+    oldest one, and so that peer. By networks (`subnet_of`), because one machine can have all addresses of a network. `rate`
+    tells whether a source address may open another connection now.
     """
 
-    def __init__(self, cap: int, rate: Callable[[str], bool] = lambda source: True) -> None:
-        self._cap, self._rate = cap, rate
+    def __init__(
+        self, cap: int, rate: Callable[[str], bool] = lambda source: True, rng: random.Random | None = None
+    ) -> None:
+        self._cap, self._rate, self._rng = cap, rate, rng or random.SystemRandom()
         self._count = 0
-        self._sources: dict[str, dict[Callable[[], None], None]] = {}
+        self._networks: dict[str, dict[Callable[[], None], None]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -110,9 +116,10 @@ class HalfOpen:
             return False
         victim = None
         if self._count >= self._cap:
-            busiest = max(self._sources.values(), key=len)
-            victim = next(iter(busiest))
-        self._sources.setdefault(source, {})[close] = None
+            most = max(map(len, self._networks.values()))
+            busiest = self._rng.choice([one for one in self._networks.values() if len(one) == most])
+            victim = self._rng.choice([*busiest])
+        self._networks.setdefault(_network(source), {})[close] = None
         self._count += 1
         if victim is not None:
             victim()
@@ -120,18 +127,26 @@ class HalfOpen:
 
     def remove(self, source: str, close: Callable[[], None]) -> None:
         """Remove a connection that has authenticated or closed."""
-        connections = self._sources.get(source, {})
+        connections = self._networks.get(_network(source), {})
         if close in connections:
             del connections[close]
             self._count -= 1
             if not connections:
-                del self._sources[source]
+                del self._networks[_network(source)]
 
     def clear(self) -> None:
         """Close all connections."""
-        for connections in list(self._sources.values()):
+        for connections in list(self._networks.values()):
             for close in list(connections):
                 close()
+
+
+@lru_cache(maxsize=8192)
+def _network(source: str) -> str:
+    try:
+        return subnet_of(source)
+    except ValueError:
+        return source
 
 
 def port_of(endpoint: str) -> int:

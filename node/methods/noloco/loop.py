@@ -9,6 +9,7 @@ import numpy as np
 from thinwire.collectives.aggregation.screening import outliers
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import summarize
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.replica import GossipStep
@@ -61,8 +62,7 @@ class GossipLoop(RoundLoop):
             session.report("unsent", str(error))
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
-        hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
-        results = await session.average(payloads, hashes=hashes, weight=weight, loss=loss, speed=speed)
+        results = await session.average(payloads, summary=summarize(payloads), weight=weight, loss=loss, speed=speed)
         mine = [*payloads, *session.current.base]
         if any(result.theirs for result in results):
             results = await self._screen(mine, results)

@@ -18,6 +18,7 @@ import msgspec
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
+from thinwire.collectives.rounds.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology import matching
@@ -108,15 +109,15 @@ class GossipSession:
     # --- rounds
 
     async def average(
-        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, hashes: bytes | None = None
+        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, summary: Summary | None = None
     ) -> tuple[PairResult, ...]:
         """Average these encoded chunks with the partners of the round; return the result for each of them."""
-        if hashes is None:
-            hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
+        if summary is None:
+            summary = summarize(source)
         group, deadline = self.current, self._pace.train()
         self._choose()
         self._phase("announce")
-        group.announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        group.announce(source, summary.hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
         results = await group.wait()
         self._pace.learn(group, results)
         return results

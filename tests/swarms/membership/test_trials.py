@@ -12,6 +12,7 @@ import pytest
 from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, told_at, update_of
 from kit.outer.strangers import knocks
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
@@ -117,13 +118,13 @@ def spoil(process: Process) -> None:
     (session,) = sessions(process)
     newcomer = identity_of(NEWCOMER).peer_id
 
-    async def lying(source: Any, *, hashes: bytes | None = None, **rest: Any) -> Any:
+    async def lying(source: Any, *, summary: Summary | None = None, **rest: Any) -> Any:
         for _ in range(40):
             if (theirs := session.current.agreement.ready.get(newcomer)) is not None and theirs.hashes:
                 REPEATED.append(theirs.round)
-                return await average(source, hashes=theirs.hashes, **rest)
+                return await average(source, summary=Summary(theirs.hashes, theirs.norms), **rest)
             await asyncio.sleep(0.05)
-        return await average(source, hashes=hashes, **rest)
+        return await average(source, summary=summary, **rest)
 
     average, session.average = session.average, lying
     control = process.peer.presence.send_queue.control

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kit.planted import product as planted
 from kit.scenarios import identity_of
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.sims.engine import virtual_loop
@@ -247,9 +248,9 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
         liar = s.nodes[0]
         average = liar.session.average
 
-        async def lying(source, *, hashes, **rest):
-            source, hashes = lie(source, hashes)
-            return await average(source, hashes=hashes, **rest)
+        async def lying(source, *, summary, **rest):
+            source, hashes = lie(source, summary.hashes)
+            return await average(source, summary=Summary(hashes), **rest)
 
         liar.session.average = lying
         liar.rounds._screen = unscreened

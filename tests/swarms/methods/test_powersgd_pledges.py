@@ -40,7 +40,7 @@ def change(node, how):
     """Let `how` change a node's announcement for the second round of a step: (source, weight) -> the same."""
     average = node.session.average
 
-    async def changed(source, *, weight, hashes=None, **rest):
+    async def changed(source, *, weight, summary=None, **rest):
         if node.replica.phase:
             source, weight = how(source, weight)
         return await average(source, weight=weight, **rest)
@@ -84,7 +84,7 @@ def test_peer_missing_in_first_round_is_not_in_second(factors):
         liar = s.nodes[3]
         average = liar.session.average
 
-        async def changed(source, *, weight, hashes=None, **rest):
+        async def changed(source, *, weight, summary=None, **rest):
             if liar.replica.phase:
                 grid = liar.session.grid
                 source = [np.zeros(4 * grid.size(index), np.uint8).data for index in range(len(grid))]

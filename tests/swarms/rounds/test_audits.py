@@ -41,6 +41,34 @@ def _told(node, name):
     return [fields for _, kind, fields in node.log if kind == name]
 
 
+def _stretched(swarm, monkeypatch, scale):
+    """Return the digest after a default run in which one owner multiplies its results from the third round on."""
+
+    def stretch(rule, codec, payloads, weights, out):
+        rule(codec, payloads, weights, out)
+        out *= np.float32(scale)
+
+    monkeypatch.setitem(byzantine.IMPLEMENTED, "stretched", byzantine.falsify(stretch))
+
+    async def main():
+        s = swarm(PEERS, rounds=6, size=60_000, codec="int8(block=256)", rule="clip", shards="equal")
+        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "stretched"))
+        s.start()
+        honest = [index for index in range(PEERS) if index != LIAR]
+        await s.finish(honest)
+        s.check(honest)
+        return s.nodes[honest[0]].replica.digest
+
+    return virtual_loop.run(main(), seed=3)
+
+
+def test_owner_with_huge_results_does_not_change_a_default_run(swarm, monkeypatch):
+    """No peer votes for a result that the announced norms exclude; another owner computes it, with the same bits."""
+    honest = _stretched(swarm, monkeypatch, 1.0)
+    assert _stretched(swarm, monkeypatch, -10.0) == honest
+    assert _stretched(swarm, monkeypatch, 1e6) == honest
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 @pytest.mark.parametrize("kind", OWNER_LIES)
 def test_owner_that_lies_to_all_is_excluded(swarm, kind, seed):
@@ -133,7 +161,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
         for node in s.nodes.values():
             withhold(node)
             s.fail_at(node.index, 4, "announce", look)
-        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "double-result"))
+        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "shifted"))
         s.start()
         while not dead:
             await asyncio.sleep(0.1)
@@ -275,7 +303,7 @@ def test_contributor_that_hinders_audits_does_not_protect_a_lying_owner(swarm, h
     async def main():
         s = _audited(swarm, rounds=16, audit=1.0)
         hinder(s.nodes[2])
-        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "double-result"))
+        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "shifted"))
         s.start()
         honest = [0, 2, 3, 4]
         await s.finish(honest)
@@ -288,7 +316,7 @@ def test_contributor_that_hinders_audits_does_not_protect_a_lying_owner(swarm, h
 def test_newcomer_learns_of_an_excluded_owner(swarm):
     async def main():
         s = _audited(swarm, rounds=16, audit=1.0)
-        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "double-result"))
+        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "shifted"))
         s.start()
         await asyncio.sleep(12.0)
         liar = s.nodes[LIAR]

@@ -19,6 +19,7 @@ from kit.round_harness import (
     ME,
     PEERS,
     PLAN,
+    SECOND,
     DenseHarness,
     RoundHarness,
     dense_payloads,
@@ -27,6 +28,7 @@ from kit.round_harness import (
     ready,
     signature,
 )
+from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.data_plane import STIRRING
@@ -34,6 +36,7 @@ from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.shards import Grid
+from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -244,6 +247,42 @@ def test_result_that_contradicts_owner_record_is_blamed(harness):
     assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")]
     harness.results_of(LEADER, 0)
     assert bytes(harness.round.results[0]) == harness.result(0)
+
+
+def bounded(**options):
+    """Return a harness whose peers announce norms."""
+    return Harness(bound=norm_bound(AggregationSpec("mean")), **options)
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(1.0, True), (1.6, True), (2.0, False), (-1e9, False)])
+def test_result_longer_than_all_contributions_allow_is_blamed(factor, fits):
+    """The sources are independent: their mean has the norm 1/√3 of the largest possible one, 1.73 times shorter."""
+    harness = bounded()
+    false = (np.float32(factor) * np.frombuffer(harness.result(0), np.float32)).tobytes()
+    harness.on_message(LEADER, Result(1, 0, FIRST, 0), false)
+    assert (harness.round.results[0] is not None) == fits
+    assert harness.blamed() == ([] if fits else [(LEADER, "result")])
+
+
+def test_result_that_a_quorum_has_decided_on_is_taken_whatever_its_norm():
+    harness, false = bounded(), np.full(GRID.size(0), 1e9, np.float32).tobytes()
+    results = [false, *(harness.result(index) for index in range(1, 6))]
+    wanted = digest_of([blake3.blake3(result).digest() for result in results])
+    harness.open(ballot=SECOND, adopted=wanted, sources=(LEADER,), kept=IDS)
+    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
+    harness.on_message(LEADER, Result(1, 0, SECOND, 0), false)
+    assert bytes(harness.round.results[0]) == false and harness.blamed() == []
+
+
+@pytest.mark.parametrize(
+    "norms", [b"", bytes(24), np.full(6, np.nan, "<f4").tobytes(), np.full(6, 1.0, "<f4").tobytes()]
+)
+def test_contribution_whose_announced_norm_is_false_is_blamed(norms):
+    harness = bounded()
+    harness.on_message(OTHER, ready(harness.sources[OTHER], attempt=2, norms=norms))
+    harness.open(ballot=SECOND, contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    harness.chunk(OTHER, 2, attempt=2)
+    assert harness.blamed() == [(OTHER, "hash")]
 
 
 def test_record_that_contradicts_received_result_drops_it(harness):

@@ -32,6 +32,12 @@ def roster_of(policy=POLICY):
     return roster
 
 
+def enter(roster, identity, address=""):
+    """Let a peer knock and connect."""
+    roster.learn(record(identity, address), 0.0, met=True)
+    roster.on_link_up(identity.peer_id)
+
+
 def vouched(identity):
     return token_of(Inviter(AUTHOR, b"", POLICY).invite(PLAIN, identity.peer_id), identity)
 
@@ -40,7 +46,7 @@ def vouched(identity):
 def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(address):
     roster = roster_of()
     for number, identity in enumerate(STRANGERS[:8], 1):
-        roster.learn(record(identity, address.format(number)), 0.0, met=True)
+        enter(roster, identity, address.format(number))
     assert len(roster.others) == POLICY.per_network
     roster.learn(record(STRANGERS[8], "203.0.113.1:7000"), 0.0)
     roster.learn(record(STRANGERS[9], address.format(9), vouched(STRANGERS[9])), 0.0)
@@ -51,12 +57,36 @@ def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(addres
 def test_a_quarter_of_the_largest_group_is_on_trial_and_departed_ones_free_their_places():
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
     for identity in STRANGERS:
-        roster.learn(record(identity), 0.0, met=True)
+        enter(roster, identity)
     assert len(roster.others) == MAX_ENDORSED
     roster.keep({STRANGERS[0].peer_id, STRANGERS[1].peer_id})  # They have become members.
     for identity in STRANGERS[-4:]:
         roster.learn(record(identity), 1.0, met=True)
     assert len(roster.others) == MAX_ENDORSED + 2
+
+
+@pytest.mark.parametrize(("per_network", "places"), [(0, MAX_ENDORSED), (4, 4)])
+def test_peers_that_only_knock_give_their_places_to_one_that_connects(per_network, places):
+    """Keys and claimed addresses are free: a flood of them must not keep out a peer that takes part."""
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, per_network))
+    honest, *flood = STRANGERS
+    for number, identity in enumerate(flood):
+        roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, met=True)
+    assert len(roster.others) == places
+    enter(roster, honest, "203.0.113.200:7000")
+    for number, identity in enumerate(flood):
+        roster.learn(record(identity, f"203.0.113.{number}:7000", sequence=2), 1.0, met=True)
+    assert roster.alive(honest.peer_id) and len(roster.others) == places
+
+
+def test_peer_on_trial_that_others_tell_of_displaces_none():
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
+    for identity in STRANGERS[:MAX_ENDORSED]:
+        roster.learn(record(identity), 0.0, met=True)
+    roster.learn(record(STRANGERS[-1]), 1.0)
+    assert not roster.alive(STRANGERS[-1].peer_id)
+    roster.learn(record(STRANGERS[-2]), 1.0, met=True)  # the first of the flood leaves
+    assert not roster.alive(STRANGERS[0].peer_id) and roster.alive(STRANGERS[-2].peer_id)
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):

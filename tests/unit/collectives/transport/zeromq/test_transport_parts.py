@@ -1,6 +1,7 @@
 """Parts of the ZeroMQ transport: limits, buffers, queues, record keys, endpoints."""
 
 import asyncio
+import random
 
 import numpy as np
 import pytest
@@ -34,25 +35,38 @@ def test_token_buckets_are_bounded_and_drop_full_ones():
     assert [buckets.take(key, 5.0) for key in "abc"] == [True, True, False], "no place is taken by a full one"
 
 
-def test_busiest_source_loses_a_connection_first():
-    crowd, closed = HalfOpen(4), []
+def crowd_of(cap, addresses, rng=None):
+    """Return a crowd after connections from these addresses, and a list of the addresses whose connection it closes."""
+    crowd, closed = HalfOpen(cap, rng=rng or random.Random(1)), []
 
-    def connection(name):
+    def connection(address):
         def close():
-            closed.append(name)
-            crowd.remove(name[0], close)
+            closed.append(address)
+            crowd.remove(address, close)
 
-        assert crowd.add(name[0], close)
-        return close
+        assert crowd.add(address, close)
 
-    for name in ("b1", "a1", "a2", "a3", "c1", "b2"):
-        connection(name)
-    assert closed == ["a1", "a2"] and len(crowd) == 4
+    for address in addresses:
+        connection(address)
+    return crowd, closed
+
+
+def test_busiest_network_loses_a_connection_first():
+    flood = [f"198.51.100.{number}" for number in (1, 2, 3)]
+    crowd, closed = crowd_of(4, ["192.0.2.1", *flood, "203.0.113.1", "192.0.2.9"])
+    assert len(closed) == 2 and set(closed) < set(flood) and len(crowd) == 4
     crowd.clear()
-    assert len(crowd) == 0
-    for name in ("x1", "y1", "z1", "x2", "w1"):
-        connection(name)
-    assert closed[6:] == ["x1"], "sources of before do not count"
+    assert len(crowd) == 0 and len(closed) == 6
+
+
+def test_connection_outlives_a_flood_from_many_networks_with_the_probability_of_a_random_choice():
+    """The oldest of 16 connections meets 16 further ones: it remains with the probability (15/16)**16 = 0.36."""
+    networks = [f"10.0.{number}.1" for number in range(32)]
+    remained = sum("10.0.0.1" not in crowd_of(16, networks, random.Random(seed))[1] for seed in range(400))
+    assert 0.25 < remained / 400 < 0.47
+
+
+def test_source_above_its_rate_gets_no_connection():
     assert not HalfOpen(4, lambda source: source != "x").add("x", lambda: None)
 
 
