@@ -139,6 +139,28 @@ def seal(body: CheckpointContents, identity: Identity) -> bytes:
     return msgspec.json.encode(_Sealed(msgspec.Raw(raw), identity.public_key.hex(), signature))
 
 
+class _Listed(msgspec.Struct, frozen=True):
+    """The part of the contents that is equal in all formats."""
+
+    files: tuple[FileEntry, ...]
+
+
+def files_of(data: bytes) -> tuple[FileEntry, ...]:
+    """Return the files that a manifest of any peer and any format lists.
+
+    Raises CheckpointManifestError unless the signature fits these bytes and the key in the manifest.
+    """
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        raw = bytes(sealed.body)
+        files = msgspec.json.decode(raw, type=_Listed).files
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointManifestError(f"the manifest is damaged: {error}") from None
+    if not verify(bytes.fromhex(sealed.signer), _DOMAIN, bytes.fromhex(sealed.signature), raw):
+        raise CheckpointManifestError("the manifest's signature does not match its content")
+    return files
+
+
 def unseal(data: bytes, identity: Identity) -> CheckpointContents:
     """Check and read a manifest.
 

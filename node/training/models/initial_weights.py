@@ -14,6 +14,8 @@ from typing import ClassVar
 import blake3
 import numpy as np
 from thinwire.compression.core.types import Floats
+from thinwire.node.state.checkpoint_manifest import files_of
+from thinwire.node.state.checkpoint_store import MANIFEST
 from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import fragment_index, fragment_state
@@ -91,10 +93,19 @@ _HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a
 
 
 def _fragments(folder: Path) -> dict[str, Array]:
+    """Return the weights in a checkpoint's directory.
+
+    Raises ValueError if they differ from its manifest, if it has one.
+    """
     weights: dict[str, Array] = {}
-    for file in sorted(folder.iterdir()):
-        if fragment_index(file.name) is not None:
-            weights |= fragment_state(parse(file.read_bytes())).weights
+    manifest = folder / MANIFEST
+    entries = {entry.name: entry for entry in files_of(manifest.read_bytes())} if manifest.is_file() else {}
+    names = {file.name for file in folder.iterdir()} | entries.keys()
+    for name in sorted(name for name in names if fragment_index(name) is not None):
+        data = (folder / name).read_bytes()
+        if name in entries:
+            entries[name].check(data)
+        weights |= fragment_state(parse(data)).weights
     if not weights:
         raise ValueError("this directory has no fragments of a checkpoint")
     return weights

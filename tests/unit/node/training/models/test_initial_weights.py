@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from thinwire.node.state.checkpoint_manifest import CheckpointContents, Hasher, seal
+from thinwire.node.state.checkpoint_store import MANIFEST
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, digest_of, load_weights
+from thinwire.swarm.identity.identity import Identity
 from torch import nn
+
+NAME = "fragment-00000.safetensors"
 
 
 class Model(nn.Module):
@@ -44,6 +49,47 @@ def test_checkpoint_directory_gives_the_weights_of_its_fragments_also_of_cut_par
         save_file(part | {name.replace("weights", "momentum"): 0 * part[name] for name in part},
                   tmp_path / f"fragment-{index:05d}.safetensors")  # fmt: skip
     assert load_weights([tmp_path], LAYOUT).tolist() == load_weights([saved(tmp_path)], LAYOUT).tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (
+            lambda folder: (folder / NAME).write_bytes((folder / NAME).read_bytes()[:-1] + b"\1"),
+            "differs from its hash",
+        ),
+        (lambda folder: (folder / NAME).unlink(), "No such file"),
+        (lambda folder: (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:-9]), "manifest is damaged"),
+        (
+            lambda folder: (folder / MANIFEST).write_bytes(
+                (folder / MANIFEST).read_bytes().replace(b'"round":4', b'"round":5')
+            ),
+            "signature does not match",
+        ),
+    ],
+)
+def test_damaged_checkpoint_directory_is_refused(tmp_path, damage, text):
+    """Otherwise the damaged weights would be named by their own hash, and trained."""
+    save_file({f"weights/{name}": values for name, values in VALUES.items()}, tmp_path / NAME)
+    hasher = Hasher()
+    hasher.update((tmp_path / NAME).read_bytes())
+    zero = "0" * 64
+    body = CheckpointContents(
+        serial=1,
+        run_id=zero,
+        round=4,
+        digest=zero,
+        members=(),
+        written=0.0,
+        previous="",
+        files=(hasher.entry(NAME),),
+        values={},
+    )
+    (tmp_path / MANIFEST).write_bytes(seal(body, Identity.generate(bytes(32))))
+    assert load_weights([tmp_path], LAYOUT).tolist() == [0, 1, 2, 3, 4, 5, 9, 8, 7, 6]
+    damage(tmp_path)
+    with pytest.raises(WeightsError, match=text):
+        load_weights([tmp_path], LAYOUT)
 
 
 @pytest.mark.parametrize(
