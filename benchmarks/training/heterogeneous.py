@@ -25,7 +25,7 @@ import torch
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.section import Section
-from thinwire.node.pipeline.model.subspace_parameters import SubspaceParameters
+from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import stages_of
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.training.inner_loop import Trainer
@@ -73,7 +73,7 @@ class Coded(Full):
 class Projected(Full):
     """A group that trains a projection of the model."""
 
-    kind = SubspaceParameters
+    kind = WholeModelView
 
     def __init__(self, part: int, toy: Toy, peer: bytes) -> None:
         self._k = toy.width // part
@@ -96,7 +96,7 @@ class Projected(Full):
         self._boundary.freeze(self._projection.frozen.rows(256, self.module.config.width))
 
 
-class Naive(SubspaceParameters):
+class Naive(WholeModelView):
     """As though what the projection takes away had been unlearned."""
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:

@@ -99,6 +99,8 @@ class Butterfly(DataPlane):
         self._audited, self._bound = audited, bound
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims = Claims()
+        self.refused: dict[PeerId, str] = {}
+        """Owners whose results were refused for their norms, with the reason."""
         self.audit_data: AuditData | None = None
         """After an audited round: what an audit of its owners needs."""
 
@@ -130,7 +132,9 @@ class Butterfly(DataPlane):
         size = self.grid.size(index)
         norm, limit = math.sqrt(self.codec.check(chunk, size)), self._limit(index)
         if norm > limit * self.codec.growth + SMALLEST * size**0.5:
-            raise CodecError(f"a result has the norm {norm:g}, but {limit:g} is the largest possible one", "bound")
+            detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
+            self.refused[self.owners[index]] = detail
+            raise CodecError(detail, "bound")
 
     def _limit(self, index: int) -> float:
         """Return the largest norm of the result of a chunk before it is encoded.

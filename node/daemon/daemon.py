@@ -30,8 +30,8 @@ from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.pipeline.groups.build import learner, next_of
 from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.learner_factory import learner, next_of
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat

@@ -127,11 +127,16 @@ class Audits:
     # --- rounds
 
     def begin(self, done: Round) -> None:
-        """Note a committed and applied round, and audit a chunk of it if it is chosen."""
+        """Note a committed and applied round, report refused results, and audit a chunk of it if it is chosen."""
         exchange = done.exchange
-        if not self._manifest.audited or not isinstance(exchange, Butterfly) or exchange is self._last:
+        if not isinstance(exchange, Butterfly) or exchange is self._last:
             return
         self._last = exchange
+        for peer, why in exchange.refused.items():
+            detail = f"peer {short(peer)}: {why}"
+            self._emit("refused result", {"peer": peer.hex(), "round": done.round, "detail": detail})
+        if not self._manifest.audited:
+            return
         self._expire(done.round)
         data = exchange.audit_data
         if data is None:

@@ -22,7 +22,7 @@ from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.node.peer.reporter import Reporter
-from thinwire.node.pipeline.groups.build import next_of
+from thinwire.node.pipeline.groups.learner_factory import next_of
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import Disk, DiskFile
 from thinwire.node.runtime.environment import Environment

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.node.peer.peer import Peer
-from thinwire.node.pipeline.groups.build import learner
 from thinwire.node.pipeline.groups.host_learner import HostLearner
+from thinwire.node.pipeline.groups.learner_factory import learner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat

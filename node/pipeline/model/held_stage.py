@@ -8,7 +8,7 @@ from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.section import ENDS, Section, cut, fragment_of
-from thinwire.node.pipeline.model.subspace_parameters import SubspaceParameters
+from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of, shares
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
@@ -20,7 +20,7 @@ class HeldStage:
 
     Vectors have the size of the whole layout, but only the stage's elements are ever touched: the operating system
     reserves addresses for the others, and no memory. With a subspace codec the section is confined to the subspace, see
-    SubspaceParameters.
+    WholeModelView.
     """
 
     def __init__(self, manifest: Manifest, vocab: int, stage: int) -> None:
@@ -33,12 +33,12 @@ class HeldStage:
         self.section = Section(model, layers, ends=not stage)
         self._part = fragments_of(manifest, self.layout)[stage]
         self.boundary = Boundary(manifest.pipeline.codec, shape.width, vocab, manifest.run.seed)
-        self._projection: SubspaceParameters | None = None
+        self._projection: WholeModelView | None = None
         self.frozen = FrozenEmbedding()
         """Frozen part of the embedding as this stage knows it."""
         self._table = vocab, shape.width
         if self.boundary.confined:
-            self._projection = SubspaceParameters(self.section, self.layout, self.boundary.confined, manifest.run.seed)
+            self._projection = WholeModelView(self.section, self.layout, self.boundary.confined, manifest.run.seed)
             self._refreeze()
 
     def parameters(self) -> Floats:

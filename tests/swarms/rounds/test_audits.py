@@ -57,6 +57,8 @@ def _stretched(swarm, monkeypatch, scale):
         honest = [index for index in range(PEERS) if index != LIAR]
         await s.finish(honest)
         s.check(honest)
+        refused = [fields["peer"] for index in honest for fields in _told(s.nodes[index], "refused result")]
+        assert set(refused) == ({s.nodes[LIAR].id.hex()} if scale != 1.0 else set())
         return s.nodes[honest[0]].replica.digest
 
     return virtual_loop.run(main(), seed=3)

@@ -34,7 +34,7 @@ class Exchange(Butterfly):
     """Data plane of a round that is over."""
 
     def __init__(self, audit_data):
-        self.audit_data = audit_data
+        self.audit_data, self.refused = audit_data, {}
 
 
 class Scene:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.node.pipeline.groups.build import LearnerContext, host_learner, origin_learner
 from thinwire.node.pipeline.groups.host_readiness import SETTLED
+from thinwire.node.pipeline.groups.learner_factory import LearnerContext, host_learner, origin_learner
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.swarm.frame import Frame

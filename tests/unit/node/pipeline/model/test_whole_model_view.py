@@ -13,7 +13,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.section import Section
-from thinwire.node.pipeline.model.subspace_parameters import SubspaceParameters
+from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
@@ -30,7 +30,7 @@ def made(tied=True, layers=2):
     layout = layout_of(section)
     first = np.empty(layout.total, np.float32)
     layout.read(section, first)
-    return section, layout, first, SubspaceParameters(section, layout, K, SEED)
+    return section, layout, first, WholeModelView(section, layout, K, SEED)
 
 
 def read(projection, layout):

@@ -59,7 +59,7 @@ class _Lift:
         module.weight.detach().copy_(self.start)
 
 
-class SubspaceParameters:
+class WholeModelView:
     """`section` confined to the subspace of `k` and the run's seed. `layout`: of the unconfined model.
 
     Raises ValueError unless 1 ≤ k ≤ width.
