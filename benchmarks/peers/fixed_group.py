@@ -23,6 +23,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import Summary, summarize
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of
 from thinwire.collectives.timing import GIVE_UP, TICK
@@ -133,9 +134,9 @@ class Averager:
             raise ValueError("the previous call is still in progress")
         self._calling, cut = True, grid(source.total, self._codec)
         try:
-            payloads, hashes = await self._work(lambda: self._encode(source, cut))
+            payloads, summary = await self._work(lambda: self._encode(source, cut))
             current = self._begin(cut)
-            current.announce(payloads, weight=weight, loss=0.0, speed=0.0, hashes=hashes)
+            current.announce(payloads, weight=weight, loss=0.0, speed=0.0, summary=summary)
             for peer, frame in self._round_factory.pending_frames.take():
                 self._routed(peer, frame)
             outcome = await self._round_factory.outcome(
@@ -176,9 +177,8 @@ class Averager:
         self.past, self.current, self._number = current, None, self._number + 1
         self._send_queue.begin(self._number)
 
-    def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], bytes]:
+    def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], Summary]:
         payloads: list[Buffer] = []
-        hashes: list[Digest] = []
         scratch = np.empty(cut.chunk, np.float32)
         for index in range(len(cut)):
             start, stop = cut.span(index)
@@ -193,8 +193,7 @@ class Averager:
                 if not self._codec.plain:
                     encode(self._codec, values, np.frombuffer(payload, np.uint8))
             payloads.append(payload)
-            hashes.append(blake3.blake3(payload).digest())
-        return payloads, b"".join(hashes)
+        return payloads, summarize(payloads, self._codec, cut)
 
     def _decode(self, results: Sequence[Buffer], cut: Grid, target: Flat) -> None:
         scratch = np.empty(cut.chunk, np.float32)

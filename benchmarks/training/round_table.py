@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import summarize
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.methods.registry import method_of
 from thinwire.node.outer.round_loop import RoundLoop
@@ -35,7 +36,10 @@ class StubSession:
         self.own_lineage, self.over = SimpleNamespace(stalled=asyncio.Event()), asyncio.Event()
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = 1.0, table.manifest.exchange.timeout_seconds
-        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None, opened=None), attempt=0)
+        exchange = SimpleNamespace(summarize=summarize)
+        self.current = SimpleNamespace(
+            agreement=SimpleNamespace(commit=None, opened=None), attempt=0, exchange=exchange
+        )
         self.ready: Collection[PeerId] = table.members
 
     async def average(self, source: Sequence[Buffer], *, weight: int, **rest: Any) -> Outcome:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.contributions import summarize
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica, dealt
@@ -157,7 +158,9 @@ class Rounds:
         self.replica = replica_of(method, outer)
         self.model = self.replica.theta.copy()
         self.catch_up, self.patience, self.grace = SimpleNamespace(behind=asyncio.Event()), 1.0, 2.0
-        self.current = SimpleNamespace(agreement=SimpleNamespace(commit=None), attempt=0)
+        self.current = SimpleNamespace(
+            agreement=SimpleNamespace(commit=None), attempt=0, exchange=SimpleNamespace(summarize=summarize)
+        )
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.verdicts, self.announced, self.advanced, self.reports = [], [], 0, []
         self.rounds = METHODS[method].rounds(self, manifest, read=self.read, write=self.write, work=at_once)
