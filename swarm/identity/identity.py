@@ -170,8 +170,8 @@ def _statement(domain: str, parts: tuple[bytes, ...]) -> bytes:
 class RecentHashes:
     """Set of the newest hashes, at most `limit` and one more for each thread that adds at the same time.
 
-    It has two halves, the newest hashes and those before them. Threads share it: hashes are added, and never deleted one
-    by one.
+    It has two halves, the newest hashes and those before them. Threads may share it, because hashes are never deleted
+    one by one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -193,7 +193,10 @@ class RecentHashes:
 
 
 _VALID = RecentHashes(REMEMBERED)
-"""Hashes of valid signatures, checked or made by this process; certificates are checked beside the event loop."""
+"""Hashes of valid signatures, checked or made by this process.
+
+Threads share it, because certificates are checked beside the event loop.
+"""
 
 
 def _name(public_key: bytes, signature: bytes, statement: bytes) -> bytes:

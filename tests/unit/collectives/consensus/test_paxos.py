@@ -510,7 +510,6 @@ def test_thousands_of_ballots_of_one_round_do_not_grow_state():
         tracemalloc.stop()
 
 
-
 @pytest.mark.parametrize("trouble", ["flapping", "lies"])
 def test_leader_limits_its_ballot_rate(trouble):
     world = Script(4)
