@@ -499,34 +499,6 @@ MAY_ACCESS = {
 }
 """File -> number of permanent accesses to private attributes of the product, and reason."""
 
-STILL_ACCESS = {
-    "tests/simulator/invariants/test_always.py": 3,
-    "tests/swarms/membership/test_lifecycle.py": 3,
-    "tests/swarms/methods/test_concurrent_fragments.py": 1,
-    "tests/swarms/methods/test_noloco.py": 2,
-    "tests/swarms/pipelines/test_pipeline.py": 2,
-    "tests/swarms/pipelines/test_replanning.py": 2,
-    "tests/swarms/topologies/test_hierarchy.py": 5,
-    "tests/swarms/topologies/test_sparse_butterfly.py": 2,
-    "tests/unit/collectives/consensus/test_paxos.py": 3,
-    "tests/unit/collectives/gossip/test_group.py": 2,
-    "tests/unit/collectives/health/test_diagnosis.py": 3,
-    "tests/unit/collectives/transport/test_own_bandwidth.py": 1,
-    "tests/unit/collectives/transport/test_send_queue.py": 1,
-    "tests/unit/collectives/transport/zeromq/test_rate_limit.py": 2,
-    "tests/unit/collectives/transport/zeromq/test_transport_hostile.py": 1,
-    "tests/unit/collectives/transport/zeromq/test_transport_parts.py": 1,
-    "tests/unit/node/api/test_allreduce.py": 5,
-    "tests/unit/node/api/test_swarm.py": 1,
-    "tests/unit/node/methods/fragments/test_fragment_replicas.py": 1,
-    "tests/unit/node/methods/noloco/test_loop.py": 1,
-    "tests/unit/node/outer/test_state_server.py": 2,
-    "tests/unit/node/peer/test_lifecycle.py": 2,
-    "tests/unit/node/pipeline/model/test_frozen_embedding.py": 1,
-    "tests/unit/swarm/identity/test_identity.py": 1,
-}
-"""File -> number of accesses to private attributes of the product. It may only fall."""
-
 
 def private_accesses(source):
     """Yield lines that use a name with one leading underscore that the file does not define."""
@@ -553,7 +525,7 @@ def private_accesses(source):
 
 
 def test_tests_access_no_private_attributes_beyond_the_list():
-    allowed = {name: count for name, (count, _) in MAY_ACCESS.items()} | STILL_ACCESS
+    allowed = {name: count for name, (count, _) in MAY_ACCESS.items()}
     found = {file.relative_to(ROOT).as_posix(): list(private_accesses(file.read_text())) for file in TESTS}
     more = {name: lines for name, lines in found.items() if len(lines) > allowed.get(name, 0)}
     assert not more, "use public behaviour or a read-only property"

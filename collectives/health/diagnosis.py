@@ -110,6 +110,11 @@ class Diagnosis:
         self._shown: dict[tuple[PeerId, str], str] = {}
         self._away: OrderedDict[PeerId, int] = OrderedDict()  # number of judged rounds when the link of each broke
 
+    @property
+    def marked(self) -> frozenset[PeerId]:
+        """Peers of which marks are stored: those with a link, and AWAY others at most."""
+        return frozenset(peer for peer, _ in self._marks)
+
     def ready(self, peer: PeerId, round: int, speed: float, *, fragment: int = 0) -> None:
         """Process the announcement of a peer: its speed in tokens or samples per second (0: unknown)."""
         self._away.pop(peer, None)

@@ -216,6 +216,11 @@ class SparseShardedReduce(OwnerDependentButterfly):
         self._task: asyncio.Task[None] | None = None
         self._stirred = stirred
 
+    @property
+    def due(self) -> tuple[int, ...]:
+        """Chunks of ours whose results are not computed yet, in the order of the computation."""
+        return tuple(self._due)
+
     def _basis(self, opened: Open) -> object:
         """Return the inputs that determine the results: also the owners."""
         if opened.adopted is None:

@@ -47,6 +47,11 @@ class Bandwidth:
         self._quiet: tuple[float, int, int] | None = None
         self._at = float("-inf")
 
+    @property
+    def samples(self) -> int:
+        """Number of stored samples, at most LOOKS."""
+        return len(self._looks)
+
     def due(self, now: float) -> bool:
         """Return whether it is time for another sample."""
         return now >= self._at + STEP_SECONDS

@@ -125,6 +125,12 @@ class StateServer:
         """True if a peer reads the state of a round."""
         return any(one is not None and one.readers for one in (self._snapshot, self._older))
 
+    @property
+    def copied(self) -> int:
+        """Bytes of states that are stored for readers besides the replica."""
+        stored = [np.frombuffer(one.raw, np.uint8) for one in (self._snapshot, self._older) if one is not None]
+        return sum(one.nbytes for one in stored if not np.may_share_memory(one, self._replica.state))
+
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
         """Note that a peer takes part in `round`, so that it has the state before it."""
         for snapshot in (self._snapshot, self._older):

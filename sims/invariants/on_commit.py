@@ -101,12 +101,10 @@ class CommitInvariants:
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
         self._manifest, self._honest, self._tell = manifest, honest, tell
-        method = manifest.outer.method
-        self._vectors = 1 if manifest.sparse else METHODS[method].replica.vectors
-        # Other peers cannot compute a contribution with a private residual; "agreement" checks that all compute the
-        # same from it.
+        self._vectors = 1 if manifest.sparse else METHODS[manifest.outer.method].replica.vectors
         self._single = manifest.outer.rounds_per_step == 1
-        self._known = method in ("diloco", "muloco", "merge", "noloco", "streaming") and not manifest.sparse
+        # Sparse codecs have a private residual; "agreement" checks that all compute the same from their contributions.
+        self._known = manifest.outer.computable and not manifest.sparse
         self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = dense_rule(manifest.exchange.rule)

@@ -133,7 +133,7 @@ class Identity:
         """Return a signature (64 bytes) over the parts, each with its length, for the use named by `domain`."""
         statement = _statement(domain, parts)
         signature = self._signer.sign(statement)
-        _remember(_name(self.public_key, signature, statement))
+        _VALID.add(_name(self.public_key, signature, statement))
         return signature
 
     def __repr__(self) -> str:
@@ -167,22 +167,40 @@ def _statement(domain: str, parts: tuple[bytes, ...]) -> bytes:
     return b"".join(pieces)
 
 
-_good: list[set[bytes]] = [set(), set()]
-"""Hashes of valid signatures, checked or made by this process: the newest, and those before them.
+class RecentHashes:
+    """Set of the newest hashes, at most `limit` and one more for each thread that adds at the same time.
 
-Threads share it, because certificates are checked beside the event loop; so hashes are added, and never deleted one by one.
+    It has two halves, the newest hashes and those before them. Threads may share it, because hashes are never deleted
+    one by one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._halves = limit, (set[bytes](), set[bytes]())
+
+    def __contains__(self, name: bytes) -> bool:
+        newest, older = self._halves
+        return name in newest or name in older
+
+    def __len__(self) -> int:
+        return sum(map(len, self._halves))
+
+    def add(self, name: bytes) -> None:
+        """Add a hash; if the newer half is full, it replaces the older one."""
+        newest, _ = self._halves
+        newest.add(name)
+        if len(newest) >= self._limit // 2:
+            self._halves = set(), newest
+
+
+_VALID = RecentHashes(REMEMBERED)
+"""Hashes of valid signatures, checked or made by this process.
+
+Threads share it, because certificates are checked beside the event loop.
 """
 
 
 def _name(public_key: bytes, signature: bytes, statement: bytes) -> bytes:
     return hashlib.blake2b(b"".join((public_key, signature, statement)), digest_size=32).digest()
-
-
-def _remember(name: bytes) -> None:
-    newest = _good[0]
-    newest.add(name)
-    if len(newest) >= REMEMBERED // 2:
-        _good[:] = [set(), newest]
 
 
 @lru_cache(maxsize=4096)
@@ -206,13 +224,13 @@ def verify(public_key: bytes, domain: str, signature: bytes, *parts: bytes) -> b
         return False  # also because other divisions of the same bytes would have the same hash
     statement = _statement(domain, parts)
     name = _name(public_key, signature, statement)
-    if any(name in names for names in _good):
+    if name in _VALID:
         return True
     try:
         _verifier(public_key).verify(signature, statement)
     except (InvalidSignature, ValueError):
         return False
-    _remember(name)
+    _VALID.add(name)
     return True
 
 

@@ -82,6 +82,11 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     """True if each fragment of the model has separate rounds."""
     scored: ClassVar[bool] = False
     """True if members can score contributions: dense vectors of the whole model."""
+    computable: ClassVar[bool] = False
+    """True if other peers can compute a contribution from the state and the model of its peer.
+
+    It is the outer parameters minus those of the model, so that the codec must have no residual.
+    """
     costs: ClassVar[CostRow] = "DiLoCo"
     """Row of the planner's table of methods with this method's costs."""
     rounds_per_step: ClassVar[int] = 1

@@ -29,6 +29,7 @@ class DiLoCo(MethodSpec, frozen=True, tag="diloco"):
 
     tracks_data: ClassVar[bool] = True
     scored: ClassVar[bool] = True
+    computable: ClassVar[bool] = True
 
     lr: LearningRate = 0.7
     momentum: Momentum = 0.9

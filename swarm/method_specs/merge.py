@@ -27,6 +27,7 @@ class Merge(MethodSpec, frozen=True, tag="merge"):
         )
     }
     gathers_first: ClassVar[bool] = True
+    computable: ClassVar[bool] = True
     fixed_timeout: ClassVar[str] = "there is only one round"
 
     sync_every: Steps = 1000

@@ -19,6 +19,7 @@ class PowerSGDMethod(DiLoCo, frozen=True, tag="powersgd"):
     defaults: ClassVar[Defaults] = {"exchange": {"codec": "powersgd(rank=4)"}}
     tracks_data: ClassVar[bool] = False
     scored: ClassVar[bool] = False
+    computable: ClassVar[bool] = False
     costs: ClassVar[CostRow] = "powersgd"
     rounds_per_step: ClassVar[int] = 2
 

@@ -35,6 +35,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
 
     codecs: ClassVar[tuple[str, ...]] = (*DENSE, "topk")
     fragmented: ClassVar[bool] = True
+    computable: ClassVar[bool] = True
     costs: ClassVar[CostRow] = "streaming"
 
     sync_every: Steps = 30

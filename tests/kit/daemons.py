@@ -58,6 +58,9 @@ class Daemon:
         self.home, self.name = home, home.name
         self.program: tuple[str, ...] = ()
         """Words that start `thinwire` in another way than by fork, which is the fastest."""
+        self.script: tuple[str, ...] = ("",)
+        """Python file that runs `thinwire` in another way, and words of the file; "": `thinwire` itself."""
+        self.folder = ""
         self.host, self.network = "127.0.0.1", ""
         self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self.events: list[Event] = []
@@ -74,7 +77,9 @@ class Daemon:
         self._said.mkdir(exist_ok=True)
         words = [*map(str, arguments), "--home", str(self.home)]
         if not self.program:
-            self.process = WarmProcess(words, self._said / "stdout", self._said / "stderr", self.network)
+            script, *first = self.script
+            streams = self._said / "stdout", self._said / "stderr"
+            self.process = WarmProcess([*first, *words], *streams, self.network, program=script, folder=self.folder)
             return self
         with open(self._said / "stdout", "wb") as out, open(self._said / "stderr", "wb") as errors:
             self.process = subprocess.Popen(

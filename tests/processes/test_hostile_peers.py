@@ -76,7 +76,7 @@ def test_lying_daemon_does_not_stop_rounds_and_is_left_out(machine, plane):
     together(plane, honest, 0.0)
     for kind in LIES:
         liar = here.daemon(kind)
-        liar.program = (sys.executable, "-P", LIAR, kind)
+        liar.script = (LIAR, kind)
         here.join(kind, founder.newest_invite(), "--site", SITES[0])
         lied = liar.wait("ready")["at"]
         for daemon in honest:
@@ -244,7 +244,7 @@ def test_daemon_that_falsifies_its_results_is_excluded(machine):
     honest = [founder, *(here.join(f"peer{n}", founder.newest_invite()) for n in (1, 2))]
     together("butterfly", honest, 0.0)
     liar = here.daemon("liar")
-    liar.program = (sys.executable, "-P", LIAR, "left-out")
+    liar.script = (LIAR, "left-out")
     here.join("liar", founder.newest_invite())
     liar.wait("ready")
     for daemon in honest:

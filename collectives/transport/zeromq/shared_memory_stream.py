@@ -101,13 +101,11 @@ class SharedMemoryStream(Stream):
     @property
     def _ready(self) -> bool:
         """True if the largest payload fits into our region, and no record waits."""
-        assert self._transport is not None
-        return self._connection.region.fits(MAX_BULK[1]) and self._transport.get_write_buffer_size() == 0
+        return self._connection.region.fits(MAX_BULK[1]) and not self.unsent
 
     @property
     def _left(self) -> int:
-        assert self._transport is not None
-        return self._connection.region.used + self._transport.get_write_buffer_size()
+        return self._connection.region.used + self.unsent
 
     def resume_writing(self) -> None:
         if not self.idle and not self.reason and self._ready:

@@ -198,7 +198,7 @@ class Stream(asyncio.BufferedProtocol):
         if self._transport is None or self.reason:
             return 0
         done = confirmed(self._transport.get_extra_info("socket"))
-        return max(0, self.up - done) if done is not None else self._transport.get_write_buffer_size()
+        return max(0, self.up - done) if done is not None else self.unsent
 
     def pace(self, rate: int) -> None:
         """Pace at `rate` bytes/s within a record, too."""
@@ -227,7 +227,7 @@ class Stream(asyncio.BufferedProtocol):
         self._congestion = adapt(sock, self._congestion)
         hold_back(sock)
         self._transport.write(record)
-        if self._outgoing is not None and self._transport.get_write_buffer_size() == 0:
+        if self._outgoing is not None and not self.unsent:
             self._flushed()
         elif not self.reason:
             self._stall = self._loop.call_later(self._limits.stall, self._check_stall, size)
@@ -243,15 +243,20 @@ class Stream(asyncio.BufferedProtocol):
             return
         self.up += len(record)
         self._transport.write(record)
-        if left := self._transport.get_write_buffer_size():
+        if left := self.unsent:
             self.idle = False
             if self._stall is None:
                 self._stall = self._loop.call_later(self._limits.stall, self._check_stall, left)
 
     @property
+    def unsent(self) -> int:
+        """Written bytes that the kernel has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
     def crowded(self) -> bool:
         """True if nothing more should be posted before the stream is `idle`, because too much data waits."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > BACKLOG
+        return self.unsent > BACKLOG
 
     def pause_writing(self) -> None:
         """Do nothing: writers check the size of the buffer themselves."""
@@ -274,8 +279,7 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def _left(self) -> int:
         """Bytes that the other side has not taken."""
-        assert self._transport is not None
-        return self._transport.get_write_buffer_size()
+        return self.unsent
 
     def _check_stall(self, before: int) -> None:
         left = self._left

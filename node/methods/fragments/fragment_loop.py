@@ -176,6 +176,11 @@ class FragmentLoop(RoundLoop):
     # --- turns
 
     @property
+    def in_progress(self) -> int:
+        """Number of fragments whose rounds are in progress."""
+        return len(self._pending)
+
+    @property
     def turn(self) -> int:
         return self._clock()
 

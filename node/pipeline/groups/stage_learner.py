@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
+from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.pipeline.model.held_stage import HeldStage
@@ -28,6 +29,11 @@ class StageLearner(ABC):
     @abstractmethod
     def update(self) -> StageOptimizer:
         """Inner optimizer of the stage."""
+
+    @property
+    def boundary(self) -> Boundary:
+        """Codec of the activations that enter and leave the stage."""
+        return self._holding.boundary
 
     @property
     def layout(self) -> Layout:

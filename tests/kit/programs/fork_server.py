@@ -1,8 +1,9 @@
-"""Start `thinwire` processes by fork from this one, which has loaded torch and the package already.
+"""Start processes by fork from this one, which has loaded torch and the package already.
 
-Argument: path of a socket. A client connects once per process and sends a JSON line: the arguments, the environment, the
-folder, the network namespace ("": ours), and the files for stdout and stderr. The answer is a line with the process id, and
-a line with the exit status of os.waitpid when the process ends. All processes end with this one.
+Argument: path of a socket. A client connects once per process and sends a JSON line: the Python file ("": `thinwire`), the
+arguments, the environment, the folder, the network namespace ("": ours), and the files for stdout and stderr. The answer is
+a line with the process id, and a line with the exit status of os.waitpid when the process ends. All processes end with this
+one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -47,8 +49,8 @@ def become(wanted: dict[str, Any]) -> None:
     sys.argv[1:] = wanted["arguments"]
 
 
-def serve(path: str) -> None:
-    """Fork a process for each request. Return in each of the new processes, never in this one."""
+def serve(path: str) -> str:
+    """Fork a process for each request. Return its Python file in each of the new processes, never in this one."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{path}.new")
     listening.listen(64)
@@ -81,7 +83,7 @@ def serve(path: str) -> None:
                 for one in (listening, ended, wake, client, *living.values()):
                     one.close()
                 become(wanted)
-                return
+                return str(wanted["program"])
             living[child] = client
             with contextlib.suppress(OSError):
                 client.sendall(b"%d\n" % child)
@@ -119,5 +121,8 @@ if __name__ == "__main__":
     load()
     main(["start", "--help"])
     gc.freeze()
-    serve(sys.argv[1])
+    if program := serve(sys.argv[1]):
+        sys.argv[0] = program
+        runpy.run_path(program, run_name="__main__")
+        sys.exit()
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`thinwire` processes that start without loading torch again, which takes two seconds of a core each."""
+"""Processes that start without loading torch again, which takes two seconds of a core each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def _server() -> Path:
 class WarmProcess:
     """Process with the methods of subprocess.Popen that the tests use.
 
-    `network`: file of its namespace, "": ours. `environment`: more variables than ours.
+    `program`: the Python file that it runs, "": `thinwire`. `network`: file of its namespace, "": ours. `environment`: more
+    variables than ours. `folder`: its working directory, "": ours.
     """
 
     def __init__(
@@ -47,12 +48,15 @@ class WarmProcess:
         errors: Path,
         network: str = "",
         environment: Mapping[str, str] | None = None,
+        program: str = "",
+        folder: str = "",
     ) -> None:
         wanted = {
+            "program": program,
             "arguments": list(arguments),
             # Processes of other namespaces stand for other machines.
             "env": {**os.environ, **({"THINWIRE_SHARED_MEMORY": "false"} if network else {}), **(environment or {})},
-            "cwd": os.getcwd(),
+            "cwd": folder or os.getcwd(),
             "network": network,
             "out": str(out),
             "err": str(errors),

@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from kit.reference.small_model import LEFT, UP, Acceptor, Model, Offer, Proposal, Proposals, State
-from msgspec.structs import replace
+from kit.reference.small_model import LEFT, UP, Acceptor, Model, Offer, Proposal, Proposals, State, one_of, replace
 from thinwire.collectives.consensus.quorum import possible, tolerated
 
 LIES = "lies"
@@ -39,7 +38,7 @@ class LiarModel(Model):
     def start(self) -> State:
         """Return the state in which nothing is promised, and ballots 1 are proposed."""
         acceptors, proposals = super().start()
-        liar = Acceptor(LIES, 0, 0, (1 << len(self.ballots)) - 1, (None,) * len(self.ballots), None)
+        liar = one_of(Acceptor(LIES, 0, 0, (1 << len(self.ballots)) - 1, (None,) * len(self.ballots), None))
         return (*acceptors[:-1], liar), proposals
 
     def faults(self, a: Acceptor) -> Iterator[tuple[str, Acceptor]]:

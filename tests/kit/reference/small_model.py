@@ -38,6 +38,7 @@ of the reported ballot is wrong (`Rule.POSSIBLE_BY_VOTE`): a member of W may hav
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,6 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 from thinwire.collectives.consensus.quorum import enough
 
 UP, DOWN, LEFT, LOST = "up", "down", "left", "lost"
@@ -76,8 +76,8 @@ MISTAKES = (
 """Mistakes that can be planted."""
 
 
-class Acceptor(msgspec.Struct, frozen=True):
-    """Memory and messages of one acceptor.
+class Acceptor(msgspec.Struct, frozen=True, eq=False):
+    """Memory and messages of one acceptor. There is one object for equal ones (`one_of`), so that states are hashed fast.
 
     accepted, and the entries of `reports`: number of a proposal from 1 on; 0: no vote. reports: by ballot; None: no promise.
     votes: bit mask over proposals. stated: promised ballot and accepted proposal of the farewell.
@@ -89,6 +89,19 @@ class Acceptor(msgspec.Struct, frozen=True):
     votes: int
     reports: tuple[int | None, ...]
     stated: tuple[int, int] | None
+
+
+_ALL: dict[tuple[object, ...], Acceptor] = {}
+
+
+def one_of(acceptor: Acceptor) -> Acceptor:
+    """Return the object that stands for all acceptors equal to this one."""
+    return _ALL.setdefault(msgspec.structs.astuple(acceptor), acceptor)
+
+
+def replace(acceptor: Acceptor, **changes: object) -> Acceptor:
+    """Return the acceptor with other values of these fields."""
+    return one_of(msgspec.structs.replace(acceptor, **changes))
 
 
 class Proposal(NamedTuple):
@@ -150,7 +163,7 @@ class Model:
 
     def start(self) -> State:
         """Return the state in which nothing is promised, and ballot 1 is proposed."""
-        acceptor = Acceptor(UP, 0, 0, 0, (None,) * len(self.ballots), None)
+        acceptor = one_of(Acceptor(UP, 0, 0, 0, (None,) * len(self.ballots), None))
         proposals = tuple(Proposal(entry + 1, 0) if b == 1 else None for entry, b in enumerate(self.ballots))
         return (acceptor,) * self.count, proposals
 
@@ -307,6 +320,16 @@ def _put(reports: tuple[int | None, ...], entry: int, report: int | None) -> tup
 
 def explore(model: Model) -> Outcome:
     """Visit all states; stop at the first one in which two values are decided."""
+    collects = gc.isenabled()
+    gc.disable()  # There are millions of tuples and no cycles.
+    try:
+        return _explored(model)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _explored(model: Model) -> Outcome:
     start = model.start()
     before: dict[State, State] = {start: start}
     found, trace, level = set(), (), [start]

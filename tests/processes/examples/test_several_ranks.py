@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.real.warm_process import WarmProcess
 
 ROOT = Path(__file__).parents[3]
 PROGRAM, EXAMPLE = ROOT / "tests" / "kit" / "programs" / "rank.py", ROOT / "examples" / "several_ranks.py"
@@ -31,14 +32,14 @@ def run(tmp_path):
     def both(mode, outer="sync_every = 2"):
         (tmp_path / "run.toml").write_text(MANIFEST.format(outer=outer))
         given = [str(tmp_path / "store"), str(tmp_path / "run.toml"), str(tmp_path / "home")]
-        commands = [[sys.executable, PROGRAM, mode, str(rank), *given] for rank in range(2)]
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        children = [subprocess.Popen(command, **pipes) for command in commands]
+        files = [(tmp_path / f"stdout{rank}", tmp_path / f"stderr{rank}") for rank in range(2)]
+        children = [WarmProcess([mode, str(rank), *given], *files[rank], program=str(PROGRAM)) for rank in range(2)]
         try:
             if mode == "missing":
                 children[0].wait(timeout=60)
                 children[1].kill()
-            return [(child.communicate(timeout=120)[0], child.returncode) for child in children]
+            codes = [child.wait(timeout=120) for child in children]
+            return [(out.read_text() + err.read_text(), code) for (out, err), code in zip(files, codes, strict=True)]
         finally:
             for child in children:
                 child.kill()

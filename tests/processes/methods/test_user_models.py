@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import blake3
 import numpy as np
@@ -108,8 +107,7 @@ def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(
     assert "trains mymodel:make, not the built-in model" in error and "--model mymodel:make" in hint
     # A joiner finds the module in its own directory.
     other = here.daemon("other")
-    other.program = (sys.executable, "-c", f"import os; os.chdir({str(here.path)!r}); "
-                     "from thinwire.node.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))")  # fmt: skip
+    other.folder = str(here.path)
     here.join("other", invite, "--model", "mymodel:make", "--data", f"{records}#body")
     trained(founder, other)
     assert here.check() >= 3

@@ -148,51 +148,35 @@ def machine(index, process):
 
 def test_peer_that_restarts_with_its_old_round_makes_no_progress():
     """Restarts are no progress, nor is a fetched state."""
-    told, others = [], SimpleNamespace(frontier=6, together=False, turns=1)
-    machines = [machine(index, None) for index in (0, 1)]
-    always_invariants = AlwaysInvariants(
-        machines,
-        (),
-        others,
-        lambda *said: told.append(said),
-        preset=trial.PACE,
-        settle=1e9,
-        pause=14.0,
-        window=0,
-    )
-    always_invariants._honest, always_invariants._bans, always_invariants._caps = (
-        machines,
-        lambda *given: None,
-        lambda *given: None,
-    )
+    swarm = _Swarm(2, frontier=6, together=False, pause=14.0)
+    one, other = swarm.machines
 
-    class PeerLifecycle:
-        ready, invite, life = True, None, None
+    def restarted(round):
+        process = swarm.process()
+        process.peer.replica.round = round
+        return process
 
-        def __init__(self, round):
-            self.peer = SimpleNamespace(replica=SimpleNamespace(round=round))
-
-    machines[0].process = PeerLifecycle(5)
+    one.process, other.process = restarted(5), None
     for second in range(30):
-        machines[1].process = PeerLifecycle(6) if second % 10 == 0 else machines[1].process if second % 10 < 5 else None
-        always_invariants.look(float(second))
-    assert [said[0] for said in told] == ["progress"]
-    machines[0].process.peer.replica.round = 6
-    always_invariants.look(30.0)
-    always_invariants.look(43.0)
-    assert [said[0] for said in told] == ["progress"], (
+        other.process = restarted(6) if second % 10 == 0 else other.process if second % 10 < 5 else None
+        swarm.invariants.look(float(second))
+    assert [oracle for oracle, _ in swarm.told] == ["progress"]
+    one.process.peer.replica.round = 6
+    swarm.invariants.look(30.0)
+    swarm.invariants.look(43.0)
+    assert [oracle for oracle, _ in swarm.told] == ["progress"], (
         "a round of those who stayed is progress, although others made it before"
     )
-    always_invariants.look(45.0)
-    assert [said[0] for said in told] == ["progress"] * 2
+    swarm.invariants.look(45.0)
+    assert [oracle for oracle, _ in swarm.told] == ["progress"] * 2
 
 
 class _Swarm:
     """Machines without processes' contents, their invariants, and the violations: (oracle, peer)."""
 
-    def __init__(self, peers, frontier=0, settle=1e9, honest=None, pause=1e9, **more):
+    def __init__(self, peers, frontier=0, settle=1e9, honest=None, pause=1e9, together=True, **more):
         self.told = []
-        self.others = SimpleNamespace(frontier=frontier, together=True, turns=1)
+        self.others = SimpleNamespace(frontier=frontier, together=together, turns=1)
         self.machines = [machine(index, self.process()) for index in range(peers)]
         self.invariants = AlwaysInvariants(
             self.machines,

@@ -97,6 +97,23 @@ def test_concurrent_operations_of_one_and_many_names_finish():
     play(scene)
 
 
+def test_refused_operation_counts_no_number():
+    """Otherwise the peer would be ahead of the others by every call that it made too many."""
+
+    async def scene():
+        group = Group(1)
+        begun = [group[0].begin(np.ones(1), least=2)[0] for _ in range(AT_ONCE)]
+        for _ in range(3):
+            with pytest.raises(ValueError, match="64 averages"):
+                group[0].begin(np.ones(1), least=2)
+        begun[-1].withdraw()
+        await asyncio.sleep(0)
+        assert [one.number for one in begun] == list(range(AT_ONCE))
+        assert group[0].begin(np.ones(1), least=2)[0].number == AT_ONCE
+
+    play(scene)
+
+
 def test_operation_below_min_peers_fails_and_later_call_succeeds():
     async def scene():
         group = Group(3)

@@ -34,6 +34,7 @@ from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import LOCAL
+from thinwire.swarm.messages.registry import PeerId, StateAsk
 
 SIZE = 5000
 LAYOUT = Layout((Piece("flat", (SIZE,), "float32", 0, SIZE),), SIZE, blake3.blake3(b"flat").digest())
@@ -518,6 +519,8 @@ class Beside:
 
     waiting: list[Replica]
     """Replicas whose digest is not computed yet."""
+    asked: list[PeerId]
+    """Peers that asked for a state while a digest was missing."""
 
     def __init__(self, seconds, spoil=lambda replica: None):
         self.seconds, self.spoil = seconds, spoil
@@ -534,8 +537,9 @@ class Beside:
 @pytest.fixture
 def told(monkeypatch):
     """Events about begun, offered and stored states: (event, round, True if the digest is current)."""
-    told = []
+    told, replicas = [], {}
     monkeypatch.setattr(Beside, "waiting", [], raising=False)
+    monkeypatch.setattr(Beside, "asked", [], raising=False)
 
     def true(replica):
         hashes = [blake3.blake3(replica.chunk(index)).digest() for index in range(len(replica))]
@@ -551,9 +555,16 @@ def told(monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
+    def served(states, replica, *rest, **more):
+        replicas[states] = replica
+
     def offered(states, peer):
         if states.entered and not states.held:
-            told.append(("offer", states._replica.round, true(states._replica)))
+            told.append(("offer", replicas[states].round, true(replicas[states])))
+
+    def asked(states, peer, frame):
+        if states.held and isinstance(frame.message, StateAsk):
+            Beside.asked.append(peer)
 
     def stored(store, snapshot):
         (fragment,) = snapshot.fragments.values()
@@ -568,6 +579,8 @@ def told(monkeypatch):
     watch(
         round_session.RoundSession, "advance", lambda one: told.append(("round", one.replica.round, true(one.replica)))
     )
+    watch(StateServer, "__init__", served)
+    watch(StateServer, "on_frame", asked)
     watch(StateServer, "_offer", offered)
     watch(CheckpointStore, "save", stored)
     watch(Replica, "_seal", sealed)
@@ -627,7 +640,7 @@ def test_state_is_offered_only_with_its_digest(tmp_path, told):
         await ones[0].until(lambda: len(Beside.waiting) == 2)
         asked, told[:] = virtual_loop.current().time(), []
         late = One(world, 2, invite=ones[0].invites[0], beside=Beside(0.95))
-        await late.until(lambda: any(one.states._waiting for one in (ones[0].peer.session, ones[1].peer.session)))
+        await late.until(lambda: late.identity.peer_id in Beside.asked)
         assert Beside.waiting and virtual_loop.current().time() < asked + 5.0
         await late.reach(ones[0].peer.replica.round + 2)
         await stop([*ones, late])

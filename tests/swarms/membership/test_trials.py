@@ -102,7 +102,7 @@ LIES = {
 def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypatch, lie):
     if LIES[lie] is not None:
         monkeypatch.setitem(byzantine.IMPLEMENTED, lie, LIES[lie])
-    run = played(6, 1, liar=lie, seconds=80.0)
+    run = played(6, 1, liar=lie, seconds=60.0)
     assert not [violation for violation in run.violations if violation.peer < 6]
     rounds = rounds_of(run, 0)
     assert len(rounds) > 25 and not any(name_of(6)[:8] in fields["members"] for fields in rounds.values())

@@ -87,17 +87,24 @@ def test_peer_late_by_part_of_a_turn_is_on_time_after_two_turns(monkeypatch, ove
 
 def _late_rounds(monkeypatch, overlap, lag, name):
     """Return the number of rounds from the first to the last absence of peer 2, which loses `lag` seconds."""
-    held, steps = [], StubLearner.steps
+    held, second, make, steps = [], [], StubLearner.__init__, StubLearner.steps
+
+    def made(self, manifest, parameters, seed, step_seconds):
+        make(self, manifest, parameters, seed, step_seconds)
+        if seed == 2:
+            second.append(self)
 
     async def held_up(self, n, stop):
-        if self._seed == 2 and not held and virtual_loop.current().time() > 6.0:
+        if self in second and not held and virtual_loop.current().time() > 6.0:
             held.append(virtual_loop.current().time())
             await asyncio.sleep(lag)
         return await steps(self, n, stop)
 
+    monkeypatch.setattr(StubLearner, "__init__", made)
     monkeypatch.setattr(StubLearner, "steps", held_up)
     tables = f'[run]\nname = "{name}"\n'
     run = play(streaming(3, overlap, grace=0.1, peers=5, late=0, seconds=20.0, step=0.2, spread=FAR, tables=tables))
+    monkeypatch.setattr(StubLearner, "__init__", make)
     monkeypatch.setattr(StubLearner, "steps", steps)
     assert len(held) == 1
     me = identity_of(2).peer_id.hex()[:8]

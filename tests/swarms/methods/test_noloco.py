@@ -236,6 +236,11 @@ def fewer(source, hashes):
     return source, hashes[32:]
 
 
+def alike(contributions, grid, codec):
+    """Lengths by which a liar refuses no partner."""
+    return [1.0] * len(contributions)
+
+
 @pytest.mark.parametrize(
     "lie, reason",
     [(nan, "not finite"), (huge, "norm"), (other, "hash"), (short, "length"), (fewer, "announcement")],
@@ -253,7 +258,7 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
             return await average(source, summary=Summary(hashes), **rest)
 
         liar.session.average = lying
-        liar.rounds._screen = unscreened
+        liar.replica.lengths = alike
         s.start()
         await s.finish()
         named = Counter(node.missing[round].get(liar.id) for node in s.nodes.values() for round in node.missing)
@@ -263,9 +268,6 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
         # A liar in a group of four leaves three that continue without it.
         assert all(met(node)[2 if group == 2 else 3] >= 3 and np.abs(node.replica.theta).max() < 100 for node in honest)
         assert all(liar.id not in found for node in honest for found in node.contributors.values())
-
-    async def unscreened(mine, results):
-        return tuple(results)
 
     virtual_loop.run(main(), seed=4)
 
@@ -278,7 +280,7 @@ def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
         s = swarm(4, codec="fp32", outer=NOLOCO, rounds=6, size=20_000)
         liar, *honest = s.nodes.values()
         liar.spoil = lambda round, delta: delta * np.float32(1e15)
-        liar.rounds._screen = unscreened
+        liar.replica.lengths = alike
         for node in honest:
             node.spoil = lambda round, delta: delta * np.float32(0)
             node.replica.momentum[:] = 0.01 * moved
@@ -289,9 +291,6 @@ def test_untrained_newcomer_refuses_absurd_contribution(swarm, moved):
         assert any(node.missing[round].get(liar.id) == "norm" for node in honest for round in node.missing)
         if moved:
             assert all(met(node)[2] >= 1 for node in honest), "nobody averages with anybody"
-
-    async def unscreened(mine, results):
-        return tuple(results)
 
     virtual_loop.run(main(), seed=6)
 

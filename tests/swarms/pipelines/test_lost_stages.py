@@ -8,11 +8,11 @@ from kit.scenarios import events_of, play
 from thinwire.node.peer import peer_services
 from thinwire.sims.scenario.faults import Fault
 
-LOST = 13.0
+LOST = 9.0
 """Virtual second at which the last holder is killed. The peer with the whole model has left before."""
 
 
-def lose(*, killed=(), comes=(), stages=3, buddy=2, seconds=25.0, faults=(), recent=50):
+def lose(*, killed=(), comes=(), stages=3, buddy=2, seconds=21.0, faults=(), recent=50):
     """Return a scenario: a founder that leaves; peers 1, 2, … of stages 0, 1, …, some of them killed.
 
     Then peers of the stages in `comes` join.
@@ -104,7 +104,7 @@ def test_lost_origin_is_restored_from_copy_of_last_stage():
 @pytest.mark.trial
 def test_two_lost_neighbours_are_restored_in_turn():
     """The copy of one was lost with the other: it is made from its neighbours, one of them just recovered."""
-    run = lose(killed=(2, 3), comes=(2, 1), stages=4, seconds=32.0)
+    run = lose(killed=(2, 3), comes=(2, 1), stages=4, seconds=28.0)
     assert sorted(brought(run)) == [(5, 2, "average"), (6, 1, "copy")]
     goes_on(run, (1, 4, 5, 6), since=LOST + 7.0)
 
@@ -112,7 +112,7 @@ def test_two_lost_neighbours_are_restored_in_turn():
 @pytest.mark.trial
 def test_two_newcomers_restore_one_state():
     """Both find no holder. One gets permission to recover the stage, the other waits for it."""
-    run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=30.0)
+    run = lose(killed=(2,), comes=(1, 1), buddy=0, seconds=26.0)
     assert len(brought(run)) == 1
     goes_on(run, (1, 3, 4, 5))
 
@@ -120,7 +120,7 @@ def test_two_newcomers_restore_one_state():
 @pytest.mark.trial
 def test_unreachable_holder_adopts_state_of_its_successor():
     """It was taken for dead, and a newcomer has its stage: it takes over that state."""
-    run = lose(comes=(1,), faults=(Fault(LOST, "pause", (2,), 8.0),), seconds=28.0)
+    run = lose(comes=(1,), faults=(Fault(LOST, "pause", (2,), 8.0),), seconds=24.0)
     assert brought(run) == [(4, 1, "copy")]
     assert [event.peer for event in events_of(run, "outdated")] == [2]
     found = goes_on(run, (1, 2, 3, 4), since=LOST + 8.0)
@@ -133,7 +133,7 @@ def test_restarted_holder_restores_stage_from_its_checkpoint(monkeypatch):
     """The holder is killed and restarts with its checkpoint, which only it has."""
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
     monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
-    run = lose(faults=(Fault(LOST, "restart", (2,), 5.0),), buddy=0, seconds=28.0)
+    run = lose(faults=(Fault(LOST, "restart", (2,), 5.0),), buddy=0, seconds=24.0)
     assert brought(run) == [(2, 1, "checkpoint")]
     goes_on(run, (1, 2, 3), since=LOST + 7.0)
 
@@ -143,7 +143,7 @@ def test_restarted_holder_with_old_checkpoint_follows_new_state(monkeypatch):
     """A newcomer has recovered the stage meanwhile, and the old holder's checkpoint is older."""
     monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
     monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
-    run = lose(comes=(1,), faults=(Fault(LOST, "restart", (2,), 7.0),), seconds=34.0)
+    run = lose(comes=(1,), faults=(Fault(LOST, "restart", (2,), 7.0),), seconds=30.0)
     assert brought(run) == [(4, 1, "copy")]
     assert [event.peer for event in events_of(run, "restored")] == [2]
     found = goes_on(run, (1, 2, 3, 4), since=LOST + 8.0)

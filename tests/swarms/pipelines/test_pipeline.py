@@ -123,11 +123,15 @@ class Peer:
 
 
 class Replica:
-    """Origin and `twins` hosts for each of stages 1, 2, 3. `scripts`: (host, event, nth) -> action."""
+    """Origin and `twins` hosts for each of stages 1, 2, 3. `scripts`: (host, event, nth) -> action.
+
+    `full`: numbers of hosts, from 1 on, that have no room for a micro-batch.
+    """
 
     def __init__(
-        self, seed, *, twins=2, spec="fp32", inner=PLAIN, bandwidth=None, scripts=None, clip=0.0, window=4, **options
-    ):
+        self, seed, *, twins=2, spec="fp32", inner=PLAIN, bandwidth=None, scripts=None, clip=0.0, window=4, full=(),
+        **options,
+    ):  # fmt: skip
         self.net = SimNet(seed, latency=0.02, jitter=0.1, bandwidth=bandwidth)
         self.by_visits = options.get("by_visits", False)
         self.scripts, self.seen = dict(scripts or {}), Counter()
@@ -143,6 +147,7 @@ class Replica:
                 peer.runs = Host(
                     peer.id, self.origin.id, stage, Stage(peer.section), peer.update, boundary,
                     send_queue=peer.send_queue, work=peer.work, now=now, emit=peer.emit, context=CONFIG.context,
+                    room=0 if peer.index in full else 16,
                 )  # fmt: skip
                 self.hosts.append(peer)
         holders = {stage: [peer.id for peer in self.hosts if peer.stage == stage] for stage in (1, 2, 3)}
@@ -341,8 +346,7 @@ def test_stalled_host_is_bypassed_and_returns(phase, seed):
 
 def test_refusing_host_is_bypassed():
     async def main():
-        replica = Replica(1)
-        replica.hosts[2].runs._room = 0  # stage 2
+        replica = Replica(1, full=(3,))  # of stage 2
         outcome = await replica.step()
         await replica.settled()
         assert outcome.finished == set(range(MICROS)) and not outcome.skipped and not outcome.lost
@@ -441,7 +445,7 @@ def test_messages_from_other_members_change_nothing():
     """Messages of a member without a stage, and of a host about other stages, are ignored."""
 
     async def main():
-        replica = Replica(1)
+        replica = Replica(1, full=(1,))  # the liar is on no route
         origin, liar = replica.origin.runs, replica.hosts[0]
         stranger = bytes(32)
 
@@ -454,7 +458,6 @@ def test_messages_from_other_members_change_nothing():
                     origin.on_frame(stranger, Frame(Passed(0, micro, 0, backward, 0.0, "full")))
             origin.on_frame(stranger, Frame(Tally(0, 1e30, 5, "")))
 
-        liar.runs._room = 0  # otherwise it would be on the route
         replica.scripts[3, "forward", 1] = lie
         replica.scripts[5, "backward", 2] = lie
         outcome = await replica.step()

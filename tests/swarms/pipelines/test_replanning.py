@@ -8,6 +8,7 @@ import pytest
 from kit.groups import PLANNED, agreed, contributors, host, peer, scenario, weak
 from kit.scenarios import events_of, last_round, play
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
+from thinwire.node.pipeline.step.origin import Origin
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import SimWorld
 
@@ -19,19 +20,24 @@ TOKENS = 8
 def seen(monkeypatch):
     """Return outcomes of steps, plans, and weights of rounds: (fragment, round) -> {peer: tokens}."""
     steps, said, weights = [], [], defaultdict(dict)
-    see, committed = OriginLearner._see, SimWorld.committed
+    make, learn, committed = Origin.step, OriginLearner.steps, SimWorld.committed
 
-    def outcome(self, outcome):
-        see(self, outcome)
-        steps.append(outcome)
+    async def step(self, batches):
+        steps.append(await make(self, batches))
+        return steps[-1]
+
+    async def learned(self, n, stop):
+        report = await learn(self, n, stop)
         said.append(self.summary)
+        return report
 
     def commit(self, machine, outcome):
         opened = outcome.commit.opened
         weights[opened.fragment, opened.round] = {one.peer: one.weight for one in opened.contributors}
         committed(self, machine, outcome)
 
-    monkeypatch.setattr(OriginLearner, "_see", outcome)
+    monkeypatch.setattr(Origin, "step", step)
+    monkeypatch.setattr(OriginLearner, "steps", learned)
     monkeypatch.setattr(SimWorld, "committed", commit)
     return steps, said, weights
 

@@ -16,7 +16,7 @@ FAST, SLOW = 0.25, 0.875
 STEPS = 20
 
 
-def play(monkeypatch, speeds, *, outer="", exchange="", steps=STEPS, faults=(), duration=120.0, seed=1):
+def play(monkeypatch, speeds, *, outer="", exchange="", steps=STEPS, faults=(), duration=90.0, seed=1):
     """Return the run, and for each committed round the first time at which a peer learned it, and its Open."""
     seen, committed = {}, SimWorld.committed
 
@@ -121,7 +121,7 @@ COLLECTIVES = {
 @pytest.mark.parametrize("how", COLLECTIVES)
 def test_peer_that_takes_data_and_never_sends_is_put_out_after_three_rounds(monkeypatch, how, count):
     silent = Fault(5.0, "liar", (count - 1,), 1000.0, 0.0, "silent")
-    options = dict(steps=10, duration=100.0, **COLLECTIVES[how])
+    options = dict(steps=10, duration=48.0, **COLLECTIVES[how])
     _, without = play(monkeypatch, (FAST,) * (count - 1), **options)
     run, seen = play(monkeypatch, (FAST,) * count, faults=[silent], **options)
     first = min(round for round, (_, opened) in seen.items() if not contributes(opened, count - 1))

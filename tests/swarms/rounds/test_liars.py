@@ -36,13 +36,13 @@ LEAST = 0.03
 
 
 @cache
-def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1) -> Run:
+def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1, seconds: float = 28.0) -> Run:
     lines, outer, codec = EXCHANGES[exchange]
     toml = manifest_of(outer, codec=codec, exchange=lines if rule == "clip" else f"{lines}\naggregation = '{rule}'")
-    faults = [Fault(1.0, "liar", (LIAR - number,), 40.0, 0.0, lie) for number in range(liars if lie else 0)]
+    faults = [Fault(1.0, "liar", (LIAR - number,), seconds, 0.0, lie) for number in range(liars if lie else 0)]
     sites = {"site": ("a", "b")} if exchange == "hierarchy" else {}
     return simulate(
-        swarm_of(PEERS, toml, seed=1, seconds=40.0, parameters=5_000, faults=faults, spread=sites),
+        swarm_of(PEERS, toml, seed=1, seconds=seconds, parameters=5_000, faults=faults, spread=sites),
         preset=PACE,
         stall=STALL,
     )
@@ -117,7 +117,7 @@ def test_mean_over_the_senders_of_a_coordinate_is_bounded_more_weakly(exchange: 
     ("exchange", "lie"), [("butterfly", "flip10"), ("butterfly", "constant"), ("all-gather", "flip10")]
 )
 def test_plain_mean_diverges(exchange: str, lie: str) -> None:
-    losses = _losses(_run(exchange, lie, "mean"))
+    losses = _losses(_run(exchange, lie, "mean", seconds=40.0))
     assert losses[max(losses)] > 2 * losses[1]
 
 

@@ -272,7 +272,7 @@ def test_even_partition_continues_on_one_side_and_heals(swarm, seed):
     """The half with the distinguished member continues; the other half has no majority against it."""
 
     async def main():
-        await scenes.part(swarm(8, rounds=16, seed=seed), [[0, 1, 3, 6], [2, 4, 5, 7]], 20.0)
+        await scenes.part(swarm(6, rounds=12, seed=seed), [[0, 1, 3], [2, 4, 5]], 12.0)
 
     virtual_loop.run(main(), seed=seed, limit=4000)
 

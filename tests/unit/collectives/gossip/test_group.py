@@ -61,17 +61,21 @@ def test_partner_that_announces_repeatedly_is_given_up(present):
 
 def test_partner_slower_than_all_others_is_given_up():
     """Each chunk is in time, but never all of them; the other partners show how long that should take."""
-    table = Table()
-    for peer in OTHERS[:-1]:
+    table = Table(chunks=100, total=2_000_000)
+    for peer in OTHERS:
         table.announces(peer)
-        table.sends(peer)
-    table.announces(OTHERS[-1])
-    pair = table.group.pairs[OTHERS[-1]]
-    while table.group.outstanding and table.now < 1000:
-        pair._moved, pair._came = table.now, 10**9  # a chunk of many
+    for index in range(100):
+        for peer in OTHERS[:-1]:
+            table.sends(peer, index)
+    assert len(table.chunk) > 2 * RATE, "alone it would have time for all of them"
+    for index in range(100):
+        table.sends(OTHERS[-1], index)
         table.now += 1.0
         table.group.tick()
-    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1 and table.group.exchanged(OTHERS[0])
+        if not table.group.outstanding:
+            break
+    assert table.now < 1.0 + (GIVE_UP + 1) * PATIENCE + 1
+    assert table.group.exchanged(OTHERS[0]) and not table.group.exchanged(OTHERS[-1])
 
 
 @pytest.mark.parametrize("seconds", [4.0, 9.0])

@@ -49,7 +49,7 @@ def test_departed_peer_is_forgotten_and_findings_are_bounded():
     rounds(diagnosis, 8, gap=lambda peer, at: 0.5 if peer == PEERS[1] else 0.01)
     diagnosis.on_link_down(PEERS[1])
     diagnosis.on_link_down(PEERS[2])
-    assert not any(peer == PEERS[2] for peer, _ in diagnosis._marks)
+    assert PEERS[2] not in diagnosis.marked and PEERS[1] in diagnosis.marked
     for at in range(9, 16):
         for peer in (PEERS[0], PEERS[2], PEERS[3]):
             diagnosis.ready(peer, at, 100.0)
@@ -57,7 +57,7 @@ def test_departed_peer_is_forgotten_and_findings_are_bounded():
     for at in range(16, 18):
         for peer in (PEERS[0], PEERS[2], PEERS[3]):
             diagnosis.ready(peer, at, 100.0)
-    assert diagnosis.findings == {} and not any(peer == PEERS[1] for peer, _ in diagnosis._marks)
+    assert diagnosis.findings == {} and PEERS[1] not in diagnosis.marked
     for peer in PEERS[2:]:
         diagnosis.hour(peer, 0.0)
     for index in range(100):
@@ -65,7 +65,7 @@ def test_departed_peer_is_forgotten_and_findings_are_bounded():
         for _ in range(3):
             diagnosis.hour(stranger, 1e6)
         diagnosis.on_link_down(stranger)
-    assert len(diagnosis.findings) == 64 and len(diagnosis._marks) <= 64 + len(PEERS) * 4
+    assert len(diagnosis.findings) == 64 and len(diagnosis.marked) <= 64 + len(PEERS)
 
 
 def test_millisecond_gaps_on_fast_network_accuse_nobody():

@@ -104,7 +104,7 @@ def test_bandwidth_estimate_rises_faster_than_it_falls():
 def test_long_transfer_is_measured_with_bounded_memory():
     meter = Meter()
     meter.move(1000 * MB, 0.05 * 10 * LOOKS)
-    assert len(meter.link._looks) <= LOOKS
+    assert meter.link.samples <= LOOKS
     assert meter.link.settle()[0] == pytest.approx(1000 * MB / (0.5 * LOOKS), rel=0.05)
 
 

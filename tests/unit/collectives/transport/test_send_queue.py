@@ -313,7 +313,7 @@ def test_lane_exists_only_while_frames_wait():
                     send_queue.control(peer, Behind(100 * turn + number))
                 if number % 7 == 0:
                     await asyncio.sleep(0)
-            while send_queue._control:
+            while not send_queue.idle:
                 await asyncio.sleep(0)
         for peer in (A, B):
             told = [message.round for message in wire.heard(peer)]

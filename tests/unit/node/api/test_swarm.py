@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import thinwire
 import torch
+from kit.real.warm_process import WarmProcess
 from thinwire.compression import device
 from thinwire.compression.dense import torch_backend
 from thinwire.node.outer.round_session import RoundSession
@@ -481,7 +482,7 @@ def test_swarm_refuses_invalid_models_and_optimizers(found):
         with pytest.raises(ValueError, match="no values yet"):
             swarm.wrap(nn.LazyLinear(3), sgd)
         swarm.wrap(Compiled(model), torch.optim.SGD(model.parameters(), lr=0.1))
-        assert [piece.name for piece in swarm._peer.layout.pieces][0] == "0.bias"
+        assert next(iter(swarm.outer())) == "0.bias"
         with pytest.raises(ValueError, match="already"):
             swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -575,13 +576,11 @@ def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
     with found(steps=1, exchange="straggler_timeout = 0.2") as swarm:
         optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         generator = torch.Generator().manual_seed(1)
-        arguments = [sys.executable, "-c", CHILD, swarm.invite, str(tmp_path / "child")]
-        digests, theirs = {}, {}
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
-            reader = threading.Thread(
-                target=lambda: theirs.update(line.split() for line in child.stdout if line.count(" ") == 1)
-            )
-            reader.start()
+        program, out, errors = tmp_path / "child.py", tmp_path / "stdout", tmp_path / "stderr"
+        program.write_text(CHILD)
+        child = WarmProcess([swarm.invite, str(tmp_path / "child")], out, errors, program=str(program))
+        digests = {}
+        try:
             until = time.monotonic() + 90
             while not swarm.peers and time.monotonic() < until:
                 time.sleep(0.02)
@@ -591,9 +590,11 @@ def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
                 one_step(model, optimizer, generator)
                 digests[str(swarm.round)] = swarm.digest
                 both += swarm.last.contributors == 2
-            child.send_signal(signal.SIGKILL)
-            reader.join()
-        assert both == 3
+        finally:
+            child.kill()
+            child.wait()
+        assert both == 3, errors.read_text()
+        theirs = dict(line.split() for line in out.read_text().splitlines() if line.count(" ") == 1)
         common = digests.keys() & theirs.keys() - {"0"}
         assert common and all(digests[number] == theirs[number] for number in common)
         reached = swarm.round

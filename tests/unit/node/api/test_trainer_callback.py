@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from thinwire.node.api.swarm import Swarm
 from torch import nn
-from transformers import Trainer, TrainingArguments
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 class Model(nn.Module):
@@ -79,6 +81,8 @@ class Member:
 
 
 def trainer(path: Path, member: Member, steps: int, kind: type[Model] = Model) -> Trainer:
+    from transformers import Trainer, TrainingArguments  # two seconds, which other processes of tests need not spend
+
     arguments = TrainingArguments(
         output_dir=str(path), max_steps=steps, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         learning_rate=0.1, lr_scheduler_type="constant", use_cpu=True, report_to="none", save_strategy="no",

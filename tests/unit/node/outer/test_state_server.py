@@ -89,11 +89,6 @@ class Server:
         self.replica.round += 1
         self.replica.seal()
 
-    def copies(self):
-        """Bytes that are stored besides the replica."""
-        found = [one for one in (self.server._snapshot, self.server._older) if one is not None]
-        return sum(one.raw.nbytes for one in found if not np.shares_memory(np.frombuffer(one.raw), self.replica.state))
-
 
 def change(server, how):
     with pytest.raises(StopIteration):
@@ -113,14 +108,14 @@ def test_state_is_copied_only_when_it_changes_under_a_reader():
         offer = here.ask(ANN)
         assert isinstance(offer, StateOffer) and offer.digest == here.replica.digest
         first = here.fetch(ANN, 0)
-        assert bytes(first) == bytes(here.replica.chunk(0)) and here.copies() == 0
+        assert bytes(first) == bytes(here.replica.chunk(0)) and here.server.copied == 0
         kept, last = bytes(first), bytes(here.replica.chunk(1))
         here.step()
-        assert here.copies() == here.replica.state.nbytes
+        assert here.server.copied == here.replica.state.nbytes
         # Frames that were sent, and new requests, still have that round's state.
         assert bytes(first) == kept and bytes(here.fetch(ANN, 0, 1)) == last != bytes(here.replica.chunk(1))
         here.server.done(ANN)
-        assert here.copies() == 0 and bytes(here.fetch(ANN, 0)) == b""
+        assert here.server.copied == 0 and bytes(here.fetch(ANN, 0)) == b""
 
     run(work)
 
@@ -131,15 +126,15 @@ def test_finished_reader_costs_nothing_and_slow_reader_one_copy():
         here.ask(ANN)
         here.server.done(ANN)
         here.step()
-        assert here.copies() == 0
+        assert here.server.copied == 0
         here.ask(ANN)
         old = bytes(here.replica.chunk(0))
         here.step()
-        assert here.ask(BEN).round == 2 and here.copies() == here.replica.state.nbytes
+        assert here.ask(BEN).round == 2 and here.server.copied == here.replica.state.nbytes
         assert bytes(here.fetch(ANN, 1)) == old and bytes(here.fetch(BEN, 2)) == bytes(here.replica.chunk(0))
         here.now += SNAPSHOT_SECONDS + 1
         here.server.on_tick()
-        assert here.copies() == 0 and bytes(here.fetch(ANN, 1)) == b""
+        assert here.server.copied == 0 and bytes(here.fetch(ANN, 1)) == b""
 
     run(work)
 
@@ -165,7 +160,7 @@ def test_peer_that_only_asks_does_not_displace_a_reader():
             here.step()
             here.ask(BEN)
         assert bytes(here.fetch(ANN, 0)) == first
-        assert here.copies() <= 2 * here.replica.state.nbytes
+        assert here.server.copied <= 2 * here.replica.state.nbytes
 
     run(work)
 
@@ -217,10 +212,10 @@ def test_state_copy_is_made_in_the_executor():
 
         with pytest.raises(StopIteration):
             here.server.change(later, here.apply_round).send(None)
-        assert here.copies() == 0
+        assert here.server.copied == 0
         before = bytes(here.replica.chunk(0))
         jobs[0]()
-        assert here.copies() == here.replica.state.nbytes and bytes(here.fetch(ANN, 0)) == before
+        assert here.server.copied == here.replica.state.nbytes and bytes(here.fetch(ANN, 0)) == before
 
     run(work)
 
@@ -304,7 +299,7 @@ def test_only_joiners_have_pauses_and_only_while_stored_rounds_can_follow():
         here.step()
         here.server.on_tick()
         assert here.send_queue.hurried == set()
-        assert len(here.fetch(joiner, 0, 0)) == 0 and here.copies() == 0, "no stored rounds continue this state"
+        assert len(here.fetch(joiner, 0, 0)) == 0 and here.server.copied == 0, "no stored rounds continue this state"
 
     run(work)
 

@@ -6,41 +6,72 @@ import asyncio
 from types import SimpleNamespace
 
 from thinwire.collectives.outcome import Outcome
+from thinwire.compression.device import HOST
+from thinwire.node.peer import lifecycle
 from thinwire.node.peer.lifecycle import PeerLifecycle
+from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.learner import StepReport, WorkShare
 
 
-def test_tokens_missing_in_late_round_count_in_the_next():
-    """The first two calls reach no round; the third one applies the announcement of the first."""
-    weights, commit = [], SimpleNamespace()
-    outcomes = iter([Outcome(), Outcome(), Outcome(commit=commit, kept=20), Outcome(commit=commit), Outcome()])
+async def nothing(*arguments, **more):
+    pass
 
-    async def exchange(*, steps, weight, loss):
-        weights.append(weight)
-        return next(outcomes), 0.0
 
-    async def steps(count, stop):
+class Services:
+    """Services of a peer whose exchanges have these outcomes. `weights`: those that were given."""
+
+    follow = saved = save = staticmethod(lambda *arguments: None)
+    gather = checkpoint = written = leave = staticmethod(nothing)
+
+    def __init__(self, outcomes):
+        self.outcomes, self.weights = iter(outcomes), []
+
+    async def trouble(self):
+        await asyncio.Event().wait()
+
+    async def exchange(self, *, steps, weight, loss):
+        self.weights.append(weight)
+        return next(self.outcomes), 0.0
+
+
+class Learner:
+    """Learner whose steps have ten tokens together."""
+
+    layout, device, score, private = SimpleNamespace(total=1), HOST, None, None
+    read = write = assign = parameters = staticmethod(lambda *arguments: None)
+
+    async def steps(self, count, stop):
         return StepReport(count, 1.0, 1.0, 10, 1.0)
 
-    async def settled():
-        pass
 
-    async def judge(score):
-        pass
-
+def test_tokens_missing_in_late_round_count_in_the_next(monkeypatch):
+    """The first two calls reach no round; the third one applies the announcement of the first."""
+    commit = SimpleNamespace()
+    services = Services([Outcome(), Outcome(), Outcome(commit=commit, kept=20), Outcome(commit=commit), Outcome()])
+    monkeypatch.setattr(lifecycle, "PeerServices", lambda *arguments, **more: services)
     peer = SimpleNamespace(
-        environment=SimpleNamespace(now=lambda: 0.0),
+        identity=SimpleNamespace(peer_id=bytes(32)),
+        run_id=bytes(32),
+        manifest=SimpleNamespace(run=SimpleNamespace(rounds=0)),
+        known_peers=SimpleNamespace(founds=False),
+        invite=lambda: None,
+        private=None,
+        ready=True,
+        take_up=nothing,
         workload=SimpleNamespace(steps=lambda speed: 1, share=lambda made: WorkShare((), bytes(32), 0), idle_weight=0),
         replica=SimpleNamespace(round=0, newest=(0, b""), contents=(0, b"")),
-        rounds=SimpleNamespace(settled=settled, judge=judge, follows=False, overtaken=False),
+        rounds=SimpleNamespace(settled=nothing, judge=nothing, follows=False, overtaken=False),
     )
-    life = PeerLifecycle(peer, SimpleNamespace(speed=0.0, loss=None), begin=None, learn=None, work=None)
-    life._services = SimpleNamespace(exchange=exchange)
-    learner = SimpleNamespace(assign=lambda share: None, score=None, steps=steps)
 
-    async def live():
-        for _ in range(5):
-            await life._round(learner)
+    async def begin(peer):
+        return False
 
-    asyncio.run(live())
-    assert weights == [10, 20, 30, 30, 10]
+    async def learn(manifest):
+        return Learner()
+
+    report = SimpleNamespace(speed=0.0, loss=None, emit=lambda name, fields: None)
+    life = PeerLifecycle(
+        peer, report, begin=begin, learn=learn, work=at_once, moves=lambda learner: len(services.weights) == 5
+    )
+    asyncio.run(life.run())
+    assert services.weights == [10, 20, 30, 30, 10]

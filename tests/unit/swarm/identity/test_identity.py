@@ -1,16 +1,13 @@
-import hashlib
 import os
 import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.swarm.identity import identity
-from thinwire.swarm.identity.identity import Identity, IdentityError, peer_id_of, short, verify
+from thinwire.swarm.identity.identity import Identity, IdentityError, RecentHashes, peer_id_of, short, verify
 
 ME = Identity.generate(b"1" * 32)
 
@@ -188,17 +185,17 @@ class SlowHash(bytes):
         return super().__hash__()
 
 
-def test_signature_cache_is_bounded_and_shared_by_threads(monkeypatch):
+def test_cache_of_hashes_is_bounded_and_shared_by_threads():
     """Certificates are checked in threads, so two threads may remember signatures at the same time."""
-
-    def blake2b(data, digest_size):
-        return SimpleNamespace(digest=lambda: SlowHash(hashlib.blake2b(data, digest_size=digest_size).digest()))
-
-    monkeypatch.setattr(identity, "REMEMBERED", 4)
-    monkeypatch.setattr(identity, "_good", good := [set(), set()])
-    monkeypatch.setattr(identity, "hashlib", SimpleNamespace(blake2b=blake2b))
+    recent = RecentHashes(4)
     with ThreadPoolExecutor(4) as threads:
-        assert all(
-            threads.map(lambda n: verify(ME.public_key, "vote", ME.sign("vote", bytes([n])), bytes([n])), range(40))
-        )
-    assert sum(map(len, good)) <= 4 + 4, "four threads may each add one more"
+        list(threads.map(lambda n: recent.add(SlowHash([n])), range(40)))
+    assert 1 <= len(recent) <= 4 + 4, "four threads may each add one more"
+
+
+def test_cache_of_hashes_keeps_the_newest():
+    recent = RecentHashes(4)
+    for n in range(40):
+        recent.add(bytes([n]))
+        assert bytes([n]) in recent and (not n or bytes([n - 1]) in recent) and len(recent) <= 4
+    assert bytes([30]) not in recent

@@ -706,6 +706,12 @@ def test_every_method_refuses_the_keys_of_other_methods(method):
             parse(f"[outer]\nmethod = '{method}'\n{key} = 1")
 
 
+def test_contributions_that_other_peers_can_compute_are_those_of_five_methods():
+    """The invariants of simulations check these bit for bit: a method that drops out would be checked no more."""
+    found = {name for name, kind in METHODS.items() if kind.computable}
+    assert found == {"diloco", "muloco", "merge", "noloco", "streaming"}
+
+
 def test_work_by_power_raises_max_weight_and_changes_run_id():
     manifest = parse("[outer]\nstep_balancing = 'by-speed'\nmax_step_ratio = 3\nsync_every = 10")
     assert manifest.max_weight == 3 * parse("[outer]\nsync_every = 10").max_weight

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -89,14 +90,22 @@ def test_buffer_pool_lends_no_byte_twice():
 
 def test_buffer_pool_keeps_requested_sizes():
     pool = BufferPool(spare=8 << 20)
+    given = []
+
+    def give(buffer):
+        given.append(weakref.ref(buffer))
+        pool.give(buffer)
+
     for size in range(1 << 16, 1 << 20, 1 << 16):
-        pool.give(pool.take(size))  # as averages of changing sizes do
+        give(pool.take(size))  # as averages of changing sizes do
     wanted = [pool.take(3 << 20) for _ in range(2)]
     for buffer in wanted:
-        pool.give(buffer)
+        give(buffer)
     again = [pool.take(3 << 20) for _ in range(2)]
     assert {id(buffer) for buffer in again} == {id(buffer) for buffer in wanted}
-    kept = sum(size * len(free) for size, free in pool._free.items())
+    lent = {id(buffer) for buffer in again}
+    alive = {id(buffer): buffer.nbytes for one in given if (buffer := one()) is not None and id(buffer) not in lent}
+    kept = sum(alive.values())
     assert pool.spare == kept and 0 < kept <= (8 << 20) - (6 << 20)
     pool.give(np.empty(9 << 20, np.uint8))
     assert pool.spare == kept

@@ -170,7 +170,7 @@ def test_concurrent_fragments_match_the_formulas(overlap):
             waiting[step] = part, np.mean([part.take(theta) - part.take(mine) for mine in local], axis=0)
     under_way = []
     table, models = drive(
-        text, turns, count=2, look=lambda table, models: under_way.append(len(table.seats[0].rounds._pending))
+        text, turns, count=2, look=lambda table, models: under_way.append(table.seats[0].rounds.in_progress)
     )
     assert max(under_way) == len(waiting) == (overlap - 1) // 2
     for model, mine in zip(models, local, strict=True):

@@ -55,7 +55,7 @@ def frames(frozen, tag=None):
 def test_host_stores_frozen_rows_and_acknowledges():
     here, first, second = door(HOST), rows(1), rows(2)
     learner = host_learner(MANIFEST, VOCAB, 1, ORIGIN, here)
-    boundary, tokens = learner.host._boundary, torch.zeros(1, 1, dtype=torch.long)
+    boundary, tokens = learner.boundary, torch.zeros(1, 1, dtype=torch.long)
 
     async def settled():
         for _ in range(20):
