@@ -59,11 +59,7 @@ def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Mod
     vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError.
     """
     check_named(manifest, named)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(manifest.run.seed)
-        model = (
-            _of_transformers(manifest, named) if named.startswith(HF) else _of_function(manifest, named, vocab, here)
-        )
+    model = new_model(manifest, named, vocab, here)
     _check(model, named, vocab, manifest.model.context)
     if shared := buffers_of(model, manifest.model.buffers).pieces:
         raise ModelError(
@@ -71,6 +67,13 @@ def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Mod
             'register them with persistent=False, set model.buffers = "local", or train with thinwire.join',
         )
     return model
+
+
+def new_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
+    """Return the model like make_model, but do not call it. Raises ModelError."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(manifest.run.seed)
+        return _of_transformers(manifest, named) if named.startswith(HF) else _of_function(manifest, named, vocab, here)
 
 
 def _of_function(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
@@ -133,15 +136,21 @@ def _of_transformers(manifest: Manifest, named: str) -> nn.Module:
     return model
 
 
-def _config(manifest: Manifest, named: str) -> Any:
-    """Return the library's configuration object. Raises ModelError."""
+def config_content(named: str) -> bytes:
+    """Return the content of config.json of "hf:…". Raises ModelError."""
     file = config_file(named)
     try:
-        content = file.read_bytes()
-        values = json.loads(content)
-        kind = values.pop("model_type")
+        return file.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "give a folder with config.json") from None
+
+
+def _config(manifest: Manifest, named: str) -> Any:
+    """Return the library's configuration object. Raises ModelError."""
+    file, content = config_file(named), config_content(named)
+    try:
+        values = json.loads(content)
+        kind = values.pop("model_type")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError(f"{file} is no configuration of a model", "it must be JSON with the key model_type") from None
     found, wanted = blake3.blake3(content).hexdigest(), manifest.model.config_hash

@@ -189,8 +189,12 @@ def test_first_weights_from_a_folder_of_transformers_are_checked_by_hash_and_nev
         prepared(tmp_path / "given")
 
 
-def test_plan_of_a_model_of_the_user_needs_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_counts_a_model_of_the_user_or_names_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run.toml"
-    run.write_text('[model]\nkind = "module"\nname = "mymodel:make"\n')
-    assert main.main(["plan", str(run), "--peers", "4"]) == 2
-    assert "the size of a model of kind 'module' is not known" in capsys.readouterr().err
+    run.write_text('[model]\nkind = "module"\nname = "planned_model:make"\n')
+    assert main.main(["plan", str(run), "--step", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "the size of the model is not known" in said and "--parameters" in said
+    (tmp_path / "planned_model.py").write_text(CODE)
+    assert main.main(["plan", str(run), "--step", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["question"]["parameters"] == 256 * 8 + 8 * 256 + 256
