@@ -113,6 +113,11 @@ class Child:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["no output"])[-1]
 
+    def advice(self) -> str:
+        """Return its last `hint:` line without that prefix; "" if there is none."""
+        lines = _read(self.home / "stderr").splitlines()
+        return next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), "")
+
     def poll(self) -> None:
         """Read new events from its event log."""
         if self._events is None:

@@ -209,7 +209,8 @@ class LocalSwarm:
     def _check(self) -> None:
         for child in self._children():
             if child.code and child.killed_at is None and not self.stopped:
-                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", f"see {child.log}")
+                where = "; ".join(filter(None, (child.advice(), f"see {child.log}")))
+                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", where)
 
     # --- acting
 

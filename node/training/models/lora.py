@@ -37,7 +37,7 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
     """Return the model that the setting `model` names, with the run's base weights and a new adapter.
 
     model: result of make_model. The base is frozen; the adapter's first values are drawn from run.seed, and change
-    nothing yet. Raises ModelError, and WeightsError for other base weights than the manifest names.
+    nothing yet. Raises ModelError, WeightsError for other base weights than the manifest names, and MissingHashError.
     """
     source = named
     if named.startswith(HF):

@@ -19,7 +19,10 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Size of a model. parameters: those that are trained; frozen: the others; layers, width: 0 if unknown."""
+    """Size of a model.
+
+    parameters: those that are trained. frozen: the others. width: 0 if unknown.
+    """
 
     parameters: int
     frozen: int

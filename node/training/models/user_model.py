@@ -20,6 +20,7 @@ from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
 from thinwire.node.training.models.causal_model import logits_of
 from thinwire.node.training.models.initial_weights import WeightsError
+from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.validation import MODULE_FUNCTION
@@ -56,7 +57,8 @@ def check_named(manifest: Manifest, named: str) -> None:
 def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
     """Return the model that the setting `model` names, with first parameters drawn from run.seed.
 
-    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError.
+    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError, and
+    MissingHashError for a manifest without model.config_hash.
     """
     check_named(manifest, named)
     model = new_model(manifest, named, vocab, here)
@@ -155,7 +157,7 @@ def _config(manifest: Manifest, named: str) -> Any:
         raise ModelError(f"{file} is no configuration of a model", "it must be JSON with the key model_type") from None
     found, wanted = blake3.blake3(content).hexdigest(), manifest.model.config_hash
     if not wanted:
-        raise ModelError("the run's manifest has no model.config_hash", f'add to [model]: config_hash = "{found}"')
+        raise MissingHashError("config_hash", found, file)
     if found != wanted:
         raise ModelError(
             f"{file} is not the configuration of run {manifest.run.name} (its hash is {found[:8]}…, not {wanted[:8]}…)",
