@@ -223,7 +223,8 @@ class Daemon:
     def _show(self, status: Status) -> None:
         """Show the progress on a terminal."""
         if self._live_line is not None:
-            self._live_line.show(self._progress.text(status, self._options.rounds or status.rounds))
+            rounds = self._options.rounds or status.rounds
+            self._live_line.show(self._progress.text(status, rounds, self._live_line.width))
 
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:
