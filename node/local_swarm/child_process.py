@@ -107,6 +107,11 @@ class Child:
         text = _read(self.home / "stdout")
         return text[: text.rfind("\n") + 1]
 
+    def said(self) -> str:
+        """Return its newest log message, without the time; "" if there is none."""
+        lines = _read(self.home / "stderr").splitlines()
+        return lines[-1].partition(" ")[2] if lines else ""
+
     def complaint(self) -> str:
         """Return its last `error:` line without that prefix, or its last line."""
         lines = [line for line in _read(self.home / "stderr").splitlines() if line.strip()]
