@@ -112,8 +112,9 @@ def _sizes(
 ) -> tuple[int, int, int | None, int | None]:
     """Return trained and frozen parameters, layers and width, as far as they are known."""
     if parameters:
-        model = None if manifest is None or manifest.model.kind != "transformer" else manifest.model
-        return count(parameters), 0, layers or (model and model.layers), width or (model and model.width)
+        if manifest is None or manifest.model.kind != "transformer":
+            return count(parameters), 0, layers, width
+        return count(parameters), 0, layers or manifest.model.layers, width or manifest.model.width
     if manifest is None:
         raise PlanError("the size is not known", f"{GIVE_SIZE}, or name a RUN.toml")
     from thinwire.node.training.models.model_size import size_of

@@ -56,10 +56,9 @@ def size_of(manifest: Manifest, here: Path) -> ModelSize:
         )
         if manifest.lora.rank:
             model = add_adapter(manifest, model, named)
-    counts = [0, 0]
-    for parameter in model.parameters():
-        counts[not parameter.requires_grad] += parameter.numel()
-    return ModelSize(*counts, layers or _longest(model), width or 0)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
+    return ModelSize(trained, frozen, layers or _longest(model), width or 0)
 
 
 def _longest(model: nn.Module) -> int:
