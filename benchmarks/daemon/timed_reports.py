@@ -39,7 +39,12 @@ class TimedReports:
         def timed_run(thread: Background, work: Callable[[], None]) -> bool:
             return run(thread, lambda: self._timed("thread", work))
 
-        ReportSinks.tell, ReportSinks._write, Background.run = timed_tell, timed_write, timed_run  # type: ignore[method-assign]
+        for owner, name, timed in (
+            (ReportSinks, "tell", timed_tell),
+            (ReportSinks, "_write", timed_write),
+            (Background, "run", timed_run),
+        ):
+            setattr(owner, name, timed)
 
     def _timed(self, part: str, work: Callable[[], None]) -> None:
         before = time.thread_time()
