@@ -86,7 +86,7 @@ PACKAGES = {
     "sims/engine": ("node/runtime",),
     "sims/network": ("sims/engine", "collectives/transport/circuits"),
     "sims/scenario": ("sims/network", "swarm/manifest"),
-    "sims/planner": ("sims/network", "collectives/costs"),
+    "sims/planner": ("sims/network", "collectives/costs", "node/training/models"),
     "sims/results": ("sims/scenario", "node/local_swarm"),
     "sims/peers": ("sims/scenario", "node/pipeline/groups"),
     "sims/invariants": ("sims/peers",),

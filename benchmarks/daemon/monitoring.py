@@ -1,17 +1,19 @@
-"""Cost of watching a peer: CPU of `thinwire page`, of `thinwire top`, and of the daemon while both are attached.
+"""Cost of watching a peer: CPU of its reports, of `thinwire page` and `top`, and of the daemon while both are attached.
 
     python -m benchmarks.daemon.monitoring
 
-Two daemons train. Beside the first one run `thinwire page`, with a client that reads its event stream as a browser does and
-another one that reads `/metrics` every five seconds as Prometheus does, and `thinwire top` on a terminal of 100 x 40. In
-every other turn all of them are stopped (SIGSTOP), so that the daemon's CPU per round is measured with and without them. CPU
-time is measured, which a busy machine changes less than wall time.
+Two daemons train, and the first one writes TensorBoard's files if that is installed. Beside the first one run `thinwire
+page`, with a client that reads its event stream as a browser does and another one that reads `/metrics` every five seconds
+as Prometheus does, and `thinwire top` on a terminal of 100 x 40. In every other turn all of them are stopped (SIGSTOP), so
+that the daemon's CPU per round is measured with and without them. CPU time is measured, which a busy machine changes less
+than wall time.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -25,6 +27,7 @@ import termios
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,12 +63,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         report = measured(Path(folder), stack, options.seconds, options.turns) | {"machine": machine.describe()}
-    print(f"\n{report['machine']}\n")
-    print("| what | share of the CPU of training |\n|---|---|")
-    print(
-        f"| `thinwire page`, its event stream read, its metrics read every {SCRAPE_SECONDS:g} s | {report['page']:.2%} |"
-    )
-    print(f"| `thinwire top` | {report['top']:.2%} |")
+    print(f"\n{report['machine']}; the daemon had {report['daemon_of_a_core']:.0%} of a core\n")
+    print("| what | share of the daemon's CPU | share of a core |\n|---|---|---|")
+    for name, what in {
+        "reports": "status and event log of the daemon" + (", TensorBoard" if tools() else ""),
+        "page": f"`thinwire page`, its event stream read, its metrics read every {SCRAPE_SECONDS:g} s",
+        "top": "`thinwire top`",
+    }.items():
+        print(f"| {what} | {report[name]:.2%} | {report[f'{name}_of_a_core']:.2%} |")
     print(
         f"CPU of the daemon per round, with viewers against without: {report['daemon']:+.2%} "
         f"({report['least']:+.2%} to {report['most']:+.2%}, median of {options.turns} pairs of turns)"
@@ -79,7 +84,9 @@ def measured(folder: Path, stack: ExitStack, seconds: float, turns: int) -> dict
     toml.write_text(RUN)
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
     common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0", "--host", "127.0.0.1"]
-    daemon = spawned(stack, "start", str(toml), *common, "--home", str(home))
+    timed = folder / "reports"
+    program = [sys.executable, "-m", "benchmarks.daemon.timed_reports", str(timed)]
+    daemon = spawned(stack, "start", str(toml), *common, "--home", str(home), *tools(), program=program)
     assert daemon.stdout is not None
     invite = daemon.stdout.readline().split()[-1]
     spawned(stack, "join", invite, *common, "--home", str(folder / "b"))
@@ -93,15 +100,15 @@ def measured(folder: Path, stack: ExitStack, seconds: float, turns: int) -> dict
         time.sleep(0.5)
     time.sleep(WARM_UP)
     per_round: dict[bool, list[float]] = {True: [], False: []}
-    spent = {"daemon": 0.0, "page": 0.0, "top": 0.0}
+    spent = {"daemon": 0.0, "page": 0.0, "top": 0.0, "reports": 0.0}
     for turn in range(2 * turns):
         watched = turn % 4 in (0, 3)  # both come first equally often, so a drift of the machine cancels out
         for viewer in (page, top):
             viewer.send_signal(signal.SIGCONT if watched else signal.SIGSTOP)
         time.sleep(1.0)
-        before, began = cpu(daemon, page, top), rounds(home)
+        before, began = [*cpu(daemon, page, top), float(timed.read_text())], rounds(home)
         time.sleep(seconds)
-        after, ended = cpu(daemon, page, top), rounds(home)
+        after, ended = [*cpu(daemon, page, top), float(timed.read_text())], rounds(home)
         used = [late - early for early, late in zip(before, after, strict=True)]
         per_round[watched].append(used[0] / max(1, ended - began))
         if watched:
@@ -112,14 +119,18 @@ def measured(folder: Path, stack: ExitStack, seconds: float, turns: int) -> dict
     wall = turns * seconds
     return {
         **{f"{name}_of_a_core": round(one / wall, 5) for name, one in spent.items()},
-        "page": round(spent["page"] / spent["daemon"], 5),
-        "top": round(spent["top"] / spent["daemon"], 5),
+        **{name: round(spent[name] / spent["daemon"], 5) for name in ("reports", "page", "top")},
         "daemon": round(statistics.median(more), 5),
         "least": round(min(more), 5),
         "most": round(max(more), 5),
         "daemon_seconds": round(spent["daemon"], 2),
         "rounds": rounds(home),
     }
+
+
+def tools() -> list[str]:
+    """Return the options for the tools of others that are installed."""
+    return ["--monitor", "tensorboard"] if importlib.util.find_spec("tensorboard") else []
 
 
 def cpu(*processes: subprocess.Popen[Any]) -> list[float]:
@@ -133,9 +144,9 @@ def rounds(home: Path) -> int:
     return 0 if status is None else status.round
 
 
-def spawned(stack: ExitStack, *arguments: str) -> subprocess.Popen[str]:
+def spawned(stack: ExitStack, *arguments: str, program: Sequence[str] = (THINWIRE,)) -> subprocess.Popen[str]:
     """Start a command of thinwire that ends with the stack."""
-    process = subprocess.Popen([THINWIRE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process

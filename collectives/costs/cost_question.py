@@ -46,12 +46,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
     are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
     own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
-    own_bits per parameter. hidden: the method trains during an exchange. turns: fragments with separate rounds. stages: of
-    the manifest's pipeline, 0 without. assumed: values that were not given.
+    own_bits per parameter. frozen: parameters of the model that no peer trains or sends. hidden: the method trains
+    during an exchange. turns: fragments with separate rounds. stages: of the manifest's pipeline, 0 without. assumed:
+    values that were not given.
     """
 
     name: str
     parameters: int
+    frozen: int = 0
     layers: int
     width: int
     tokens: int
@@ -107,6 +109,7 @@ def question_of(
     *,
     name: str,
     parameters: int,
+    frozen: int = 0,
     layers: int,
     width: int,
     tokens: int,
@@ -128,6 +131,7 @@ def question_of(
     return Question(
         name=name,
         parameters=parameters,
+        frozen=frozen,
         layers=layers,
         width=width,
         tokens=tokens,

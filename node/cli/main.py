@@ -32,8 +32,12 @@ EXIT_CODES = """\b
 Exit codes: 0 done or left in order, 1 the run failed, 2 usage or configuration,
 3 could not start here (port, key, device, disk), 4 no swarm reachable,
 5 manifest or protocol mismatch, 6 nothing to recover,
+141 the reader of the output has closed the pipe,
 130 and 143 stopped at once: by a second signal, or by the first while nothing
 trains in this process (loading, start --local, doctor, sim, export, ...)."""
+
+CLOSED_PIPE = 128 + 13
+"""Exit code of a command whose reader has closed the pipe: a shell reports it after SIGPIPE."""
 
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
@@ -140,7 +144,25 @@ def _package(entry: EntryPoint) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; `arguments` default to those of the process. Return the exit code."""
+    """Run one command; `arguments` default to those of the process. Return the exit code.
+
+    A command whose reader (head, less) closes the pipe ends without a message.
+    """
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        return CLOSED_PIPE
+    except SystemExit as end:
+        # The library of the commands makes exit code 1 of a closed pipe.
+        if isinstance(end.__context__, BrokenPipeError):
+            return CLOSED_PIPE
+        raise
+    finally:
+        discard_unwritable()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run one command. Return the exit code; raise BrokenPipeError or SystemExit for a closed pipe."""
     session, termination = CliSession(), Termination()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -159,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return termination.code
     except BrokenPipeError:
-        return 0  # the reader (head, less) has closed the pipe
+        raise
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:
             return _internal(error, session)
@@ -176,8 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tell(describe(), f"see `{place} --help`")
             return 2
         return _internal(error, session)
-    finally:
-        discard_unwritable()
 
 
 def _internal(error: Exception, session: CliSession) -> int:

@@ -116,7 +116,7 @@ def init(
             lambda text: _one_of(text, ADMISSION),
         ),
     )
-    text, parameters = manifest_of(answers, file.parent)
+    text = manifest_of(answers, file.parent)
     from thinwire.swarm.manifest.parser import parse
 
     parse(text, str(file))
@@ -128,7 +128,7 @@ def init(
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}", "name another file") from None
     print(f"wrote {file}")
-    print(f"what it would cost:  thinwire plan {file} --link {answers.link} --step SECONDS{parameters}")
+    print(f"what it would cost:  thinwire plan {file} --link {answers.link} --step SECONDS")
     print(f"begin:               thinwire start {file}")
     if lines := node_lines(answers):
         print(f"settings of this machine, for {config.directories.node_file}:", *lines, sep="\n    ")
@@ -188,23 +188,22 @@ def _readable(text: str) -> str:
     return text
 
 
-def manifest_of(answers: Answers, folder: Path) -> tuple[str, str]:
-    """Return the text of the manifest, and the flags that `thinwire plan` needs besides it.
+def manifest_of(answers: Answers, folder: Path) -> str:
+    """Return the text of the manifest.
 
     folder: directory of the manifest. Raises InputError for a config.json that cannot be used.
     """
     link = LINKS[answers.link]
     if answers.model in SIZES:
-        size, flags = SIZES[answers.model], ""
+        size = SIZES[answers.model]
         model, tokenizer = _built_in(answers.model, size), '"bytes"       # or a tokenizer.json beside this file'
         lr, batch = size.lr, size.batch
     else:
-        (model, tokenizer, flags), lr, batch = _of_transformers(answers.model, folder), 3e-4, 4
+        (model, tokenizer), lr, batch = _of_transformers(answers.model, folder), 3e-4, 4
     trial = "trial_rounds = 8     # scored contributions of a newcomer before its contributions count\n"
     if link.method != "diloco":
         trial = "trial_rounds = 0     # this method has no trials: a newcomer counts at once, and can do harm\n"
-    return (
-        f"""\
+    return f"""\
 # Manifest of a run: all its peers have this file's content, and its hash is the run id. Each change makes another run.
 # Keys that are not here have defaults; docs/reference/run-toml.md has all keys.
 
@@ -235,9 +234,7 @@ codec = "{link.codec}"
 
 [admission]
 mode = "{answers.admission}"     # {ADMISSION[answers.admission]}
-{trial if answers.admission == "open" else ""}""",
-        flags,
-    )
+{trial if answers.admission == "open" else ""}"""
 
 
 def _built_in(name: str, size: Size) -> str:
@@ -246,8 +243,8 @@ def _built_in(name: str, size: Size) -> str:
     return f"[model]\n# {name}, {size.needs}.\n{sizes}{context}"
 
 
-def _of_transformers(model: str, folder: Path) -> tuple[str, str, str]:
-    """Return the table [model], the lines about the tokenizer, and the flags of `thinwire plan`."""
+def _of_transformers(model: str, folder: Path) -> tuple[str, str]:
+    """Return the table [model], and the lines about the tokenizer. Raises InputError."""
     from blake3 import blake3
 
     name = model.removeprefix("hf:")
@@ -255,8 +252,7 @@ def _of_transformers(model: str, folder: Path) -> tuple[str, str, str]:
     content = (place / "config.json").read_bytes()
     try:
         config = json.loads(content)
-        layers, width = _first(config, "num_hidden_layers", "n_layer"), _first(config, "hidden_size", "n_embd")
-        vocab, longest = _first(config, "vocab_size"), _first(config, "max_position_embeddings", "n_positions")
+        longest = _first(config, "max_position_embeddings", "n_positions")
     except (ValueError, AttributeError) as error:
         raise InputError(
             f"{place / 'config.json'} cannot be used: {error}", "give the folder of a language model"
@@ -272,7 +268,7 @@ name = "{name}"
 config_hash = "{blake3(content).hexdigest()}"
 context = {min(512, longest)}        # tokens of a training sequence
 """
-    return table, tokenizer, f" --parameters {12 * layers * width**2 + vocab * width} --layers {layers} --width {width}"
+    return table, tokenizer
 
 
 def _first(values: dict[str, object], *names: str) -> int:

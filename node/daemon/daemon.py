@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,7 +62,7 @@ def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
     new = options.new or bool(options.weights)
     entry = founding(run.read_bytes(), config, run.name, new=new)
-    return _run(entry, options, here=run.parent, folder=config.directories.run(entry.run_id))
+    return _run(entry, options, here=run.parent)
 
 
 def join(invite: str | Invite, config: Config, options: Options) -> int:
@@ -70,18 +70,15 @@ def join(invite: str | Invite, config: Config, options: Options) -> int:
     return _run(arriving(invite, config, options.search), options, here=Path.cwd())
 
 
-def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory | None = None) -> int:
-    """Run a daemon; return the exit code.
-
-    folder: that of a founder's run, which does not remain if the run cannot begin.
-    """
+def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
+    """Run a daemon; return the exit code."""
     warning, directories = check_open_files(extend=True), entry.config.directories
     style = log_style(options.log)
     live = LiveLine() if style == "rich" else None
     daemon = Daemon(entry, options, here=here, warning=warning, live=live)
     set_up_logging(style, directories.log, debug=options.debug, live=live)
     try:
-        with hold(directories.lock), removed_if_never_begun(folder) if folder else nullcontext():
+        with hold(directories.lock), removed_if_never_begun(directories.run(entry.run_id)):
             if sys.platform == "win32":
                 return asyncio.run(daemon.run())
             import uvloop
@@ -96,7 +93,8 @@ def _run(entry: RunEntry, options: Options, *, here: Path, folder: RunDirectory 
 def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
     """Remove the folder of a run that the block makes before it raises a HintedError.
 
-    One with votes or checkpoints stays. Otherwise `thinwire runs` and other commands would show a run that has never begun.
+    One with votes or checkpoints stays. Otherwise `thinwire runs` and other commands would show a run that has never begun,
+    or that this peer never got into.
     """
     there = folder.path.exists()
     try:
@@ -223,7 +221,8 @@ class Daemon:
     def _show(self, status: Status) -> None:
         """Show the progress on a terminal."""
         if self._live_line is not None:
-            self._live_line.show(self._progress.text(status, self._options.rounds or status.rounds))
+            rounds = self._options.rounds or status.rounds
+            self._live_line.show(self._progress.text(status, rounds, self._live_line.width))
 
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:

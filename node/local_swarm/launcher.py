@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -13,11 +12,9 @@ from typing import ClassVar
 from thinwire.node.daemon.options import Options
 from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm.child_process import Child
-from thinwire.node.local_swarm.evaluation import conclude
 from thinwire.node.local_swarm.event_analysis import commits, usual_round
 from thinwire.node.local_swarm.forked_process import prepare
-from thinwire.node.local_swarm.live_view import Display, Snapshot, rows
-from thinwire.node.methods.kernel_compilation import compile_kernels
+from thinwire.node.local_swarm.live_view import Display, News, Snapshot, rows
 from thinwire.node.runtime import plotting
 from thinwire.node.runtime.console import log_style, set_up_logging
 from thinwire.node.runtime.load_settings import Config
@@ -29,6 +26,9 @@ from thinwire.swarm.manifest.parser import parse
 POLL_SECONDS = 0.2
 STALL_SECONDS = 180.0
 """Seconds without a new event after which a swarm has failed."""
+
+LOADING_SECONDS = 900.0
+"""The same while the first peer is not ready: it compiles kernels and tokenizes without events."""
 
 END_SECONDS = 30.0
 """Seconds that the peers have to say goodbye before they are killed."""
@@ -71,6 +71,8 @@ def start_local(run: Path, config: Config, options: Options) -> int:
             display.say(f"{error}; {error.hint}", warn=True)
         swarm.run(display)
         display.close()
+        from thinwire.node.local_swarm.evaluation import conclude  # It loads torch, for which no peer should wait.
+
         faults = conclude(swarm, style, display)
     finally:
         swarm.end()
@@ -117,6 +119,7 @@ class LocalSwarm:
         self.stopped = 0
         """The signal that asked us to stop."""
         self._kill_at: float | None = None
+        self._news = News(time.monotonic())
 
     # --- watching
 
@@ -131,8 +134,8 @@ class LocalSwarm:
             ) from None
         display.say(f"starting {self.count} peers; their files are in {self.directory}")
         prepare()
-        asyncio.run(compile_kernels(self.manifest, asyncio.to_thread))  # once for all peers
         self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._first]))
+        self._news = News(time.monotonic())
         moved, written = time.monotonic(), 0
         while any(child.code is None for child in self._children()):
             for child in self._children():
@@ -144,12 +147,13 @@ class LocalSwarm:
             events = sum(len(child.analysis.events) for child in self._children())
             if events != written:
                 moved, written = time.monotonic(), events
-            limit = END_SECONDS if self.stopped else STALL_SECONDS
+            limit = STALL_SECONDS if len(self.peers) >= self.count else LOADING_SECONDS
+            limit = END_SECONDS if self.stopped else limit
             if time.monotonic() > moved + limit:
                 if self.stopped:
                     return
                 raise LocalError(
-                    f"the swarm has made no progress for {STALL_SECONDS:.0f} s", f"the logs are in {self.directory}"
+                    f"the swarm has made no progress for {limit:.0f} s", f"the logs are in {self.directory}"
                 )
             time.sleep(POLL_SECONDS)
         for child in self._children():
@@ -209,12 +213,15 @@ class LocalSwarm:
     def _check(self) -> None:
         for child in self._children():
             if child.code and child.killed_at is None and not self.stopped:
-                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", f"see {child.log}")
+                where = "; ".join(filter(None, (child.advice(), f"see {child.log}")))
+                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", where)
 
     # --- acting
 
     def _act(self, display: Display) -> None:
         if len(self.peers) < self.count:
+            if said := self._news.of(self.peers[0].said(), time.monotonic()):
+                display.say(f"{self.peers[0].name}: {said}")  # The others start when it is ready.
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
                 for number in range(1, self.count):

@@ -80,6 +80,9 @@ def clock_text(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+NEWS_SECONDS = 2.0
+"""Seconds between two messages of a process that are shown."""
+
 _COLOURS = {"training": "green", "exchanging": "cyan", "killed": "bold red", "failed": "bold red", "done": "dim"}
 
 
@@ -149,6 +152,20 @@ class Display:
         """Leave the last table on the screen."""
         if self._live is not None:
             self._live.stop()
+
+
+class News:
+    """Choice of a process's messages that are shown: the newest one, every NEWS_SECONDS."""
+
+    def __init__(self, now: float) -> None:
+        self._shown, self._at = "", now
+
+    def of(self, newest: str, now: float) -> str:
+        """Return what is shown at `now` (seconds), "" for nothing. newest: the newest message so far."""
+        if newest == self._shown or now < self._at + NEWS_SECONDS:
+            return ""
+        self._shown, self._at = newest, now
+        return newest
 
 
 def rows(children: Sequence[Child]) -> list[Row]:

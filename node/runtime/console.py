@@ -194,6 +194,11 @@ class LiveLine:
         )
         self.able = self.console.is_terminal and not self.console.is_dumb_terminal
 
+    @property
+    def width(self) -> int:
+        """Most characters of a line: one in the last column would make some terminals wrap."""
+        return max(1, self.console.width - 1)
+
     def show(self, text: str) -> None:
         """Replace the line; text that does not fit is cut, so that nothing wraps."""
         from rich.text import Text
@@ -201,8 +206,7 @@ class LiveLine:
         if not self.able:
             return
         line = Text(plain(text))
-        # A character in the last column would make some terminals wrap.
-        line.truncate(max(1, self.console.width - 1), overflow="ellipsis")
+        line.truncate(self.width, overflow="ellipsis")
         try:
             if not self._live.is_started:
                 self._live.start()

@@ -30,6 +30,7 @@ from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, load_weights
 from thinwire.node.training.models.lora import with_adapter
+from thinwire.node.training.models.missing_hashes import with_all_hashes
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.models.user_model import checkpoint_activations, make_model, read_pretrained
@@ -236,7 +237,7 @@ def prepare(
     weights: files with the first parameters; none: random ones. model: the user's model that may be trained here, see
     make_model. compiled, checkpointing: settings compile and gradient_checkpointing. Raises CompileError, DataError,
     DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
-    be given through the Python interface.
+    be given through the Python interface. The error of a manifest without hashes names all that are missing.
     """
     if manifest.model.kind == "custom":
         raise ManifestError(
@@ -249,13 +250,10 @@ def prepare(
             "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
             "remove it: the base weights are those of the model that --model or the manifest names",
         )
-    made = build(manifest, tokenizer.vocab, model, here, threads)
+    made, layout = with_all_hashes(
+        manifest, tokenizer, lambda one: _first_model(one, tokenizer.vocab, model, here, threads, weights)
+    )
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
-    layout = layout_of(made)
-    if weights:
-        theta = _given(weights, manifest, made, layout)
-        check_weights(theta, manifest.model.weights, weights[0])
-        layout.write(made, theta)
     if checkpointing:
         checkpoint_activations(made)
     trainer = Trainer(made, inner_of(manifest), batches, device, products_of(manifest, device), clock=clock)
@@ -265,6 +263,19 @@ def prepare(
         trainer.compile()
         say(f"compiled the model in {clock() - began:.0f} s")
     return LocalLearner(trainer, layout, batches.split, tokenizer, manifest, place, work)
+
+
+def _first_model(
+    manifest: Manifest, vocab: int, named: str, here: Path, threads: int, weights: Sequence[Path]
+) -> tuple[nn.Module, Layout]:
+    """Return the model with its first parameters, and its layout."""
+    made = build(manifest, vocab, named, here, threads)
+    layout = layout_of(made)
+    if weights:
+        theta = _given(weights, manifest, made, layout)
+        check_weights(theta, manifest.model.weights, weights[0])
+        layout.write(made, theta)
+    return made, layout
 
 
 def batches_of(

@@ -156,6 +156,7 @@ def plan(
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
         speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory, site=site,
+        here=run.parent if run else Path(),
     )  # fmt: skip
     answer = planner.plan(asked)
     if came is not None:

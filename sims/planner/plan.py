@@ -112,7 +112,7 @@ def plan(question: Question) -> Plan:
     """Compute the plan. Raises PlanError."""
     if question.peers < 2:
         raise PlanError("one peer has no partner to exchange with", "give --peers 2 or more")
-    model = question.parameters * 4.0 * (2 + question.moments)
+    model = question.parameters * 4.0 * (2 + question.moments) + question.frozen * 4.0
     found = methods(question)
     rows = tuple(_row(question, method, model) for method in found)
     paired, own = question.paired, row_of(question, found)

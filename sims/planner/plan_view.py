@@ -75,8 +75,9 @@ def _facts(plan: Plan) -> Text:
     chunks = "" if asked.own_codec else f", {now.chunks} chunks"
     exchange = f"{seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data"
     computing = f"{seconds_text(now.computing)} computing"
+    frozen = f" beside {size_text(asked.frozen)} frozen ones" if asked.frozen else ""
     facts = [
-        ("model", f"{size_text(asked.parameters)} parameters, {asked.layers} layers of width {asked.width:,}"),
+        ("model", f"{size_text(asked.parameters)} parameters{frozen}, {asked.layers} layers of width {asked.width:,}"),
         ("peers", f"{_peers(asked)}, {asked.rtt * 1e3:g} ms round trip"),
         (
             "memory",

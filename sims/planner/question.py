@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from thinwire.collectives.costs.cost_question import PeerMachine, PlanError, Question, question_of
 from thinwire.compression.registry import SpecError
 from thinwire.sims.network.regions import ACCESS, MBIT
+from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 
@@ -41,12 +43,13 @@ def question(
     codec: str = "",
     memory: float | None = None,
     site: str = "",
+    here: Path = Path(),
 ) -> Question:
     """Build a question from flags and a manifest (its TOML and file name); a flag overrides the manifest.
 
     step: seconds; or speed: TFLOP/s. links: such as "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with their
-    own step in seconds). site: such as "4x50/10", four peers behind one line. rtt: ms. memory: GiB. Raises PlanError,
-    ManifestError.
+    own step in seconds). site: such as "4x50/10", four peers behind one line. rtt: ms. memory: GiB. here: directory of the
+    manifest, whose model is counted there. Raises PlanError, ManifestError.
     """
     if not all(math.isfinite(number) for number in (step or 0.0, speed or 0.0, rtt, memory or 0.0)):
         raise PlanError("a number of the question is not finite", "give it as digits")
@@ -54,11 +57,11 @@ def question(
     assumed: list[str] = []
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
-    size, deep, wide = _sizes(manifest, parameters, layers, width)
+    size, frozen, deep, wide = _sizes(manifest, here, parameters, layers, width)
     if not deep:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
     if not wide:
-        wide = max(1, round(math.sqrt(size / 12 / deep)))
+        wide = max(1, round(math.sqrt((size + frozen) / 12 / deep)))
         assumed.append(f"a width of {wide:,}, as of a transformer with {deep} layers and so many parameters")
     if not tokens and manifest is not None:
         tokens = inner.batch * inner.accumulate * model.context
@@ -69,8 +72,9 @@ def question(
             )
         if not tokens:
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
-        step = 6.0 * size * tokens / (speed * 1e12)
-        assumed.append(f"{step:.3g} s for an inner step: 6 flop per parameter and token at {speed:g} TFLOP/s")
+        step = (6.0 * size + 4.0 * frozen) * tokens / (speed * 1e12)
+        flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if frozen else "")
+        assumed.append(f"{step:.3g} s for an inner step: {flop} at {speed:g} TFLOP/s")
     if not every and manifest is None:
         assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
     try:
@@ -78,6 +82,7 @@ def question(
             settings,
             name=settings.run.name if manifest else "",
             parameters=size,
+            frozen=frozen,
             layers=deep,
             width=wide,
             tokens=tokens or 0,
@@ -103,25 +108,22 @@ def count(text: str) -> int:
 
 
 def _sizes(
-    manifest: Manifest | None, parameters: str, layers: int | None, width: int | None
-) -> tuple[int, int | None, int | None]:
-    """Return parameters, layers and width, as far as they are known."""
-    if manifest is None or manifest.model.kind != "transformer":
-        if not parameters:
-            what = f"of a model of kind {manifest.model.kind!r} " if manifest else ""
-            raise PlanError(
-                f"the size {what}is not known", GIVE_SIZE if manifest else f"{GIVE_SIZE}, or name a RUN.toml"
-            )
-        return count(parameters), layers, width
-    model = manifest.model
+    manifest: Manifest | None, here: Path, parameters: str, layers: int | None, width: int | None
+) -> tuple[int, int, int | None, int | None]:
+    """Return trained and frozen parameters, layers and width, as far as they are known."""
     if parameters:
-        return count(parameters), layers or model.layers, width or model.width
-    if manifest.data.tokenizer != "bytes":
-        raise PlanError(f"the vocabulary of {manifest.data.tokenizer} is not known here", "give --parameters")
-    hidden = 8 * math.ceil(model.mlp * model.width / 8)
-    layer = 4 * model.width**2 + 3 * model.width * hidden + 2 * model.width
-    deep = layers or model.layers
-    return deep * layer + model.width + (1 if model.tied else 2) * 256 * model.width, deep, width or model.width
+        if manifest is None or manifest.model.kind != "transformer":
+            return count(parameters), 0, layers, width
+        return count(parameters), 0, layers or manifest.model.layers, width or manifest.model.width
+    if manifest is None:
+        raise PlanError("the size is not known", f"{GIVE_SIZE}, or name a RUN.toml")
+    from thinwire.node.training.models.model_size import size_of
+
+    try:
+        size = size_of(manifest, here)
+    except HintedError as error:
+        raise PlanError(f"the size of the model is not known: {error}", f"{error.hint}; or {GIVE_SIZE}") from error
+    return size.parameters, size.frozen, layers or size.layers or None, width or size.width or None
 
 
 def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[PeerMachine, ...]:

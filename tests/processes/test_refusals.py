@@ -29,13 +29,17 @@ def founder(shared_machine):
 
 @pytest.fixture
 def refused(shared_machine, tmp_path):
-    """Run a command in a fresh home to its end; return exit code, error and hint. Fail on other output."""
+    """Run a command in a fresh home to its end; return exit code, error and hint.
+
+    Fail on other output, and if a run's folder remains.
+    """
 
     def run(*arguments):
         daemon = shared_machine.daemon(tmp_path.name)
         daemon.run(*arguments)
         code = daemon.exit()
         assert daemon.stdout == ""
+        assert not list(directories(daemon.home).runs.glob("*"))
         return code, *daemon.complaint()
 
     return run

@@ -20,6 +20,7 @@ from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import fragment_index, fragment_state
 from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors, parse
+from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.errors import HintedError
 
 KEY = "model.weights"
@@ -119,7 +120,7 @@ def missing_weights(named: str) -> WeightsError:
 def check_weights(theta: Floats, named: str, source: Path) -> None:
     """Check first parameters, from the file `source`, against the hash `named` in the manifest.
 
-    Raises WeightsError.
+    Raises MissingHashError, WeightsError.
     """
     check_digest(digest_of(theta), named, source)
 
@@ -127,15 +128,12 @@ def check_weights(theta: Floats, named: str, source: Path) -> None:
 def check_digest(found: str, named: str, source: Path | str) -> None:
     """Check the hash of the weights in `source` against the hash `named` in the manifest.
 
-    Raises WeightsError.
+    Raises MissingHashError, WeightsError.
     """
     if named == found:
         return
     if not named:
-        raise WeightsError(
-            f"the run's manifest does not name the weights of {source}",
-            f'add to its [model] table: weights = "{found}"',
-        )
+        raise MissingHashError("weights", found, source)
     raise WeightsError(
         f"{source} has other weights ({found[:8]}…) than the manifest names ({KEY} = {named[:8]}…)",
         "give the weights that the manifest names, or start another run by changing the key",

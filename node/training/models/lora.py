@@ -37,19 +37,24 @@ def with_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
     """Return the model that the setting `model` names, with the run's base weights and a new adapter.
 
     model: result of make_model. The base is frozen; the adapter's first values are drawn from run.seed, and change
-    nothing yet. Raises ModelError, and WeightsError for other base weights than the manifest names.
+    nothing yet. Raises ModelError, WeightsError for other base weights than the manifest names, and MissingHashError.
     """
+    source = named
+    if named.startswith(HF):
+        folder = config_file(named).parent
+        model, source = read_pretrained(folder, model), str(folder)
+    check_digest(base_digest(model), manifest.model.weights, source)
+    return add_adapter(manifest, model, named)
+
+
+def add_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
+    """Return the model with a new adapter, and all its other parameters frozen. Raises ModelError."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise ModelError(
             "the run trains an adapter, which needs the package peft", "pip install 'thinwire[lora]'"
         ) from None
-    source = named
-    if named.startswith(HF):
-        folder = config_file(named).parent
-        model, source = read_pretrained(folder, model), str(folder)
-    check_digest(base_digest(model), manifest.model.weights, source)
     wanted = manifest.lora
     targets = ALL_LINEAR if wanted.targets == (ALL_LINEAR,) else list(wanted.targets) or None
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

@@ -20,6 +20,7 @@ from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
 from thinwire.node.training.models.causal_model import logits_of
 from thinwire.node.training.models.initial_weights import WeightsError
+from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.validation import MODULE_FUNCTION
@@ -56,14 +57,11 @@ def check_named(manifest: Manifest, named: str) -> None:
 def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
     """Return the model that the setting `model` names, with first parameters drawn from run.seed.
 
-    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError.
+    vocab: token ids of the data. here: directory where modules are found that are not installed. Raises ModelError, and
+    MissingHashError for a manifest without model.config_hash.
     """
     check_named(manifest, named)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(manifest.run.seed)
-        model = (
-            _of_transformers(manifest, named) if named.startswith(HF) else _of_function(manifest, named, vocab, here)
-        )
+    model = new_model(manifest, named, vocab, here)
     _check(model, named, vocab, manifest.model.context)
     if shared := buffers_of(model, manifest.model.buffers).pieces:
         raise ModelError(
@@ -71,6 +69,13 @@ def make_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Mod
             'register them with persistent=False, set model.buffers = "local", or train with thinwire.join',
         )
     return model
+
+
+def new_model(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
+    """Return the model like make_model, but do not call it. Raises ModelError."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(manifest.run.seed)
+        return _of_transformers(manifest, named) if named.startswith(HF) else _of_function(manifest, named, vocab, here)
 
 
 def _of_function(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.Module:
@@ -133,20 +138,26 @@ def _of_transformers(manifest: Manifest, named: str) -> nn.Module:
     return model
 
 
-def _config(manifest: Manifest, named: str) -> Any:
-    """Return the library's configuration object. Raises ModelError."""
+def config_content(named: str) -> bytes:
+    """Return the content of config.json of "hf:…". Raises ModelError."""
     file = config_file(named)
     try:
-        content = file.read_bytes()
-        values = json.loads(content)
-        kind = values.pop("model_type")
+        return file.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "give a folder with config.json") from None
+
+
+def _config(manifest: Manifest, named: str) -> Any:
+    """Return the library's configuration object. Raises ModelError."""
+    file, content = config_file(named), config_content(named)
+    try:
+        values = json.loads(content)
+        kind = values.pop("model_type")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ModelError(f"{file} is no configuration of a model", "it must be JSON with the key model_type") from None
     found, wanted = blake3.blake3(content).hexdigest(), manifest.model.config_hash
     if not wanted:
-        raise ModelError("the run's manifest has no model.config_hash", f'add to [model]: config_hash = "{found}"')
+        raise MissingHashError("config_hash", found, file)
     if found != wanted:
         raise ModelError(
             f"{file} is not the configuration of run {manifest.run.name} (its hash is {found[:8]}…, not {wanted[:8]}…)",

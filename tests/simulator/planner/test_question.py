@@ -1,7 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
+from thinwire.sims.planner.plan import plan
 from thinwire.sims.planner.question import PeerMachine, PlanError, count, question
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
@@ -17,6 +20,49 @@ def test_question_takes_model_size_from_manifest(tied):
     model = Transformer(ModelConfig(256, 3, 64, 2, 128, 3.1, tied))
     assert asked.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (asked.layers, asked.width) == (3, 64)
+
+
+CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+CODE = """
+import torch
+def make(vocab, context):
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+    return torch.nn.ModuleDict({"a": torch.nn.Embedding(vocab, 8), "b": layers})
+def data_dependent(vocab, context):
+    return torch.nn.Embedding(int(torch.ones(3).sum()), 8)
+"""
+
+
+def gpt2(folder: Path) -> int:
+    """Write config.json into a folder; return the parameters of the model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG)).parameters())
+
+
+def test_question_counts_model_of_transformers_and_its_adapter(tmp_path):
+    total, model = gpt2(tmp_path), b'[model]\nkind = "hf"\nname = "tiny"\ncontext = 16\n'
+    asked = question(model, "run.toml", step=1.0, here=tmp_path)
+    assert (asked.parameters, asked.frozen, asked.layers, asked.width) == (total, 0, 3, 32)
+    lora = question(model + b"[lora]\nrank = 2\n", "run.toml", speed=1e-6, here=tmp_path)
+    # peft adapts c_attn, 32 -> 96, of each layer.
+    assert (lora.parameters, lora.frozen, lora.layers) == (3 * 2 * (32 + 96), total, 3)
+    tokens = parse(model).inner.batch * parse(model).inner.accumulate * 16
+    assert lora.machines[0].step == (6 * lora.parameters + 4 * total) * tokens / 1e6
+    assert plan(lora).memory.model == 16 * lora.parameters + 4 * total
+
+
+def test_question_counts_model_of_a_function_or_names_the_flag(tmp_path, monkeypatch):
+    (tmp_path / "counted_model.py").write_text(CODE)
+    model = '[model]\nkind = "module"\nname = "counted_model:{}"\n'
+    asked = question(model.format("make").encode(), "run.toml", step=1.0, here=tmp_path)
+    assert (asked.parameters, asked.layers) == (256 * 8 + 5 * 72, 5) and "width" in asked.assumed[0]
+    with pytest.raises(PlanError, match="meta") as caught:
+        question(model.format("data_dependent").encode(), "run.toml", step=1.0, here=tmp_path)
+    assert "--parameters" in caught.value.hint
 
 
 def test_question_takes_method_and_codec_from_manifest():

@@ -569,3 +569,18 @@ def test_output_to_a_closed_terminal_does_not_change_the_exit_code():
     os.close(controller)
     process.communicate("\n", timeout=60)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("words", ["logs", "nonsense"])
+def test_command_whose_reader_closes_the_pipe_ends_quietly_like_unix_tools(home, words):
+    directories(home).log.parent.mkdir(parents=True)
+    directories(home).log.write_text("a line\n" * 50)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    closed, other = ("stdout", "stderr") if words == "logs" else ("stderr", "stdout")
+    ended = subprocess.run(
+        [sys.executable, "-m", "thinwire", words, *(["--home", str(home)] if words == "logs" else [])],
+        **{closed: theirs, other: subprocess.PIPE},
+    )
+    os.close(theirs)
+    assert ended.returncode == 141 and not ended.stdout and not ended.stderr

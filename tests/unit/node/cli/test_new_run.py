@@ -59,7 +59,7 @@ def test_init_writes_the_model_of_each_size_and_data_for_the_machine(tmp_path, c
 def test_init_takes_a_folder_of_transformers_with_its_tokenizer(tmp_path, capsys):
     folder = tmp_path / "tiny"
     folder.mkdir()
-    shape = {"n_embd": 32, "n_layer": 2, "vocab_size": 300, "n_positions": 64}
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300, "n_positions": 64}
     content = json.dumps({"model_type": "gpt2", **shape}).encode()
     (folder / "config.json").write_bytes(content)
     (folder / "tokenizer.json").write_bytes(b"{}")

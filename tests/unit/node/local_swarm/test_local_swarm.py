@@ -20,7 +20,7 @@ from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.evaluation import write_on
 from thinwire.node.local_swarm.event_analysis import EventAnalysis, Proof, Recovery
 from thinwire.node.local_swarm.launcher import LocalSwarm, PlaceError, UsageError
-from thinwire.node.local_swarm.live_view import Display, Row, Snapshot, clock_text, line, row, table
+from thinwire.node.local_swarm.live_view import Display, News, Row, Snapshot, clock_text, line, row, table
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
 from thinwire.node.runtime import plotting
 from thinwire.node.runtime.load_settings import load
@@ -309,6 +309,23 @@ def test_first_signal_is_forwarded_and_second_ends_all(tmp_path):
     assert caught.value.code == 130 and told[2:] == [("peer", True), ("alone", True)]
 
 
+def test_launcher_starts_peers_without_loading_torch():
+    """The server of forked processes loads it: doing so twice would delay the first round by seconds."""
+    program = (
+        "import sys, thinwire.node.local_swarm.launcher; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_news_are_the_newest_message_now_and_then():
+    news = News(10.0)
+    told = [
+        news.of(said, now)
+        for said, now in (("a", 11.0), ("a", 12.0), ("a", 15.0), ("b", 15.5), ("c", 15.9), ("c", 17.6))
+    ]
+    assert told == ["", "a", "", "b", "", "c"]
+
+
 def test_child_ends_when_parent_closes_the_pipe():
     code = "from thinwire.node.runtime.parent_watch import watch\n"
     code += "import time; watch(0); print('up', flush=True); time.sleep(600)"
@@ -329,6 +346,7 @@ def test_failing_child_is_quoted(tmp_path, monkeypatch):
     )
     assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
     assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()
+    assert child.advice() and child.advice() in (child.home / "stderr").read_text()
     child.poll()
     assert child.analysis.events == [] and child.printed() == ""
 

@@ -11,6 +11,7 @@ from thinwire.node.state.checkpoint_manifest import CheckpointContents, Hasher, 
 from thinwire.node.state.checkpoint_store import MANIFEST
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, digest_of, load_weights
+from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.identity import Identity
 from torch import nn
 
@@ -121,7 +122,7 @@ def test_missing_file_empty_folder_and_pickle_are_refused(tmp_path):
 def test_weights_must_have_the_hash_of_the_manifest(tmp_path):
     theta = load_weights([saved(tmp_path)], LAYOUT)
     check_weights(theta, digest_of(theta), tmp_path)
-    with pytest.raises(WeightsError) as missing:
+    with pytest.raises(MissingHashError) as missing:
         check_weights(theta, "", tmp_path)
     assert f'weights = "{digest_of(theta)}"' in missing.value.hint
     with pytest.raises(WeightsError, match="other weights"):

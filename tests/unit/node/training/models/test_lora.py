@@ -15,8 +15,10 @@ from thinwire.node.training.export import export
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
 from thinwire.node.training.models.lora import base_digest, in_peft
+from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 from thinwire.node.training.models.user_model import ModelError
 from thinwire.node.training.stored_model import StoredModel
+from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 from torch import nn
@@ -105,9 +107,15 @@ def test_peer_with_another_base_is_refused_and_the_missing_hash_is_named(tmp_pat
     saved(tmp_path / "other", 2)
     with pytest.raises(WeightsError, match=rf"other has other weights .* than the manifest names .*{weights[:8]}"):
         learner(tmp_path, tmp_path / "other", weights=weights)
-    with pytest.raises(WeightsError, match="does not name the weights") as unnamed:
+    with pytest.raises(HintedError, match="no hash of .*base") as unnamed:
         learner(tmp_path, tmp_path / "base", weights="")
     assert weights in unnamed.value.hint
+    without = parse(toml("").replace("config_hash", "# config_hash") + '\n[data]\ntokenizer = "t.json"\n')
+    (tmp_path / "t.json").write_bytes(byte_tokenizer_file())
+    with pytest.raises(HintedError) as all_missing:
+        prepared(tmp_path, manifest_of=without, named=f"hf:{tmp_path / 'base'}")
+    hint, tokenizer = all_missing.value.hint, blake3.blake3(byte_tokenizer_file()).hexdigest()
+    assert f'weights = "{weights}"' in hint and parse(toml("")).model.config_hash in hint and tokenizer in hint
     (tmp_path / "base" / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="safetensors"):
         learner(tmp_path, tmp_path / "base", weights=weights)
@@ -149,7 +157,7 @@ def test_adapter_beside_the_model_of_a_function(tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(CODE)
     (tmp_path / "text.txt").write_text("a few words of text " * 300)
     text = f'[model]\nkind = "module"\nname = "{name}:make"\ncontext = 16\nweights = "{{}}"\n[lora]\nrank = 2\ntargets = ["1"]'
-    with pytest.raises(WeightsError) as unnamed:
+    with pytest.raises(HintedError) as unnamed:
         prepared(tmp_path, manifest_of=parse(text.format("")), named=f"{name}:make")
     weights = unnamed.value.hint.split('"')[1]
     made = prepared(tmp_path, manifest_of=parse(text.format(weights)), named=f"{name}:make")

@@ -12,7 +12,9 @@ from thinwire.node.cli import main
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.local_learner import prepare
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
+from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.node.training.models.user_model import ModelError, make_model
+from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
@@ -62,7 +64,7 @@ def folder(path: Path, **changes: object) -> Path:
 
 def hash_of(path: Path) -> str:
     """Return the hash that the error without one gives."""
-    with pytest.raises(ModelError, match="no model.config_hash") as missing:
+    with pytest.raises(MissingHashError, match="no hash of .*config.json") as missing:
         make_model(parse('[model]\nkind = "hf"\nname = "x"\n'), f"hf:{path}", 256, path)
     return missing.value.hint.split('"')[1]
 
@@ -179,9 +181,9 @@ def test_first_weights_from_a_folder_of_transformers_are_checked_by_hash_and_nev
             here=tmp_path, clock=lambda: 0.0, weights=[weights] if weights else [], model=f"hf:{path}",
         )  # fmt: skip
 
-    with pytest.raises(WeightsError, match="does not name the weights") as unnamed:
+    with pytest.raises(HintedError, match="no hash of .*given") as unnamed:
         prepared(tmp_path / "given")
-    learner = prepared(tmp_path / "given", unnamed.value.hint.partition("table: ")[2] + "\n")
+    learner = prepared(tmp_path / "given", unnamed.value.hint.partition("[model]: ")[2] + "\n")
     assert digest_of(learner.parameters()) == digest_of(theta)  # type: ignore[attr-defined]
     (tmp_path / "given" / "model.safetensors").unlink()
     torch.save(given.state_dict(), tmp_path / "given" / "pytorch_model.bin")
@@ -189,8 +191,12 @@ def test_first_weights_from_a_folder_of_transformers_are_checked_by_hash_and_nev
         prepared(tmp_path / "given")
 
 
-def test_plan_of_a_model_of_the_user_needs_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_counts_a_model_of_the_user_or_names_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run.toml"
-    run.write_text('[model]\nkind = "module"\nname = "mymodel:make"\n')
-    assert main.main(["plan", str(run), "--peers", "4"]) == 2
-    assert "the size of a model of kind 'module' is not known" in capsys.readouterr().err
+    run.write_text('[model]\nkind = "module"\nname = "planned_model:make"\n')
+    assert main.main(["plan", str(run), "--step", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "the size of the model is not known" in said and "--parameters" in said
+    (tmp_path / "planned_model.py").write_text(CODE)
+    assert main.main(["plan", str(run), "--step", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["question"]["parameters"] == 256 * 8 + 8 * 256 + 256
