@@ -131,7 +131,7 @@ class Butterfly(DataPlane):
         """Raise CodecError for a result that no honest owner makes of the announced contributions."""
         size = self.grid.size(index)
         norm, limit = math.sqrt(self.codec.check(chunk, size)), self._limit(index)
-        if norm > limit * self.codec.growth + SMALLEST * size**0.5:
+        if limit < math.inf and norm > limit * self.codec.growth + SMALLEST * size**0.5:
             detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
             self.refused[self.owners[index]] = detail
             raise CodecError(detail, "bound")
