@@ -18,7 +18,7 @@ from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import Directories, RunDirectory
-from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.disk import RealDisk, present
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
@@ -102,7 +102,7 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
     here = local_runs(config.directories)
     if not as_json:
         _show_local(here)
-    asked = lan or bool(config.bootstrap) or config.directories.dht_nodes.exists()
+    asked = lan or bool(config.bootstrap) or present(config.directories.dht_nodes)
     found: tuple[ListedRun, ...] = ()
     wall = 0.0
     if not asked:

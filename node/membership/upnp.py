@@ -66,7 +66,10 @@ class Upnp:
 
 
 def outside_host(output: bytes) -> str:
-    """Return the outside host in the answer of the process. Raises MappingFailed, with a reason in printable letters."""
+    """Return the outside host in the answer of the process.
+
+    Raises MappingFailed, with the reason in printable letters.
+    """
     try:
         answer = json.loads(output)
         host, failure = str(answer.get("address", "")), str(answer.get("error", ""))

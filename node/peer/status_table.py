@@ -21,7 +21,7 @@ def show(status: Status, wall: float) -> None:
 
 
 def show_peers(status: Status) -> None:
-    """Print the peers to stdout: state, and in full why it is what it is (ban, score of a trial, suspicion)."""
+    """Print the peers to stdout, each with its state and all reasons: ban, score, suspicion."""
     if not status.peers:
         print("no other peers")
         return
@@ -98,7 +98,7 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
 
 
 def reasons(peers: tuple[PeerStatus, ...]) -> Table:
-    """Return a table with state and reasons of each peer; a long reason takes several lines and is never cut."""
+    """Return a table with state and reasons of each peer; a long reason takes several lines."""
     result = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("peer", "name", "state"):
         result.add_column(column, no_wrap=True)
@@ -111,7 +111,7 @@ def reasons(peers: tuple[PeerStatus, ...]) -> Table:
 
 
 def _why(peer: PeerStatus) -> tuple[str, str, str]:
-    """Return ban, score or absence from the last round; diagnosis; obstacle. Each is empty if there is none."""
+    """Return ban, score or absence from the last round; diagnosis; obstacle; "" for none."""
     return peer.reason, peer.sick, peer.obstacle
 
 

@@ -166,7 +166,7 @@ def _level(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _rare(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return an update of the same length with the eighth of the coordinates that the honest one changes least."""
+    """Return as long an update, of the eighth of the values that the honest one changes least."""
     made = np.zeros_like(values)
     at = np.argsort(np.abs(values))[: max(1, values.size // 8)]
     made[at] = -np.sqrt(np.sum(np.square(values, dtype=np.float64)) / at.size)
@@ -174,9 +174,9 @@ def _rare(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _alie(process: Process) -> None:
-    """A Little Is Enough (Baruch et al., arXiv 1902.06156): each value within the spread of the honest ones, to one side.
+    """Announce values at one side of the spread of the honest ones.
 
-    The liar knows the updates of all peers. Not for models in fragments.
+    A Little Is Enough (Baruch et al., arXiv 1902.06156). The liar knows the updates of all peers. Not for models in fragments.
     """
     machines = process.machine.world.machines
 
@@ -188,7 +188,8 @@ def _alie(process: Process) -> None:
             if len(theirs) < 2:
                 return values
             rows = session.replica.theta[start:stop] - np.stack(theirs)
-            return (rows.mean(0) - ALIE_DEVIATIONS * rows.std(0)).astype(np.float32)
+            made: Floats = (rows.mean(0) - ALIE_DEVIATIONS * rows.std(0)).astype(np.float32)
+            return made
 
         _change_parts(session, change)
 

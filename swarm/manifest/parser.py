@@ -20,7 +20,7 @@ MAX_TOML = 32_768
 """Largest manifest in bytes: a Welcome carries no more."""
 
 MAX_DOTS = 256
-"""Most dots in a line of a manifest: tomllib's time grows with the square of the parts of a dotted key."""
+"""Most dots in a line of a manifest: tomllib takes time in the square of the parts of a key."""
 
 MUON: Mapping[str, object] = {"lr": 0.02}
 """Defaults of [inner] with the optimizer "muon": the values of MuLoCo's paper."""

@@ -85,7 +85,7 @@ class _Transport:
 
 
 def _stream() -> Target:
-    """The first byte says whether the opening has a valid proof, and records are sealed; then number, lengths, content.
+    """Bits of the first byte: valid proof in the opening, sealed records, small pieces; then number, lengths, content.
 
     A sealed record arrives as it was; bytes that were not sealed end the stream.
     """
@@ -157,11 +157,10 @@ def _pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
-class _Gateway:
-    """Gateway that answers each question with the next part of an input: a length of one byte, and the packet."""
+class _Fed:
+    """Protocol of a gateway whose answers are the parts of an input: a length of one byte, and the packet."""
 
-    def __init__(self) -> None:
-        self.packets = iter(())  # type: Iterator[bytes]
+    packets: Iterator[bytes] = iter(())
 
     def feed(self, data: bytes) -> None:
         def packets() -> Iterator[bytes]:
@@ -172,7 +171,7 @@ class _Gateway:
 
         self.packets = packets()
 
-    async def ask(self, request: Callable[[str], bytes], judge: Callable[[bytes], str | None]) -> bytes:
+    async def _ask(self, request: Callable[[str], bytes], judge: Callable[[bytes], str | None]) -> bytes:
         assert len(request("192.0.2.2")) <= pcp.SIZE
         for packet in self.packets:
             fault = judge(packet)
@@ -184,11 +183,19 @@ class _Gateway:
         raise MappingFailed("no answer")
 
 
-def _mapped(router: Any, gateway: _Gateway, seeds: list[bytes]) -> Target:
-    router._ask = gateway.ask
+class _FedPcp(_Fed, pcp.Pcp):
+    def __init__(self) -> None:
+        super().__init__("192.0.2.1")
+        self._nonce = bytes(pcp.NONCE_BYTES)
 
+
+class _FedNatPmp(_Fed, nat_pmp.NatPmp):
+    pass
+
+
+def _mapped(router: Any, seeds: list[bytes]) -> Target:
     def take(data: bytes) -> None:
-        gateway.feed(data)
+        router.feed(data)
         _run(_outside(router))
 
     return router.name, take, seeds
@@ -217,19 +224,17 @@ def _packets(*packets: bytes) -> bytes:
 
 
 def _pcp() -> Target:
-    router = pcp.Pcp("192.0.2.1")
-    router._nonce = bytes(pcp.NONCE_BYTES)
-    about = router._nonce + struct.pack(">BxxxHH", pcp.TCP, PORT, PORT)
+    about = bytes(pcp.NONCE_BYTES) + struct.pack(">BxxxHH", pcp.TCP, PORT, PORT)
     head = struct.pack(">BBxBI", pcp.VERSION, 128 + pcp.MAP, 0, LEASE) + bytes(16)
     made = head + about + bytes(10) + b"\xff\xff" + bytes((9, 9, 9, 9))
-    return _mapped(router, _Gateway(), [_packets(made), _packets(made[:3] + b"\1" + made[4:24]), _packets(bytes(8))])
+    return _mapped(_FedPcp(), [_packets(made), _packets(made[:3] + b"\1" + made[4:24]), _packets(bytes(8))])
 
 
 def _nat_pmp() -> Target:
     outside = struct.pack(">BBHI", 0, 128, 0, 1) + bytes((9, 9, 9, 9))
     made = struct.pack(">BBHIHHI", 0, 130, 0, 1, PORT, PORT, LEASE)
     refused = struct.pack(">BBHI", 0, 128, 3, 1)
-    return _mapped(nat_pmp.NatPmp("192.0.2.1"), _Gateway(), [_packets(outside, made), _packets(refused)])
+    return _mapped(_FedNatPmp("192.0.2.1"), [_packets(outside, made), _packets(refused)])
 
 
 def _upnp() -> Target:
@@ -259,45 +264,54 @@ def _lan() -> Target:
 
     def take(data: bytes) -> None:
         strings = ServiceInfo(SERVICE, "a." + SERVICE, properties=data).properties
-        wire = lan_source._card(strings)  # type: ignore[arg-type]
+        wire = lan_source.card_in(strings)  # type: ignore[arg-type]
         try:
             found = RunCard.parse(wire, now=NOW)
         except RecordError as error:
             raise CodecError(str(error)) from None
         public_runs.listing([found])
 
-    made = lan_source._strings(card().wire)
+    made = lan_source.txt_strings(card().wire)
     parts = [key.encode() + b"=" + value for key, value in made.items()]
     return "LAN", take, [b"".join(bytes([len(part)]) + part for part in parts)]
+
+
+class _FedDht(dht_source.DhtSource):
+    """Source whose child writes `written`, and then ends."""
+
+    written = b""
+
+    async def _ask(self, request: dict[str, object]) -> Any:
+        pipe = asyncio.StreamReader()
+        pipe.feed_data(self.written)
+        pipe.feed_eof()
+        every = [answer async for answer in dht_source.answers(pipe)]
+        if not every:
+            raise DirectoryError("the child has ended", "")
+        return every[-1]
+
+    async def _keep(self) -> None:
+        pass
 
 
 def _dht() -> Target:
     """The input is what the child process of the DHT writes: lengths and JSON. The first byte is a shorter first length."""
     loop = asyncio.new_event_loop()
-    rng = random.Random(1)
-    source = dht_source.DhtSource(
-        ("none",), bootstrap=(), listen=(), known=Path("none"), disk=RealDisk(), rng=rng, now=lambda: 0.0
+    source = _FedDht(
+        ("none",),
+        bootstrap=(),
+        listen=(),
+        known=Path("none"),
+        disk=RealDisk(),
+        rng=random.Random(1),
+        now=lambda: 0.0,
     )
 
     async def take(data: bytes) -> None:
-        pipe, answer = asyncio.StreamReader(), loop.create_future()
-        source._waiting = {0: answer}
         first = b"" if not data or data[0] & 1 else len(data[1:]).to_bytes(4, "big")
-        pipe.feed_data(first + data[1:])
-        pipe.feed_eof()
-        await source._read(pipe)
+        source.written = first + data[1:]
         try:
-            received = await answer
-        except DirectoryError as error:
-            raise CodecError(str(error)) from None
-
-        async def ask(request: dict[str, object]) -> Any:
-            return received
-
-        source._ask = ask  # type: ignore[method-assign]
-        source._keep = _nothing  # type: ignore[method-assign]
-        try:
-            wires = await source._get("key")
+            wires = await source.cards()
         except DirectoryError as error:
             raise CodecError(str(error)) from None
         for wire in wires:
@@ -316,10 +330,6 @@ def _dht() -> Target:
         text(id=0, error="no", stored=True),
     ]
     return "DHT", lambda data: loop.run_until_complete(take(data)), seeds
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _plain_values() -> Target:
