@@ -78,6 +78,7 @@ bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.exchange.outerstep $(if $(TORCHFT),--torchft "$(TORCHFT)")
 	$(BIN)/python -m benchmarks.exchange.kill $(if $(TORCHFT),--torchft "$(TORCHFT)")
 	$(BIN)/python -m benchmarks.exchange.wan
+	$(BIN)/python -m benchmarks.exchange.relay
 	$(BIN)/python -m benchmarks.daemon.memory
 	$(BIN)/python -m benchmarks.daemon.idle
 	$(BIN)/python -m benchmarks.daemon.monitoring

@@ -38,19 +38,29 @@ class NoPageError(HintedError):
     exit_code: ClassVar[int] = 3
 
 
-def status(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
+def status(
+    context: typer.Context,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Show only the peers: state, score, and in full why (ban, trial, suspicion)."),
+    ] = False,
+    json: Json = False,
+    home: Home = None,
+    debug: Debug = False,
+) -> None:
     """Show the status of this machine's daemon."""
     status, alive = _daemon(settings(context, debug, {"home": home}))
     if json:
         import msgspec
 
-        sys.stdout.write(msgspec.json.encode({"running": alive, "status": status}).decode() + "\n")
+        shown = {"peers": status.peers if status else ()} if peers else {"status": status}
+        sys.stdout.write(msgspec.json.encode({"running": alive, **shown}).decode() + "\n")
     if status is None or not alive:
         raise _none_here(status)
     if not json:
-        from thinwire.node.peer.status_table import show
+        from thinwire.node.peer.status_table import show, show_peers
 
-        show(status, time.time())
+        show_peers(status) if peers else show(status, time.time())
 
 
 def top(

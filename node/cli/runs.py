@@ -18,12 +18,15 @@ from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import Directories, RunDirectory
-from thinwire.node.runtime.disk import RealDisk
+from thinwire.node.runtime.disk import RealDisk, present
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
 
 Result = TypeVar("Result")
+WAYS = "--lan looks on the local network; --bootstrap, or the key bootstrap of node.toml, names nodes of the public directory"
+"""Ways to ask a directory."""
+
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -93,24 +96,32 @@ def _saved_round(run: RunDirectory) -> int | None:
 def show(config: Config, *, lan: bool, as_json: bool) -> None:
     """Print the runs of this machine, then those of the directory.
 
-    Without the package of the public directory a warning takes the place of the latter. Raises DirectoryError, and NotInstalled
-    with `lan`.
+    Without any directory to ask, or without the package of the public one, a warning takes the place of the latter. Raises
+    DirectoryError, and NotInstalled with `lan`.
     """
     here = local_runs(config.directories)
     if not as_json:
         _show_local(here)
+    asked = lan or bool(config.bootstrap) or present(config.directories.dht_nodes)
+    found: tuple[ListedRun, ...] = ()
+    wall = 0.0
+    if not asked:
+        warn(f"no directory was asked for runs of others; {WAYS}")
     try:
-        found, wall = _listed(config, lan=lan)
+        if asked:
+            found, wall = _listed(config, lan=lan)
     except NotInstalled as error:
         if lan:
             raise
         warn(f"{error}; {error.hint}")
-        found, wall = (), 0.0
+        asked = False
     if as_json:
         answer = {"here": [asdict(run) for run in here], "directory": [_as_json(run) for run in found]}
         print(msgspec.json.encode(answer).decode())
     elif found:
         _show_listed(found, wall)
+    elif asked:
+        print("no runs in the directory")
 
 
 def _listed(config: Config, *, lan: bool) -> tuple[tuple[ListedRun, ...], float]:

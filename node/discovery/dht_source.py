@@ -14,7 +14,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +56,15 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+
+
+async def answers(pipe: asyncio.StreamReader) -> AsyncIterator[_Answer]:
+    """Yield the answers of a child, until it ends or breaks the protocol."""
+    try:
+        while (size := int.from_bytes(await pipe.readexactly(4), "big")) <= FRAME_BYTES:
+            yield _decode(await pipe.readexactly(size))
+    except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
 
 
 def run_key(run_id: bytes) -> str:
@@ -227,17 +236,10 @@ class DhtSource:
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:
         """Give each answer to the request that waits for it, until the child ends or breaks the protocol."""
-        try:
-            while True:
-                size = int.from_bytes(await pipe.readexactly(4), "big")
-                if size > FRAME_BYTES:
-                    break
-                answer = _decode(await pipe.readexactly(size))
-                waiting = self._waiting.get(answer.id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
-        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass
+        async for answer in answers(pipe):
+            waiting = self._waiting.get(answer.id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(DirectoryError("the process of the DHT has ended", "it is started again"))

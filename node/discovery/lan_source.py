@@ -69,7 +69,7 @@ class LanSource:
             SERVICE,
             f"{card.record.peer_id.hex()[:24]}-{card.run_id.hex()[:24]}.{SERVICE}",
             port=split_address(card.record.addresses[0])[1] if card.record.addresses else 0,
-            properties=_strings(card.wire),
+            properties=txt_strings(card.wire),
             server=f"thinwire-{card.record.peer_id.hex()[:24]}.local.",
         )
         try:
@@ -106,7 +106,7 @@ class LanSource:
             await browser.async_cancel()
         infos = [AsyncServiceInfo(SERVICE, name) for name in names]
         await asyncio.gather(*(info.async_request(zeroconf.zeroconf, LOOK_SECONDS * 1000) for info in infos))
-        return [wire for info in infos if (wire := _card(info.properties))]
+        return [wire for info in infos if (wire := card_in(info.properties))]
 
     async def close(self) -> None:
         """Withdraw the service."""
@@ -116,12 +116,12 @@ class LanSource:
             self._zeroconf = self._published = None
 
 
-def _strings(wire: bytes) -> dict[str, bytes]:
+def txt_strings(wire: bytes) -> dict[str, bytes]:
     """Divide a card among strings of a TXT record."""
     return {f"c{start // _PART}": wire[start : start + _PART] for start in range(0, len(wire), _PART)}
 
 
-def _card(strings: dict[bytes, bytes | None]) -> bytes:
+def card_in(strings: dict[bytes, bytes | None]) -> bytes:
     """Join the parts of a card; empty if a part is missing."""
     parts: list[bytes] = []
     while sum(map(len, parts)) <= CARD_BYTES and (part := strings.get(f"c{len(parts)}".encode())):

@@ -64,7 +64,7 @@ async def knock(
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
     `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait.
     """
-    began, reason = environment.now(), "no peer answered"
+    began, reason, full = environment.now(), "no peer answered", ""
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
     there, open_until = False, began + least
     while contacts or (environment.now() < open_until and not there):
@@ -82,6 +82,7 @@ async def knock(
                     return None
                 else:
                     reason = f"{contact.address}: {answer.detail or answer.code}"
+                    full = reason if answer.code == "full" else full
                     again = answer.code not in ADVICE and answer.code not in lasting
                     if answer.code in ADVICE:
                         text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
@@ -97,13 +98,17 @@ async def knock(
         if met():
             return None
     last = next(reversed(refusals.values()), None)
-    found = last or NoSwarm(
-        f"no peer of the swarm could be reached; {reason}",
-        "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
-    )
+    found = last or (NoSwarm(f"the swarm has no place for us now; {full}", FULL_HINT) if full else _unreached(reason))
     if not isinstance(found, ManifestMismatch):
         found.nobody = not contacts and not there
     return found
+
+
+def _unreached(reason: str) -> NoSwarm:
+    return NoSwarm(
+        f"no peer of the swarm could be reached; {reason}",
+        "check that a peer of the swarm runs and that its address can be dialled from here, or ask for a new invite",
+    )
 
 
 async def _answers(
@@ -125,6 +130,11 @@ async def _answers(
             task.cancel()
         await asyncio.gather(*dials, return_exceptions=True)
 
+
+FULL_HINT = (
+    "wait some minutes and try again, or send the output of `thinwire id` to the author of the run and ask for an invite "
+    "by `thinwire invite --for PEER-ID`: it needs no such place"
+)
 
 BANNED_HINT = (
     "the members of this run exclude this key for good. If it was used on two machines, or its run folder was restored from a "

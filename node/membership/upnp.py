@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from thinwire.node.membership import upnp_process
 from thinwire.node.membership.port_mapping import MappingFailed
+from thinwire.node.runtime.console import plain
 
 SECONDS = 30.0
 """Longest duration of a request, with the search for the router and 16 mappings."""
@@ -61,11 +62,19 @@ class Upnp:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        try:
-            answer = json.loads(output)
-            host, failure = str(answer.get("address", "")), str(answer.get("error", ""))
-        except (ValueError, AttributeError):
-            raise MappingFailed("the request failed without a reason") from None
-        if failure:
-            raise MappingFailed(" ".join(failure.split())[:200])
-        return host
+        return outside_host(output)
+
+
+def outside_host(output: bytes) -> str:
+    """Return the outside host in the answer of the process.
+
+    Raises MappingFailed, with the reason in printable letters.
+    """
+    try:
+        answer = json.loads(output)
+        host, failure = str(answer.get("address", "")), str(answer.get("error", ""))
+    except (ValueError, AttributeError, RecursionError):
+        raise MappingFailed("the request failed without a reason") from None
+    if failure:
+        raise MappingFailed(plain(" ".join(failure.split())[:200]))
+    return host

@@ -12,14 +12,25 @@ from thinwire.node.runtime.console import bytes_text, count_text, plain
 
 def show(status: Status, wall: float) -> None:
     """Print to stdout, at `wall` seconds since 1970; with a wide layout for pipes, so that nothing wraps."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
+    console = _console()
     console.print(summary(status, wall), highlight=False)
     if status.alarm:
         console.print(Text(f"alarm: {status.alarm}", style="bold red"))
     if status.peers:
         console.print(table(status.peers))
+
+
+def show_peers(status: Status) -> None:
+    """Print the peers to stdout, each with its state and all reasons: ban, score, suspicion."""
+    if not status.peers:
+        print("no other peers")
+        return
+    _console().print(reasons(status.peers))
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def summary(status: Status, wall: float) -> Text:
@@ -80,10 +91,28 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
             str(peer.round),
             loss,
             f"{peer.age:.0f} s",
-            " · ".join(filter(None, (peer.seat, _relayed(peer, peers), peer.reason, peer.sick, peer.obstacle))),
+            " · ".join(filter(None, (peer.seat, _relayed(peer, peers), *_why(peer)))),
         )
         result.add_row(*(Text(plain(cell)) for cell in cells))
     return result
+
+
+def reasons(peers: tuple[PeerStatus, ...]) -> Table:
+    """Return a table with state and reasons of each peer; a long reason takes several lines."""
+    result = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("peer", "name", "state"):
+        result.add_column(column, no_wrap=True)
+    result.add_column("why", overflow="fold")
+    for peer in peers:
+        silence = f"no message for {peer.age:.0f} s" if peer.state in ("suspect", "dead") and peer.age else ""
+        cells = peer.peer[:16], peer.name, peer.state, " · ".join(filter(None, (*_why(peer), silence))) or "-"
+        result.add_row(*(Text(plain(cell)) for cell in cells))
+    return result
+
+
+def _why(peer: PeerStatus) -> tuple[str, str, str]:
+    """Return ban, score or absence from the last round; diagnosis; obstacle; "" for none."""
+    return peer.reason, peer.sick, peer.obstacle
 
 
 def _relays(status: Status) -> str:

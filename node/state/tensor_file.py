@@ -97,13 +97,16 @@ def _header(data: bytes) -> dict[str, Any]:
         raise TensorFileError("not a safetensors file, or cut short")
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except TensorFileError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON or UTF-8, or an integer of over 4,300 digits
         raise TensorFileError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise TensorFileError("the header is not an object")
     header.pop("__metadata__", None)
     for name, entry in header.items():
-        if not isinstance(entry, dict) or entry.get("dtype") not in _WIDTH:
+        kind = entry.get("dtype") if isinstance(entry, dict) else None
+        if not isinstance(kind, str) or kind not in _WIDTH:
             raise TensorFileError(f"{name}: the element type is not one of {', '.join(_WIDTH)}")
     return header
 

@@ -140,9 +140,10 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
     weights, toml = all_weights(fragments), _toml(directory)
     stages = parse(toml, str(directory.manifest)).pipeline.stages if toml else 0
     if missing := [str(stage) for stage in range(stages) if stage not in fragments]:
+        named = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(missing[:-1])} and {missing[-1]}"
         raise NoModelError(
-            f"the checkpoint lacks {', '.join(missing)} of the model's {stages} stages",
-            "add the directories of daemons that hold them: --with DIRECTORY",
+            f"the model has {stages} stages (0 to {stages - 1}), and the checkpoint does not contain {named}",
+            "add the directories of daemons that hold the missing stages: --with DIRECTORY",
         )
     return StoredModel(weights, path, toml, directory, tuple(sorted({rounds[stage] for stage in fragments})))
 

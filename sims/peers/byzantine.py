@@ -28,6 +28,7 @@ from thinwire.node.methods.sparse.replica import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.sims.peers.agreement_lies import LIES_TOLD
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
+from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError
@@ -35,6 +36,10 @@ from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, Pe
 
 MIMIC_SECONDS, MIMIC_LOOKS = 2.0, 40
 """Seconds for which a mimic waits for the announcement that it repeats, and its looks in them."""
+
+
+ALIE_DEVIATIONS = 1.5
+"""Standard deviations by which the attack "alie" is away from the mean of the honest updates."""
 
 
 def corrupt(process: Process, kind: str) -> None:
@@ -82,6 +87,13 @@ def change_values(
     session: RoundSession | GossipSession, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
 ) -> None:
     """Change the values of an update, which is then encoded and announced honestly."""
+    _change_parts(session, lambda values, start: change(values))
+
+
+def _change_parts(
+    session: RoundSession | GossipSession, change: Callable[[NDArray[np.float32], int], NDArray[np.float32]]
+) -> None:
+    """As `change_values`; `change` also gets the number of the first element."""
     if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, RunCodec):
         return _whole(session, session.codec, change)
     index, announced = 0, (0, 0)
@@ -97,7 +109,7 @@ def change_values(
             chunks = runs(values.size, values.size, sparse.chunk)
             values[:] = 0.0
             sparse.decode(payload.data, chunks).scatter(values)
-            return np.frombuffer(sparse.encode(sparse.select(change(values), chunks)), np.uint8)
+            return np.frombuffer(sparse.encode(sparse.select(change(values, start), chunks)), np.uint8)
         if isinstance(session, GossipSession):
             # Change the update vector of the two; a single vector holds the parameters, not their change.
             codec = session.codec.fast
@@ -106,7 +118,7 @@ def change_values(
         else:
             codec = session.codec
         codec.decode(payload.data, values)
-        codec.encode(np.ascontiguousarray(change(values - base) + base, np.float32), payload)
+        codec.encode(np.ascontiguousarray(change(values - base, start) + base, np.float32), payload)
         return None
 
     _announce(session, turn)
@@ -115,7 +127,7 @@ def change_values(
 def _whole(
     session: RoundSession | GossipSession,
     codec: SparseCodec,
-    change: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    change: Callable[[NDArray[np.float32], int], NDArray[np.float32]],
 ) -> None:
     """Change a sparse payload, one vector of all parameters that travels in pieces."""
     average, sparse, chunks = session.average, cast(Sparse, codec.codec), codec.chunks
@@ -126,7 +138,7 @@ def _whole(
         if source:
             values = np.zeros(session.replica.theta.size, np.float32)
             sparse.decode(b"".join(source), chunks).scatter(values)
-            encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values), np.float32), chunks))
+            encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values, 0), np.float32), chunks))
             source = cut_up(encoded, session.grid)
         return await average(source, summary=None, **rest)
 
@@ -151,6 +163,44 @@ def _blow_up(payload: NDArray[np.uint8]) -> None:
 
 def _level(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.full_like(values, 10.0 * np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def _rare(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return as long an update, of the eighth of the values that the honest one changes least."""
+    made = np.zeros_like(values)
+    at = np.argsort(np.abs(values))[: max(1, values.size // 8)]
+    made[at] = -np.sqrt(np.sum(np.square(values, dtype=np.float64)) / at.size)
+    return made
+
+
+def _alie(process: Process) -> None:
+    """Announce values at one side of the spread of the honest ones.
+
+    A Little Is Enough (Baruch et al., arXiv 1902.06156). The liar knows the updates of all peers. Not for models in fragments.
+    """
+    machines = process.machine.world.machines
+
+    def begin(session: RoundSession | GossipSession) -> None:
+        def change(values: NDArray[np.float32], start: int) -> NDArray[np.float32]:
+            stop = start + values.size
+            running = [one.process for one in machines if not one.lie and one.process is not None and one.process.ready]
+            theirs = [one.learner.parameters()[start:stop] for one in running if one.learner is not None]
+            if len(theirs) < 2:
+                return values
+            rows = session.replica.theta[start:stop] - np.stack(theirs)
+            made: Floats = (rows.mean(0) - ALIE_DEVIATIONS * rows.std(0)).astype(np.float32)
+            return made
+
+        _change_parts(session, change)
+
+    each(begin)(process)
+
+
+def _false_labels(process: Process) -> None:
+    """Train on false labels from now on; the contributions are honest otherwise."""
+    if not isinstance(process.learner, StubLearner):
+        raise TypeError("only the stub model can be trained on false labels")
+    process.learner.false_labels = True
 
 
 def _repeat(session: RoundSession | GossipSession) -> None:
@@ -302,6 +352,9 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "constant": each(lambda session: change_values(session, _level)),
     "repeat": each(_repeat),
     "mimic": _mimic,
+    "alie": _alie,
+    "labels": _false_labels,
+    "rare": each(lambda session: change_values(session, _rare)),
     "double-result": falsify(_double),
     "left-out": falsify(_leave_out),
     "shifted": falsify(_shift),

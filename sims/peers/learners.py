@@ -126,6 +126,7 @@ class StubLearner(Observed):
     """Quadratic model: each parameter is drawn to its optimum, which differs slightly between data shares.
 
     The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
+    With `false_labels` the parameters are drawn to the opposite of the optimum.
     """
 
     device = HOST
@@ -139,6 +140,7 @@ class StubLearner(Observed):
         self._optimum = first.standard_normal(parameters, np.float32)
         self.theta: Floats = self._optimum + first.choice(np.array([-1, 1], np.float32), parameters)
         self._own, self._made = self._optimum, 0
+        self.false_labels = False
         self._lease: DataLease | None = None
         self.draws = []
 
@@ -179,7 +181,8 @@ class StubLearner(Observed):
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         made = await self.watch.steps(n, stop)
         if made:
-            self.theta += np.float32(1 - (1 - RATE) ** made) * (self._own - self.theta)
+            own = -self._own if self.false_labels else self._own
+            self.theta += np.float32(1 - (1 - RATE) ** made) * (own - self.theta)
             self._made += made
         away = self.theta - self._optimum
         loss = 0.5 * float(np.dot(away, away)) / away.size if made else math.nan

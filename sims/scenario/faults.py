@@ -86,6 +86,9 @@ ATTACKS: Mapping[str, str] = {
     "constant": "announces and sends the same value for all parameters, ten times as long as its update",
     "repeat": "announces and sends its first update again and again",
     "mimic": "announces and sends what the first honest peer announces, as all other peers with this lie do",
+    "alie": "announces and sends the mean of the honest updates less 1.5 standard deviations in each value",
+    "labels": "trains on false labels; the stub model is drawn to the opposite of its optimum",
+    "rare": "announces and sends as long an update, of the values that its honest one changes least",
 }
 """Further kinds of lie, which only scenarios script; trials draw from LIES."""
 

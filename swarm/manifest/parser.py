@@ -19,6 +19,9 @@ from thinwire.swarm.method_specs.registry import METHODS
 MAX_TOML = 32_768
 """Largest manifest in bytes: a Welcome carries no more."""
 
+MAX_DOTS = 256
+"""Most dots in a line of a manifest: tomllib takes time in the square of the parts of a key."""
+
 MUON: Mapping[str, object] = {"lr": 0.02}
 """Defaults of [inner] with the optimizer "muon": the values of MuLoCo's paper."""
 
@@ -37,6 +40,8 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
         text = toml.decode() if isinstance(toml, bytes) else toml
         if len(text.encode()) > MAX_TOML:
             raise ManifestError(f"{name}: larger than {MAX_TOML} bytes", "a manifest contains settings only")
+        if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+            raise ManifestError(f"{name}: a line with more than {MAX_DOTS} dots", "write each key on a separate line")
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{name}: not TOML: {error}", "see https://toml.io for the format") from None
@@ -61,9 +66,10 @@ def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
 def _method(table: dict[str, Any], name: str) -> type[MethodSpec]:
     """Return the method that a table [outer] names."""
     method = table.get("method", "diloco")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ManifestError(
-            f"{name}: outer.method: there is no method {method!r}", nearest(str(method), list(METHODS), "methods")
+            f"{name}: outer.method: there is no method {_shown(method)}",
+            nearest(str(method) if isinstance(method, str) else "", list(METHODS), "methods"),
         )
     return METHODS[method]
 
@@ -106,11 +112,20 @@ def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -
         except msgspec.ValidationError as error:
             choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
             usual = SUITS if key == "codec" else f"the default is {field.default!r}"
-            hint = nearest(str(value), choices, "choices") if choices else usual
+            hint = nearest(value if isinstance(value, str) else "", choices, "choices") if choices else usual
             wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
-            reason = f"{value!r} is not {wanted[0]}" if wanted and wanted[0] else str(error)
+            reason = f"{_shown(value)} is not {wanted[0]}" if wanted and wanted[0] else str(error)
             raise ManifestError(f"{place}: {reason}", hint) from None
     return values
+
+
+def _shown(value: object) -> str:
+    """Return a value of a manifest as text for a message, cut after 200 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits, and TOML has hexadecimal ones.
+        return "this number"
+    return text if len(text) <= 200 else text[:200] + "…"
 
 
 def _unknown(place: str, section: str, key: str, known: list[str]) -> tuple[str, str]:

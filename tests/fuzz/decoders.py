@@ -16,7 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import channels
+import files
 import numpy as np
+import payloads
 import wire
 from kit.planted.cards import NOW, card, identity
 from thinwire.collectives.transport.circuits import ticket
@@ -26,7 +29,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.noise import normal
 from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.dense import blockint, e3m0, floats
-from thinwire.compression.kernels import payload_arrays as payloads
+from thinwire.compression.kernels import payload_arrays
 from thinwire.compression.sparse import demo, header, index_coding, topk
 from thinwire.swarm.identity import run_card
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
@@ -39,7 +42,7 @@ PYTHON = (
     index_coding,
     floats,
     e3m0,
-    payloads,
+    payload_arrays,
     blockint,
     topk,
     header,
@@ -47,6 +50,9 @@ PYTHON = (
     run_card,
     ticket,
     *wire.MODULES,
+    *files.MODULES,
+    *payloads.MODULES,
+    *channels.MODULES,
 )
 """Modules whose functions are instrumented; compiled kernels cannot be."""
 
@@ -69,7 +75,8 @@ def targets() -> list[Target]:
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
     boundaries = [_boundary(vocabulary) for vocabulary in (0, 300, 70_000)]
-    return [*made, *boundaries, _run_card(), *map(_after_one, wire.targets()), _ticket()]
+    made += [*boundaries, _run_card(), *map(_after_one, wire.targets()), _ticket()]
+    return [*made, *(_after_one(one) for module in (files, payloads, channels) for one in module.targets())]
 
 
 def _after_one(target: Target) -> Target:

@@ -15,7 +15,7 @@ from thinwire.compression.registry import parse
 from thinwire.compression.sparse.topk import HEADER
 
 HARNESS = Path(__file__).with_name("decoders.py")
-TARGETS = 32
+TARGETS = 45
 LIMITS = ("-max_len=1200", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0", "-print_final_stats=0")
 fuzzer = pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is there for CPython on Linux x86-64 only")
 
@@ -41,9 +41,9 @@ def fuzz(folder: Path, inputs: int, *flags: str, seed: int = 1) -> tuple[int, st
 @pytest.mark.trial
 @fuzzer
 def test_decoders_survive_short_fuzz_run(tmp_path: Path) -> None:
-    code, output, tally = fuzz(tmp_path, 30_000)
+    code, output, tally = fuzz(tmp_path, 40_000)
     assert code == 0, output[-4000:]
-    assert tally.pop("inputs") == 30_000
+    assert tally.pop("inputs") == 40_000
     # Inputs do come past the checks, of every target.
     assert len(tally) == TARGETS and sum(tally.values()) > 2_000, tally
 

@@ -16,6 +16,10 @@ pytestmark = [
 ]
 
 
+TOGETHER_SECONDS = 15.0
+"""Most seconds from the last start to a round of all; about two are usual."""
+
+
 @pytest.fixture
 def daemons(machine, tmp_path, monkeypatch):
     """Starts the daemon of each namespace; the first one founds the run."""
@@ -47,6 +51,10 @@ def relays(daemon):
     return {peer.peer: peer.relay for peer in said.peers if peer.relay} if said is not None else {}
 
 
+def last_start(*daemons):
+    return max(daemon.of("start")[0]["at"] for daemon in daemons)
+
+
 def wait_for_circuit(one, other, relay):
     until = time.monotonic() + CAP
     while relays(one).get(other.id) != relay.id:
@@ -58,8 +66,7 @@ def test_two_peers_without_a_route_train_with_a_third_that_relays(daemons):
     shared, (public, first, second) = daemons(Rooms(2))
     # From the third round on, each peer has sent its data to all others.
     ends = [daemon.wait("round", contributors=3, least=3)["at"] for daemon in (public, first, second)]
-    begin = max(daemon.of("start")[0]["at"] for daemon in (public, first, second))
-    print(f"three rounds of three peers within {max(ends) - begin:.1f} s of the start of the last one")
+    print(f"three rounds of three peers within {max(ends) - last_start(public, first, second):.1f} s of the last start")
     wait_for_circuit(first, second, public)
     wait_for_circuit(second, first, public)
     assert not relays(public)
@@ -78,6 +85,8 @@ def test_a_peer_that_does_not_relay_leaves_the_two_without_a_link(daemons):
 def test_two_peers_behind_translators_train_with_a_public_one(daemons):
     spaces = Translators(("public", "symmetric", "symmetric"))
     shared, (public, first, second) = daemons(spaces)
+    ends = [daemon.wait("round", contributors=3)["at"] for daemon in (public, first, second)]
+    assert max(ends) - last_start(public, first, second) <= TOGETHER_SECONDS
     for daemon in (public, first, second):
         daemon.wait("round", contributors=3, least=3)
     wait_for_circuit(first, second, public)

@@ -57,6 +57,7 @@ def _check(exchange: str, lie: str, liars: int = 1) -> None:
     run, clean = _run(exchange, lie, liars=liars), _losses(_run(exchange, ""))
     losses = _losses(run)
     assert run.violations == ()
+    assert losses != clean, "the attack was made"
     last = max(losses)
     assert last >= max(clean) - 1
     # The last two rounds of training are in no round's loss yet.

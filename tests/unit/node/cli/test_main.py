@@ -246,9 +246,17 @@ def test_runs_command_lists_the_runs_of_this_machine_also_without_a_directory(ca
         "find_spec",
         lambda name, found=importlib.util.find_spec: found(name) if name != "hivemind" else None,
     )
-    code, out, (warning,) = outcome(capsys, "runs", "--home", home)
+    code, out, (warning,) = outcome(capsys, "runs", "--home", home, "--bootstrap", "/ip4/192.0.2.1/tcp/1/p2p/Qm")
     assert (code, out) == (0, "no runs on this machine\n")
     assert warning.startswith("warning: ") and "pip install 'thinwire[hivemind]'" in warning
+    code, out, (warning,) = outcome(capsys, "runs", "--home", home)
+    assert (code, out) == (0, "no runs on this machine\n")
+    assert (
+        "no directory was asked" in warning
+        and "--lan" in warning
+        and "--bootstrap" in warning
+        and "node.toml" in warning
+    )
     running(home, round=9)
     for run, name, step in ((b"\xcd", "first", 8), (b"\xef", "second", 12), (b"\x12", "third", None)):
         directory = directories(home).run(run * 32)

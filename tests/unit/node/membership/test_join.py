@@ -65,6 +65,28 @@ def test_withdrawn_refusal_is_not_the_reported_error():
     assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2
 
 
+def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
+    """Also if a contact that does not answer is asked later."""
+
+    async def main():
+        async def meet(contact, words):
+            await asyncio.sleep(5.0 if contact is DEAD else 0.1)
+            return Refuse("unreachable", "") if contact is DEAD else Refuse("full", "all places are taken")
+
+        return await knock(
+            [HERE, DEAD],
+            lambda: Hello(VERSION, bytes(32), b""),
+            lambda welcome: None,
+            SimpleNamespace(meet=meet),
+            SimpleNamespace(now=virtual_loop.current().time, rng=random.Random(1)),
+            seconds=10.0,
+        )
+
+    refusal = virtual_loop.run(main(), seed=1)
+    assert isinstance(refusal, NoSwarm) and "all places are taken" in str(refusal)
+    assert "try again" in refusal.hint and "invite --for" in refusal.hint and "runs" not in refusal.hint
+
+
 def test_search_ends_when_a_peer_comes_to_our_gate():
     """No contact can be dialled, because all are behind address translators, but one of them dials us after 7 s."""
 

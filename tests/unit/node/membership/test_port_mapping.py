@@ -16,7 +16,7 @@ from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.nat_pmp import NatPmp
 from thinwire.node.membership.pcp import Pcp
 from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
-from thinwire.node.membership.upnp import Upnp
+from thinwire.node.membership.upnp import Upnp, outside_host
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.load_settings import load
 from thinwire.sims.engine import virtual_loop
@@ -257,3 +257,18 @@ def test_mapped_ports_are_those_that_peers_dial(tmp_path):
     assert ports(5000, port=0, ports="6000-6001") == (5000, 6000, 6001)
     assert ports(6000, ports="6000-6999") == tuple(range(6000, 6015))
     assert [one.name for one in routers("0.0.0.0")] == ["PCP", "NAT-PMP", "UPnP"]
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (b"[" * 4096, "without a reason"),
+        (b"[]", "without a reason"),
+        (b"", "without a reason"),
+        (b'{"error": "\\ud800\\u001b[2J"}', r"\?\?\[2J"),
+    ],
+)
+def test_odd_answer_of_the_upnp_process_is_a_failure_in_printable_letters(output, reason):
+    with pytest.raises(MappingFailed, match=reason):
+        outside_host(output)
+    assert outside_host(b'{"address": "9.9.9.9"}') == OUTSIDE

@@ -1,8 +1,8 @@
 """Status of a daemon for people."""
 
 import pytest
-from thinwire.node.peer.status import Status
-from thinwire.node.peer.status_table import summary
+from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.peer.status_table import show_peers, summary
 
 
 @pytest.mark.parametrize("stalled", ["", "no quorum for 4 s: waiting for 3f9ab210; a lineage continues in 6 s"])
@@ -19,3 +19,23 @@ def test_status_tells_why_no_memory_is_shared(why):
     status = Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32, no_sharing=why)
     lines = summary(status, 0.0).plain.splitlines()
     assert [line.split(None, 1)[1] for line in lines if line.startswith("memory")] == [f"not shared: {why}"] * bool(why)
+
+
+def test_table_of_peers_has_every_reason_in_full_and_nothing_else(capsys):
+    reasons = {
+        "banned": "banned: two signed votes for one ballot " + "x" * 300 + " end",
+        "alive": "on trial: 2 rounds, score 0.31, at least 3 needed",
+        "suspect": "",
+    }
+    peers = tuple(
+        PeerStatus(peer=f"{number:x}" * 64, name=f"n{number}", state=state, reason=reason, age=7.0, sick="slow upload")
+        for number, (state, reason) in enumerate(reasons.items(), 1)
+    )
+    show_peers(Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32, peers=peers))
+    shown = capsys.readouterr().out
+    letters = "".join(shown.split())
+    assert all("".join(reason.split()) in letters for reason in reasons.values())
+    assert all(state in shown for state in reasons) and "no message for 7 s" in shown and "1" * 16 in shown
+    assert "digest" not in shown and "process" not in shown and shown.count("slow upload") == 3
+    show_peers(Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32))
+    assert capsys.readouterr().out == "no other peers\n"

@@ -36,6 +36,14 @@ def test_header_whose_length_looks_like_a_pickle_is_read(length):
     assert list(parse(data)) == ["x" * (length - bare)]
 
 
+@pytest.mark.parametrize(
+    "header", [{"w": {**ENTRY, "dtype": []}}, {"w": []}, b'{"w":' + b"1" * 5000 + b"}", b"[" * 5000, b'{"\\ud800":1}']
+)
+def test_odd_header_is_refused(header):
+    with pytest.raises(TensorFileError):
+        parse(with_header(header, bytes(4)))
+
+
 @pytest.mark.trial
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter("__metadata__".__ne__), arrays, max_size=5))
 @settings(max_examples=60, deadline=None)

@@ -212,8 +212,17 @@ def test_export_passes_over_a_run_that_never_had_a_checkpoint(tmp_path, capsys):
 def test_export_of_a_stage_holder_is_refused_without_the_other_stages(tmp_path, capsys):
     trained(tmp_path / "a", stages=[1])
     code, said, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a")
-    assert code == 2 and said == "" and "lacks 0 of the model's 2 stages" in err and "--with" in err
+    assert code == 2 and said == "" and "does not contain stage 0" in err and "2 stages" in err and "--with" in err
     assert not (tmp_path / "m").exists()
+
+
+def test_export_names_all_stages_that_a_holder_of_the_middle_one_lacks(tmp_path, capsys):
+    trained(tmp_path / "a", stages=[1])
+    manifest = directories(tmp_path / "a").run(RUN).manifest
+    three = manifest.read_text().replace("stages = 2", "stages = 3").replace("layers = 2", "layers = 3")
+    manifest.write_text(three.replace("fragments = 2\n", ""))
+    code, _, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a")
+    assert code == 2 and "the model has 3 stages (0 to 2), and the checkpoint does not contain stages 0 and 2" in err
 
 
 @pytest.mark.parametrize(("round", "text"), [(5, "round 5,"), (4, "rounds 4 to 5, since")])

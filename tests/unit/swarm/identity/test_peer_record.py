@@ -140,6 +140,14 @@ def test_peer_record_accepts_valid_addresses():
     assert join_address("::1", 7) == "[::1]:7" and join_address("1.2.3.4", 5) == "1.2.3.4:5"
 
 
+@pytest.mark.parametrize(
+    "host", ["10.0.0.1", "172.16.0.1", "192.168.1.5", "100.64.0.1", "127.0.0.1", "[fd00::1]", "[::1]"]
+)
+def test_peer_record_accepts_addresses_of_local_networks_and_this_machine(host):
+    address = f"{host}:7400"
+    assert PeerRecord.parse(signed(body(addresses=[address])), run_id=RUN, now=NOW).addresses == (address,)
+
+
 def test_peer_record_refuses_duplicate_address():
     with pytest.raises(RecordError, match="repeats"):
         make(addresses=("1.2.3.4:5", "1.2.3.4:5"))

@@ -450,6 +450,31 @@ def test_any_bytes_parse_or_raise_manifest_error(data):
             pass
 
 
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "[outer]\nmethod = []",
+        "[outer]\nmethod = 0x" + "f" * 4000,
+        "[run]\nname = 0x" + "f" * 4000,
+        "[run]\nname = [0x" + "f" * 4000 + "]",
+        "[exchange]\ncodec = 0x" + "f" * 4000,
+        "[exchange]\ncollective = 0x" + "f" * 4000,
+        "[inner]\nlr = 0x" + "f" * 4000,
+    ],
+)
+def test_value_that_python_cannot_hash_or_write_is_refused(toml):
+    with pytest.raises(ManifestError) as caught:
+        parse(toml)
+    assert len(str(caught.value)) < 400
+
+
+def test_key_of_thousands_of_parts_is_refused_before_it_is_read():
+    """tomllib takes 8 s for it."""
+    with pytest.raises(ManifestError, match="dots"):
+        parse("a." * 15_000 + "a = 1")
+    assert parse("# " + "." * 200)
+
+
 def test_run_id_depends_on_meaning_and_author():
     ids = parse(FULL).run_id(AUTHOR.public_key)
     assert len(ids) == 32

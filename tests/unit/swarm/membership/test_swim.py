@@ -186,7 +186,7 @@ def test_suspicion_that_begins_after_a_stall_is_not_longer_by_the_stall() -> Non
     assert world.run(335.0, lambda: not world.rosters[NAMES[0]].alive(NAMES[5]))
 
 
-def test_stall_of_20_s_causes_no_death() -> None:
+def test_stall_of_20_s_causes_no_death_of_another_peer() -> None:
     for seed in range(3):
         world = RosterWorld(seed)
         world.full(48)
@@ -529,6 +529,24 @@ def test_record_before_restart_is_superseded() -> None:
             NAMES[1], Gossip((gossip_items.announce(record(0, sequence, issued=EPOCH - 50)),)), 5.0 + sequence
         )
     assert _kinds(roster) == [("duplicate", NAMES[0])]
+
+
+def test_live_peer_that_changes_its_address_stays_alive_and_is_known_there() -> None:
+    world = RosterWorld(2)
+    world.full(12)
+    world.run(5.0)
+    mover, addresses = NAMES[3], ("93.184.216.34:4000",)
+    before = world.rosters[NAMES[0]].record_of(mover)
+    assert before is not None and before.addresses != addresses
+    world.at(6.0, lambda: world.rosters[mover].update(addresses, world.now))
+    world.run(30.0)
+    for name, roster in world.rosters.items():
+        known = roster.record if name == mover else roster.record_of(mover)
+        assert known is not None and known.addresses == addresses and known.sequence > before.sequence
+    told = [(peer, event.detail) for _, peer, event in world.events("updated")]
+    assert sorted(told) == sorted((name, addresses[0]) for name in world.rosters if name != mover)
+    # It is the same member all the time.
+    assert world.agreed() and not any(world.events(kind) for kind in ("suspect", "dead", "joined", "left", "banned"))
 
 
 def test_record_before_restart_with_one_more_address_is_superseded() -> None:
