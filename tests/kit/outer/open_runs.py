@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.scenarios import events_of, identity_of
+from thinwire.collectives.rounds.contributions import Summary
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld
@@ -60,7 +61,7 @@ def replaces(change: Callable[[Process, np.ndarray], np.ndarray]) -> Callable[[P
         (session,) = sessions(process)
         average = session.average
 
-        async def lying(source: Any, *, hashes: bytes | None = None, **rest: Any) -> Any:
+        async def lying(source: Any, *, summary: Summary | None = None, **rest: Any) -> Any:
             values = [np.frombuffer(bytes(chunk), np.float32) for chunk in source]
             return await average([change(process, one).astype(np.float32).data.cast("B") for one in values], **rest)
 

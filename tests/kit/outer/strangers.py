@@ -47,6 +47,8 @@ def knocks(count: int, answers: list[str], *, times: int = 3, hosts: int = 6) ->
     def act(world: SimWorld) -> None:
         known, real = {machine.identity.peer_id for machine in world.machines}, world.net.latency
         world.net.latency = lambda a, b: real(a, b) if {a, b} <= known else 0.02
+        if (stream := world.net.stream) is not None:
+            world.net.stream = lambda a, b: stream(a, b) if {a, b} <= known else 1e6
         for number, record in enumerate(made_up(world, count, 50_000)):
             identity = Identity.generate((50_000 + number).to_bytes(32, "big"))
             world.tasks.append(asyncio.create_task(knock(world, record, identity, record.addresses[0])))
