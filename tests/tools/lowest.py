@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -48,7 +49,8 @@ def main(folder: Path) -> int:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
     subprocess.run([*pip, "--target", str(folder), *lowest()], check=True, stderr=subprocess.DEVNULL)
     place = folder / "run"
-    place.mkdir(exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)  # of the last call
+    place.mkdir()
     (place / "run.toml").write_text(RUN)
     (place / "wrong.toml").write_text("[run]\nnam = 'x'\n")
     (place / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 500)
