@@ -10,8 +10,7 @@ other peers would end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
@@ -40,13 +39,10 @@ def rest(ballots: int) -> float:
 class Acceptor:
     """Promises and votes in the round of `terms`. `promised`: no lower ballot gets our vote.
 
-    `mute`: this peer has no vote in the round. It may have voted in a later one, or has left it. `late`: times before which
-    no ballot of these peers is followed, because their ballots of earlier rounds have decided nothing.
+    `mute`: this peer has no vote in the round. It may have voted in a later one, or has left it.
     """
 
-    def __init__(
-        self, terms: RoundTerms, store: VoteStore, *, mute: bool, late: Mapping[PeerId, float] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool) -> None:
         self._terms, self._store, self._life = terms, store, store.life
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
@@ -56,8 +52,7 @@ class Acceptor:
         self._record = record or VoteRecord(terms.lineage, terms.round, Ballot(0, bytes(32)), None, None)
         self.mute = mute or self._record.left
         # For each peer: the number of its ballots that were followed, and the time before which it is too early for the next.
-        self._heeded = {peer: (BALLOTS, until) for peer, until in late.items()}
-        self._late = late
+        self._heeded: dict[PeerId, tuple[int, float]] = {}
         self._followed = self._record.promised
 
     @property
@@ -110,11 +105,6 @@ class Acceptor:
         # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
         self._heeded[ballot.leader] = (count + 1, now + 0.75 * rest(count + 1) * self._terms.patience)
         return True
-
-    @property
-    def proposers(self) -> list[PeerId]:
-        """Peers of which this one has followed a ballot above the first."""
-        return [peer for peer, (count, _) in self._heeded.items() if count > BALLOTS * (peer in self._late)]
 
     def trusts(self, peer: PeerId) -> bool:
         """Return True if a ballot of this peer restarts our patience: after some ballots only progress does."""

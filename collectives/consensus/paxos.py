@@ -29,8 +29,7 @@ bring (`certificates`), checks of the proposals of leaders (`proposal_check`), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.blame import Complaints
@@ -73,7 +72,7 @@ class Agreement:
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds. `store`: our stored votes and life; None: in memory. `accuse`: see Equivocation.
-    `banned`: returns peers that must not become members of the next round. `trial`: see Electorate. `late`: see Acceptor.
+    `banned`: returns peers that must not become members of the next round. `trial`: see Electorate.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class Agreement:
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
-        late: Mapping[PeerId, float] = MappingProxyType({}),
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms = me, terms
@@ -106,7 +104,7 @@ class Agreement:
         self._check = ProposalCheck(me, store.life, self._electorate, verify=verify, accuse=accuse, banned=banned)
         self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
-        self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life), late=late)
+        self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
         self._complaints = Complaints(terms, self._check, barred)
         self._out: list[tuple[PeerId | None, Message]] = []
@@ -147,11 +145,6 @@ class Agreement:
     def acceptor(self) -> Acceptor:
         """Promises and votes of this peer; to be read, not changed."""
         return self._acceptor
-
-    @property
-    def proposers(self) -> list[PeerId]:
-        """Peers of which this one has followed a ballot above the first."""
-        return self._acceptor.proposers
 
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that the round waits for before it opens."""

@@ -13,7 +13,6 @@ import numpy as np
 from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.blocking_work import Work, at_once
-from thinwire.collectives.consensus.acceptor import REST
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
@@ -28,7 +27,7 @@ from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Opinions, Paced, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import Patience
-from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff, ProposerBackoff
+from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
@@ -134,7 +133,6 @@ class RoundFactory:
         self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
         self._paced = paced
         self._ring_backoff = Backoff()
-        self._proposer_backoff = ProposerBackoff()
 
     def begin(
         self,
@@ -177,10 +175,6 @@ class RoundFactory:
             accuse=self._accuse,
             banned=self._banned,
             trial=self._trial,
-            late={
-                peer: self._now() + patiences * self.patience
-                for peer, patiences in self._proposer_backoff.late(terms.round, REST).items()
-            },
         )
         exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: current.pump())
         current = Round(
@@ -249,8 +243,6 @@ class RoundFactory:
             withheld = current.exchange.withheld & set(self._live)  # a broken link shows nothing
             self.owner_backoff.settle(outcome.commit.opened, current.exchange.failed, withheld)
             self._settle(current)
-            opened = outcome.commit.opened
-            self._proposer_backoff.settle(opened.round, current.agreement.proposers, opened.ballot.leader)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
                 self._patience.observe(took)

@@ -8,8 +8,7 @@ The same applies to a peer that got many chunks because it announced a fast link
 should.
 
 A contributor that announces and does not send its data costs a round as much. It owns nothing until it has made up for
-each such round by one in which it contributed, and after PATIENT of them it pauses as contributor, too. A member whose
-ballots decide nothing pauses as proposer (`ProposerBackoff`).
+each such round by one in which it contributed, and after PATIENT of them it pauses as contributor, too.
 """
 
 from __future__ import annotations
@@ -67,35 +66,6 @@ class Backoff:
     def succeed(self) -> None:
         """Take one step back."""
         self.failures = max(0, self.failures - 1)
-
-
-class ProposerBackoff:
-    """One peer's memory of proposers whose ballots did not decide a round.
-
-    Ballots above the first have a reason seldom, and then often more than one proposer. But a member could begin some in each
-    round, and delay all of them. So the next ballots of such a peer count late: not in the time that a healthy round takes.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[PeerId, Backoff] = {}
-
-    def late(self, round: int, most: float) -> dict[PeerId, float]:
-        """Return the patiences, `most` at most, after which the ballots of peers count in this round.
-
-        The first wait is not longer than that of an honest proposer, who gives a leader two patiences.
-        """
-        return {peer: min(most, 2.0**one.failures) for peer, one in self._known.items() if round <= one.until}
-
-    def settle(self, round: int, proposers: Collection[PeerId], leader: PeerId) -> None:
-        """Learn from a round with ballots above the first of these peers; that of `leader` has decided."""
-        for peer in proposers:
-            if peer != leader:
-                self._known.setdefault(peer, Backoff()).fail(round)
-        for peer, one in list(self._known.items()):
-            if round > one.until:
-                one.succeed()
-                if not one.failures:
-                    del self._known[peer]
 
 
 class OwnerBackoff:

@@ -21,8 +21,8 @@ def terms(round=5, **changes):
     return RoundTerms(round, 0, MEMBERS, BASE, PLAN, max_weight=100, patience=PATIENCE, **changes)
 
 
-def acceptor_of(store=None, *, mute=False, late=None, **changes):
-    return Acceptor(terms(**changes), store or MemoryVoteStore(), mute=mute, late=late or {})
+def acceptor_of(store=None, *, mute=False, **changes):
+    return Acceptor(terms(**changes), store or MemoryVoteStore(), mute=mute)
 
 
 class FullDisk(MemoryVoteStore):
@@ -136,18 +136,6 @@ def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
             assert not acceptor.heeds(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
         now += 1.01 * pause
         assert acceptor.heeds(SECOND, prepare(100 + number, SECOND), now)
-
-
-def test_heeds_no_ballot_of_a_late_peer_before_its_time():
-    acceptor = acceptor_of(late={SECOND: 8.0})
-    assert not acceptor.heeds(SECOND, prepare(2, SECOND), 7.9) and acceptor.heeds(THIRD, prepare(2, THIRD), 0.0)
-    assert acceptor.proposers == [THIRD]
-    assert acceptor.heeds(SECOND, prepare(3, SECOND), 8.0) and acceptor.trusts(THIRD)
-    assert acceptor.proposers == [SECOND, THIRD]
-
-
-def test_late_peer_leads_the_first_term_if_it_is_its_turn():
-    assert acceptor_of(late={FIRST: 8.0}).follows(FIRST, opened(1), 0.0)
 
 
 def test_heeds_counts_the_ballots_of_each_leader_separately():

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
-from thinwire.collectives.topology.owner_backoff import FELT, LATE, STEPS, OwnerBackoff, ProposerBackoff, overdue
+from thinwire.collectives.topology.owner_backoff import FELT, LATE, STEPS, OwnerBackoff, overdue
 from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(4)]
@@ -128,35 +128,3 @@ def test_contributor_that_serves_no_audit_pauses_longer_each_time_and_works_it_o
     for _ in range(4):
         standing.audited(DAN, 30, served=True)
     assert not standing.remembered
-
-
-def test_proposers_whose_ballots_decide_nothing_are_late_for_growing_numbers_of_rounds():
-    backoff, rounds = ProposerBackoff(), []
-    for round in range(1, 200):
-        late = backoff.late(round, 8.0)
-        if not late:
-            rounds.append(round)
-        backoff.settle(round, [] if late else [ANN], BEN)
-    assert rounds[:4] == [1, 4, 9, 18] and len(rounds) < 10
-    assert backoff.late(rounds[-1] + 1, 8.0) == {ANN: 8.0}
-
-
-def test_first_wait_of_a_proposer_is_two_patiences():
-    backoff = ProposerBackoff()
-    backoff.settle(1, [ANN], BEN)
-    assert backoff.late(2, 8.0) == {ANN: 2.0} and backoff.late(4, 8.0) == {}
-
-
-def test_proposer_that_decides_the_round_is_not_late():
-    backoff = ProposerBackoff()
-    backoff.settle(1, [ANN], ANN)
-    assert backoff.late(2, 8.0) == {}
-
-
-def test_proposer_without_further_ballots_is_forgotten():
-    backoff = ProposerBackoff()
-    backoff.settle(1, [ANN], BEN)
-    for round in (2, 3, 4):
-        backoff.settle(round, [], BEN)
-    backoff.settle(5, [ANN], BEN)
-    assert backoff.late(6, 8.0) == {ANN: 2.0}, "the first failure again"
