@@ -1,9 +1,9 @@
 """Bounds of the norm of a result by the norms of the contributions, for each rule.
 
 Contributors announce the norm of each chunk before they send it, and the owner of a chunk compares. So every peer can
-refuse a result that is too long to be right, without the contributions. An owner that lies then moves its chunks by about
-one contribution at most, until an audit finds it. The bounds hold for any contributions of which at most `max_liars` have
-arbitrary norms, with the exception of `mean`, `rda` and `geometric-median`, whose bounds grow with the longest one.
+refuse a result that is too long to be right, without the contributions. The bounds hold for any contributions. Those of
+`mean`, `rda` and `geometric-median` grow with the longest contribution. The others are some honest norms while at most
+`max_liars` contributions (`clip`, `flag`: fewer than half) have arbitrary norms.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, summarize
+from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, norm_bytes, summarize
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
@@ -99,6 +99,7 @@ class Butterfly(DataPlane):
         self._audited, self._bound = audited, bound
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims = Claims()
+        self._overlong = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
         self.audit_data: AuditData | None = None
@@ -133,21 +134,20 @@ class Butterfly(DataPlane):
         norm, limit = math.sqrt(self.codec.check(chunk, size)), self._limit(index)
         if limit < math.inf and norm > limit * self.codec.growth + SMALLEST * size**0.5:
             detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
-            self.refused[self.owners[index]] = detail
+            self._overlong = detail
             raise CodecError(detail, "bound")
 
     def _limit(self, index: int) -> float:
         """Return the largest norm of the result of a chunk before it is encoded.
 
-        Infinite without a bound, if an announcement is not here, or if a quorum has decided on the result.
+        Infinite without a bound, and for results that a ballot adopts. The norm of an announcement that is not here counts
+        as infinite: a contributor can replace its announcement by a later one.
         """
         opened = self.opened
         if self._bound is None or opened is None or self.results.wanted is not None:
             return math.inf
         found = [self.agreement.announced(entry) for entry in opened.contributors]
-        norms = [announced_norm(ready.norms, index) for ready in found if ready is not None]
-        if len(norms) < len(found):
-            return math.inf
+        norms = [math.inf if ready is None else announced_norm(ready.norms, index) for ready in found]
         return self._bound(norms, [float(entry.weight) for entry in opened.contributors])
 
     def reach(self, peer: PeerId) -> None:
@@ -248,7 +248,7 @@ class Butterfly(DataPlane):
                 self._early.put(sender, frame)
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
-        norm = announced_norm(ready.norms, index) if self._bound is not None else None
+        norm = norm_bytes(ready.norms, index) if self._bound is not None else None
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self._now())
@@ -338,6 +338,7 @@ class Butterfly(DataPlane):
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
+        self._overlong = ""
         taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
@@ -349,6 +350,8 @@ class Butterfly(DataPlane):
                 self._send_result(self.opened, index, self._heirs(self.opened, index))
             self.check()
         elif taken is False:
+            if self._overlong and sender == self.owners[index]:
+                self.refused[sender] = self._overlong
             self.agreement.accuse(sender, "result", self._now())
 
     def _take_record(self, sender: PeerId, record: Record) -> None:

@@ -40,8 +40,7 @@ def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid |
     if codec is None or grid is None:
         return Summary(hashes)
     norms = [_norm(codec, chunk, grid.size(index)) for index, chunk in enumerate(source)]
-    with np.errstate(over="ignore"):  # infinite: no owner accepts it
-        return Summary(hashes, np.array(norms).astype(NORM).tobytes())
+    return Summary(hashes, b"".join(map(_encoded_norm, norms)))
 
 
 def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
@@ -51,15 +50,24 @@ def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
         return 0.0
 
 
-def announced_norm(norms: bytes, index: int) -> float:
-    """Return the announced norm of a chunk, 0 if there is no possible one.
+def _encoded_norm(norm: float) -> bytes:
+    with np.errstate(over="ignore"):
+        return np.array(norm).astype(NORM).tobytes()
 
-    No owner computes with such a contribution, because it compares the norms.
+
+def norm_bytes(norms: bytes, index: int) -> bytes:
+    """Return the announced norm of a chunk as it was sent, for a comparison to the last bit."""
+    return norms[NORM.itemsize * index : NORM.itemsize * (index + 1)]
+
+
+def announced_norm(norms: bytes, index: int) -> float:
+    """Return the announced norm of a chunk, infinite if there is no finite one.
+
+    An honest owner computes with no such contribution, because it compares the norms.
     """
-    if len(norms) < NORM.itemsize * (index + 1):
-        return 0.0
-    norm = float(np.frombuffer(norms, NORM, 1, NORM.itemsize * index)[0])
-    return norm if 0.0 <= norm < math.inf else 0.0
+    found = norm_bytes(norms, index)
+    norm = float(np.frombuffer(found, NORM)[0]) if len(found) == NORM.itemsize else math.inf
+    return norm if 0.0 <= norm < math.inf else math.inf
 
 
 class Screen(Protocol):
@@ -119,7 +127,7 @@ class Contributions:
             to._norms.setdefault(name, {})[index] = norms[index]
 
     def take(
-        self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest, norm: float | None = None
+        self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest, norm: bytes | None = None
     ) -> str:
         """Store a chunk whose hash is `found`. `norm`: the announced one, if that counts.
 
@@ -129,7 +137,7 @@ class Contributions:
             return "hash"
         if reason := self.screen(key, index, payload):
             return reason
-        if norm is not None and not math.isclose(norm, self.norm(key, index), rel_tol=1e-6, abs_tol=1e-37):
+        if norm is not None and norm != _encoded_norm(self.norm(key, index)):
             self._norms[key].pop(index)
             return "hash"
         self._held.setdefault(key, {})[index] = payload

@@ -236,7 +236,6 @@ class Presence:
     def _reach(self, peer: PeerId) -> None:
         if peer not in self.live and peer != self.transport.peer_id:
             self.live.add(peer)
-            self.roster.on_link_up(peer)
             for handler in self._handlers:
                 handler.on_link_up(peer)
 

@@ -14,6 +14,7 @@ SMALLEST = {
     "exchange.outerstep": "--peers 2 --mb 4 --turns 1",
     "exchange.kill": "--peers 4 --mb 4 --kills 3",
     "exchange.wan": "--peers 2 --mb 2 --turns 1",
+    "exchange.relay": "--mib 2",
     "daemon.memory": "--peers 2 --layers 2 --width 256 --rounds 3",
     "daemon.idle": "--seconds 2 --turns 1",
     "daemon.monitoring": "--seconds 2 --turns 1",

@@ -96,15 +96,16 @@ _HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a
 def _fragments(folder: Path) -> dict[str, Array]:
     """Return the weights in a checkpoint's directory.
 
-    Raises ValueError if they differ from its manifest, if it has one.
+    Raises ValueError if they differ from its manifest, if it has one. Its signature fits any key, so this finds damage, but
+    tells nothing about the origin.
     """
     weights: dict[str, Array] = {}
     manifest = folder / MANIFEST
     entries = {entry.name: entry for entry in files_of(manifest.read_bytes())} if manifest.is_file() else {}
-    names = {file.name for file in folder.iterdir()} | entries.keys()
+    names = entries or {file.name for file in folder.iterdir()}
     for name in sorted(name for name in names if fragment_index(name) is not None):
         data = (folder / name).read_bytes()
-        if name in entries:
+        if entries:
             entries[name].check(data)
         weights |= fragment_state(parse(data)).weights
     if not weights:

@@ -264,7 +264,37 @@ def test_result_longer_than_all_contributions_allow_is_blamed(factor, fits):
     assert harness.blamed() == ([] if fits else [(LEADER, "result")])
 
 
-def test_result_that_a_quorum_has_decided_on_is_taken_whatever_its_norm():
+def test_later_announcement_of_a_contributor_does_not_lift_the_bound():
+    """Its norm in the ballot is unknown then; those of the others still limit a clipped mean."""
+    harness = Harness(bound=norm_bound(AggregationSpec("clip")))
+    harness.on_message(OTHER, ready(harness.sources[OTHER], attempt=2, norms=np.full(6, 1.0, "<f4").tobytes()))
+    false = (np.float32(-1e9) * np.frombuffer(harness.result(0), np.float32)).tobytes()
+    harness.on_message(LEADER, Result(1, 0, FIRST, 0), false)
+    assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")]
+    assert harness.round.exchange.refused.keys() == {LEADER}
+
+
+@pytest.mark.parametrize("norm", [5e-38, -0.0])
+def test_zero_chunk_with_another_announced_norm_is_blamed(norm):
+    """A norm of zero does not enter the median of a clipped mean, so the smallest other one would change the bound."""
+    harness, zero = bounded(), bytes(4 * GRID.size(2))
+    chunks = [zero if index == 2 else chunk for index, chunk in enumerate(harness.sources[OTHER])]
+    norms = np.frombuffer(harness.round.exchange.summarize(chunks).norms, "<f4").copy()
+    norms[2] = norm
+    harness.on_message(OTHER, ready(chunks, attempt=2, norms=norms.tobytes()))
+    harness.open(ballot=SECOND, contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
+    harness.chunk(OTHER, 2, zero, attempt=2)
+    assert harness.blamed() == [(OTHER, "hash")]
+
+
+def test_relay_of_a_false_result_names_the_relay_only():
+    harness = bounded()
+    harness.record_of(LEADER, 0, 1)
+    harness.on_message(OTHER, Result(1, 0, FIRST, 0), np.full(GRID.size(0), 1e9, np.float32).tobytes())
+    assert harness.blamed() == [(OTHER, "result")] and not harness.round.exchange.refused
+
+
+def test_result_that_a_ballot_adopts_is_taken_whatever_its_norm():
     harness, false = bounded(), np.full(GRID.size(0), 1e9, np.float32).tobytes()
     results = [false, *(harness.result(index) for index in range(1, 6))]
     wanted = digest_of([blake3.blake3(result).digest() for result in results])

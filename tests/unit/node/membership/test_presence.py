@@ -15,6 +15,7 @@ from thinwire.node.membership.peer_diagnosis import TELL_SECONDS
 from thinwire.node.membership.presence import Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.member import Event
 from thinwire.swarm.membership.presets import WAN
@@ -657,3 +658,19 @@ async def test_measured_links_are_those_to_peers_in_the_view():
     await asyncio.sleep(2.0)
     scene.presence.send_queue.ways.over(ANN, 2.0)
     assert scene.presence.spans()[0].rate > 0
+
+
+@simulated
+async def test_only_a_peer_whose_link_works_holds_a_place_on_trial():
+    """The event of its admission is no link: a stranger that only knocks gives its place to the next one."""
+    scene = Scene(others=0)
+    scene.roster.set_policy(AdmissionPolicy(RUN, IDENTITIES[5].public_key, 0, 8, 1))
+    async with scene.running():
+        for index in (1, 2):
+            scene.roster.learn(record(index), 0.0, met=True)
+            await asyncio.sleep(WAN.tick + MOMENT)
+        assert scene.roster.others == [BEN]
+        await scene.come(BEN, Hour(EPOCH))
+        await scene.come(BEN, Ping(1, 0, ()))
+        scene.roster.learn(record(3), 0.0, met=True)
+        assert scene.roster.others == [BEN]
