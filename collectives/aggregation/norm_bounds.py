@@ -47,7 +47,7 @@ def _bound(spec: AggregationSpec, norms: Sequence[float], weights: Sequence[floa
     if rule == "centered-clip":
         return _centered(norms, weights, liars)
     if rule == "bulyan":
-        # An element is within the distance of an honest one from the median, which is at most its size + the median's.
+        # A kept value is not farther from the median m than some honest value h, so it is at most 2·|m| + |h|.
         return 3.0 * _by_coordinates(norms, liars)
     return _by_coordinates(norms, liars)
 

@@ -7,7 +7,6 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, norm_bytes, summarize
+from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
@@ -26,7 +25,7 @@ from thinwire.collectives.topology.placement import loads
 from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.compression.core.codec import SMALLEST, Codec, CodecError
+from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -96,7 +95,7 @@ class Butterfly(DataPlane):
         self._first_at = 0.0
         self._done: dict[PeerId, float] = {}
         self._contradicted: set[PeerId] = set()
-        self._audited, self._bound = audited, bound
+        self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announced)
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims = Claims()
         self._overlong = ""  # reason why the last result was refused for its norm
@@ -126,29 +125,16 @@ class Butterfly(DataPlane):
 
     def summarize(self, source: Sequence[Buffer]) -> Summary:
         """Return hashes and, if they count, norms of our encoded chunks."""
-        return summarize(source, self.codec, self.grid) if self._bound is not None else summarize(source)
+        return self._screen.summarize(source)
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
-        """Raise CodecError for a result that no honest owner makes of the announced contributions."""
-        size = self.grid.size(index)
-        norm, limit = math.sqrt(self.codec.check(chunk, size)), self._limit(index)
-        if limit < math.inf and norm > limit * self.codec.growth + SMALLEST * size**0.5:
-            detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
-            self._overlong = detail
-            raise CodecError(detail, "bound")
-
-    def _limit(self, index: int) -> float:
-        """Return the largest norm of the result of a chunk before it is encoded.
-
-        Infinite without a bound, and for results that a ballot adopts. The norm of an announcement that is not here counts
-        as infinite: a contributor can replace its announcement by a later one.
-        """
-        opened = self.opened
-        if self._bound is None or opened is None or self.results.wanted is not None:
-            return math.inf
-        found = [self.agreement.announced(entry) for entry in opened.contributors]
-        norms = [math.inf if ready is None else announced_norm(ready.norms, index) for ready in found]
-        return self._bound(norms, [float(entry.weight) for entry in opened.contributors])
+        """Raise CodecError for an impossible result. The norm of one that a ballot adopts does not matter."""
+        opened = self.opened if self.results.wanted is None else None
+        try:
+            self._screen.check(chunk, index, None if opened is None else opened.contributors)
+        except CodecError as error:
+            self._overlong = str(error) if error.reason == "bound" else ""
+            raise
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer its chunks and our results."""
@@ -248,7 +234,7 @@ class Butterfly(DataPlane):
                 self._early.put(sender, frame)
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
-        norm = norm_bytes(ready.norms, index) if self._bound is not None else None
+        norm = norm_bytes(ready.norms, index) if self._screen.bounded else None
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self._now())

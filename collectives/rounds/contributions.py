@@ -9,12 +9,13 @@ from typing import Protocol
 
 import blake3
 import numpy as np
+from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
-from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.codec import SMALLEST, Codec, CodecError
 from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Contribution, Digest, PeerId
+from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Ready
 
 NORM = np.dtype("<f4")
 """Norm of a chunk in an announcement."""
@@ -68,6 +69,51 @@ def announced_norm(norms: bytes, index: int) -> float:
     found = norm_bytes(norms, index)
     norm = float(np.frombuffer(found, NORM)[0]) if len(found) == NORM.itemsize else math.inf
     return norm if 0.0 <= norm < math.inf else math.inf
+
+
+class ResultScreen:
+    """Check of results by the norms that the contributors have announced.
+
+    bound: largest norm of an aggregate; None: results only have to be valid. announced: returns the announcement that an
+    entry of a proposal names, if it is here.
+    """
+
+    def __init__(
+        self, codec: Codec, grid: Grid, bound: NormBound | None, announced: Callable[[Contribution], Ready | None]
+    ) -> None:
+        self._codec, self._grid, self._bound, self._announced = codec, grid, bound, announced
+
+    @property
+    def bounded(self) -> bool:
+        """True if the contributors announce norms."""
+        return self._bound is not None
+
+    def summarize(self, source: Sequence[Buffer]) -> Summary:
+        """Return hashes and, if they count, norms of our encoded chunks."""
+        return summarize(source, self._codec, self._grid) if self.bounded else summarize(source)
+
+    def check(self, chunk: Buffer, index: int, contributors: Sequence[Contribution] | None) -> None:
+        """Raise CodecError for a result that no honest owner makes of the announced contributions.
+
+        contributors: None: its norm does not matter.
+        """
+        size = self._grid.size(index)
+        norm, limit = math.sqrt(self._codec.check(chunk, size)), self._limit(index, contributors)
+        if limit < math.inf and norm > limit * self._codec.growth + SMALLEST * size**0.5:
+            detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
+            raise CodecError(detail, "bound")
+
+    def _limit(self, index: int, contributors: Sequence[Contribution] | None) -> float:
+        """Return the largest norm of the result of a chunk before it is encoded.
+
+        The norm of an announcement that is not here counts as infinite: a contributor can replace its announcement by a
+        later one.
+        """
+        if self._bound is None or contributors is None:
+            return math.inf
+        found = [self._announced(entry) for entry in contributors]
+        norms = [math.inf if ready is None else announced_norm(ready.norms, index) for ready in found]
+        return self._bound(norms, [float(entry.weight) for entry in contributors])
 
 
 class Screen(Protocol):

@@ -91,7 +91,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _header(data: bytes) -> dict[str, Any]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_HEADER_LIMIT, len(data) - 8):
-        # Only now: the length of a header may be the number with which pickles begin.
+        # Checked last: a valid header can have a length whose bytes look like the beginning of a pickle.
         if data[:2] in PICKLES:
             raise TensorFileError("this is a pickle (a torch.save file), which can run code: refused")
         raise TensorFileError("not a safetensors file, or cut short")

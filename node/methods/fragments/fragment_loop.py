@@ -1,11 +1,11 @@
 """Loop over the rounds of several fragments; each round is a separate task while training continues.
 
 In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
-turns) the loop waits for the commit, and the model follows. A late fragment delays the others only until one that was
-sent after it is done, or the others have completed a round of one that was not sent, or a peer that it waits for has
-announced one that was not sent (else two peers may wait for each other in two fragments), plus one patience. A fragment
-without a quorum delays none, so several fragments wait for a quorum at the same time. After that the model follows the
-fragment between two later steps; it is not sent again before its round is over.
+turns) the loop waits for the commit, and the model follows. A late fragment delays the others until one of three things
+happens, plus one patience: a fragment that was sent after it is done; the others have completed a round of a fragment that
+was not sent; a peer that it waits for has announced a fragment that was not sent. Without the third, two peers could wait
+for each other in two fragments. A fragment without a quorum delays none, so several fragments wait for a quorum at the same
+time. After that the model follows the fragment between two later steps; it is not sent again before its round is over.
 
 No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
 next steps as make up for the delay, once, because all peers make the same number of steps per turn and it would stay

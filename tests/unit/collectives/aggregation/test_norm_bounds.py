@@ -56,6 +56,14 @@ def test_one_endless_contribution_raises_the_bound_to_a_few_honest_norms(rule):
     assert usual <= raised <= 10.0
 
 
+@pytest.mark.parametrize(
+    ("rule", "bound"), [("median", 7.9), ("centered-clip", 5.9), ("krum", 16.6), ("bulyan", 23.8), ("clip", 1.0)]
+)
+def test_bound_of_64_equal_norms_is_that_of_the_document(rule, bound):
+    """The figures of docs/design/data-planes.md, with one liar."""
+    assert norm_bound(AggregationSpec(rule))([1.0] * 64, [1.0] * 64) == pytest.approx(bound, abs=0.05)
+
+
 def test_bound_of_equal_norms_is_that_norm_for_means():
     for rule in ("mean", "clip", "rda", "flag", "geometric-median"):
         assert norm_bound(AggregationSpec(rule))([2.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0, rel=1e-4)
