@@ -415,10 +415,14 @@ def test_swarm_supports_parameters_on_gpu(found, enter):
         together((train, first, ours, one, 1, step), (train, second, theirs, two, 2, step))
         assert first.digest == second.digest and first.status.device == "cuda:0"
     assert torch.equal(vector(ours).cpu(), vector(theirs))
-    again = net(3).cuda()
-    with found(rounds=5) as swarm:
-        optimizer = swarm.wrap(again, torch.optim.AdamW(again.parameters(), lr=0.01, fused=True))
-        train(swarm, again, optimizer, 1, step)
+    for rounds in (1, 2):  # the second time with the moments from the checkpoint
+        model, generator = net(3).cuda(), torch.Generator().manual_seed(rounds)
+        with found("returning", rounds=2) as swarm:
+            inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+            optimizer = swarm.wrap(model, inner)
+            assert len(inner.state) == (0 if rounds == 1 else len(list(model.parameters())))
+            while swarm.round < rounds:
+                step(model, optimizer, generator)
 
 
 @pytest.mark.parametrize(
