@@ -80,6 +80,7 @@ bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.exchange.wan
 	$(BIN)/python -m benchmarks.exchange.relay
 	$(BIN)/python -m benchmarks.daemon.memory
+	$(BIN)/python -m benchmarks.daemon.largemodels --only 124M $(if $(FULL),124M-sparse 350M 350M-sparse 1.3B 1.3B-sparse)
 	$(BIN)/python -m benchmarks.daemon.idle
 	$(BIN)/python -m benchmarks.daemon.monitoring
 	$(BIN)/python -m benchmarks.compression.codecspeed

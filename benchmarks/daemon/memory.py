@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     toml = folder / "run.toml"
     toml.write_text(RUN.format(rounds=options.rounds, layers=options.layers, width=options.width, codec=options.codec))
     text = folder / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
+    text.write_text(TEXT)
     common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0"]
     first, report = spawn(["start", str(toml), "--wait-for", str(options.peers), *common], folder / "0")
     processes, reports = [first], [report]
@@ -87,8 +87,11 @@ def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return reports
 
 
+TEXT = "the quick brown fox jumps over the lazy dog. " * 20_000
+
+
 def spawn(arguments: list[str], home: Path) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """A daemon, and what it says as it says it."""
+    """Start a daemon; return it and what it has reported so far: its memory, and the events of its start and its rounds."""
     process = subprocess.Popen(
         [sys.executable, str(PEERS / "daemon_peer.py"), *arguments, "--home", str(home)],
         stdout=subprocess.PIPE,
@@ -107,6 +110,10 @@ def spawn(arguments: list[str], home: Path) -> tuple[subprocess.Popen[str], dict
                 found = None
             if isinstance(found, dict) and ({"base", "peak"} & found.keys()):
                 report.update(found)
+            elif isinstance(found, dict) and found.get("kind") == "round":
+                report.setdefault("rounds", []).append(found)
+            elif isinstance(found, dict) and found.get("kind") in ("start", "synced", "ready"):
+                report[found["kind"]] = found
             elif "error" in line or "Traceback" in line:
                 sys.stderr.write(line)
 

@@ -1,7 +1,8 @@
 """A daemon that says how much memory it uses: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
 
 Writes lines of JSON to stderr: `base`, bytes resident once model and inner optimizer are there and have made two steps, and,
-at the end, `peak`, the most since then.
+at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator: the first is the
+peak of the two steps, with gradients and activations.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+import torch
 from thinwire.node.cli import main
 from thinwire.node.daemon import daemon
 from thinwire.node.training.local_learner import prepare
@@ -20,7 +22,11 @@ def measured(*arguments: Any, **options: Any) -> Any:
     """Prepare the training, run it in, and remember what it takes."""
     training = prepare(*arguments, **options)
     training.trainer.run_steps(2)
-    print(json.dumps({"base": machine.resident(os.getpid()), "parameters": training.layout.total}), file=sys.stderr)
+    found = {"base": machine.resident(os.getpid()), "parameters": training.layout.total}
+    if torch.cuda.is_initialized():
+        found["gpu_base"] = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    print(json.dumps(found), file=sys.stderr)
     machine.forget_peak(os.getpid())
     return training
 
@@ -28,5 +34,8 @@ def measured(*arguments: Any, **options: Any) -> Any:
 if __name__ == "__main__":
     daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports: the only seam there is
     code = main.main(sys.argv[1:])
-    print(json.dumps({"peak": machine.resident(os.getpid(), peak=True)}), file=sys.stderr)
+    peaks = {"peak": machine.resident(os.getpid(), peak=True)}
+    if torch.cuda.is_initialized():
+        peaks["gpu_peak"] = torch.cuda.max_memory_allocated()
+    print(json.dumps(peaks), file=sys.stderr)
     raise SystemExit(code)

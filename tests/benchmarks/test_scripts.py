@@ -16,6 +16,7 @@ SMALLEST = {
     "exchange.wan": "--peers 2 --mb 2 --turns 1",
     "exchange.relay": "--mib 2",
     "daemon.memory": "--peers 2 --layers 2 --width 256 --rounds 3",
+    "daemon.largemodels": "--only 2M --rounds 2",
     "daemon.idle": "--seconds 2 --turns 1",
     "daemon.monitoring": "--seconds 2 --turns 1",
     "compression.codecspeed": "--mib 4 --repeats 5 --only int8",
