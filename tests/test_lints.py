@@ -208,6 +208,7 @@ MAY_OPEN = {
         "node/runtime/load_settings.py": "reads node.toml",
         "node/runtime/settings.py": "tells folders from names of libraries",
         "node/runtime/console.py": "the log file",
+        "node/runtime/device.py": "reads the limit of a container",
         "node/training/corpus.py": "reads the text to train on, and keeps its tokens",
         "node/daemon/daemon.py": "reads the manifest it is given",
         "node/runtime/event_log.py": "the event log of a process",

@@ -19,7 +19,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.console import LOGGER
 from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
+from thinwire.node.training.inner_optimizer import load_optimizer, optimizer_arrays
 from thinwire.swarm.manifest.manifest import Manifest, ManifestMismatch
 from torch import nn
 
@@ -241,7 +241,7 @@ class Swarm:
         values = [value for state in self._inner.state.values() for value in state.values()]
         if not all(value is None or isinstance(value, torch.Tensor) for value in values):
             return None
-        return PrivateState(save_optimizer(self._module, self._inner, copy=False), {})
+        return PrivateState(optimizer_arrays(self._module, self._inner), {})
 
     def _restore(self) -> None:
         private = self._peer.private

@@ -20,6 +20,7 @@ from thinwire.node.membership.join import SEARCH_SECONDS
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.methods.registry import check_codec
 from thinwire.node.peer.peer import Peer
+from thinwire.node.runtime.device import spare_memory
 from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment, OpenTransport
@@ -57,6 +58,7 @@ class RunEntry:
             RealDisk(),
             aside=asyncio.to_thread,
             write=asyncio.to_thread,
+            spare=spare_memory,
         )
         preset = LAN if self.config.host.startswith("127.") else WAN
         config, directory = self.config, self.config.directories.run(self.run_id)

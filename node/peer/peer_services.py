@@ -60,7 +60,7 @@ class PeerServices:
         self._peer, self._report, self._now = peer, report, peer.environment.now
         self._saved_at, self._saved_round, self._first = self._now(), 0, True
         self._writer: asyncio.Task[None] | None = None
-        self._slow, self._gathered = False, frozenset[PeerId]()
+        self._remarked, self._gathered = False, frozenset[PeerId]()
         self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
         self._participation = Participation()
 
@@ -195,7 +195,8 @@ class PeerServices:
         """Begin a checkpoint if one is due; call it between two rounds.
 
         Returns when the state is copied; a task writes the copy. If its fragments have separate rounds, the task also copies
-        them, one by one between other work. While the task runs, no other checkpoint begins. `private` runs in `work`.
+        them, one by one between other work. While the task runs, no other checkpoint begins. Without memory for a copy,
+        returns when the checkpoint is written. `private` runs in `work`.
         Raises an error of our own in the last checkpoint.
         """
         peer = self._peer
@@ -203,14 +204,20 @@ class PeerServices:
             return
         self._saved_at, self._saved_round, self._first = self._now(), peer.replica.round, False
         if self._writer is not None and not self._writer.done():
-            if not self._slow:
+            if not self._remarked:
                 detail = "the disk takes longer than the interval between checkpoints, so some are skipped"
                 self._report.emit("checkpoint", {"detail": detail})
-            self._slow = True
+            self._remarked = True
             return
         await self.written()
-        await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private()))
-        self._writer = asyncio.create_task(self._write())
+        if await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private())):
+            self._writer = asyncio.create_task(self._write())
+            return
+        if not self._remarked:
+            detail = "no memory for a copy of the state, so training waits until checkpoints are written"
+            self._report.emit("checkpoint", {"detail": detail})
+        self._remarked = True
+        self.saved(await self._work(lambda: peer.save(private())))
 
     async def _write(self) -> None:
         peer = self._peer

@@ -1,10 +1,11 @@
-"""Choice of the compute device.
+"""Devices for training, and the memory that they and the machine have.
 
 Imports torch only inside functions, so that the command line starts quickly.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from thinwire.swarm.identity.errors import HintedError
@@ -48,3 +49,23 @@ def memory_of_process(device: str) -> tuple[int, int]:
 
         reserved = torch.cuda.memory_reserved(device)
     return psutil.Process().memory_info().rss, reserved
+
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Limits of this process's container (Linux, cgroup version 2)."""
+
+
+def spare_memory(cgroup: Path = CGROUP) -> int:
+    """Return the bytes that the machine has left, or those of its container if they are fewer.
+
+    Files that the system caches count as left, unless they are in use.
+    """
+    import psutil
+
+    spare = int(psutil.virtual_memory().available)
+    try:
+        limit, used, stat = ((cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current", "stat"))
+        cached = int(dict(line.split() for line in stat.splitlines()).get("inactive_file", 0))
+        return min(spare, max(0, int(limit) - int(used) + cached))
+    except (OSError, ValueError):  # no such file, or "max"
+        return spare

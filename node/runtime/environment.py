@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ class Environment:
 
     Waiting uses asyncio, so the event loop's clock must advance like `now`. `aside`: runs computations that other peers
     wait for and our training does not need, such as sums that we owe them; not where training may be busy for long.
-    `write`: runs the disk operations of a checkpoint while training continues.
+    `write`: runs the disk operations of a checkpoint while training continues. `spare`: bytes of memory that this machine
+    has left.
     """
 
     now: Callable[[], float]
@@ -31,6 +33,7 @@ class Environment:
     disk: Disk
     aside: Work = at_once
     write: Work = at_once
+    spare: Callable[[], int] = lambda: sys.maxsize
 
 
 OpenTransport = Callable[[Admit], Awaitable[Transport]]

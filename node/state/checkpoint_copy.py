@@ -27,6 +27,11 @@ class CheckpointCopy:
         self.own: dict[int, Tensors] = {}
         self.private: PrivateState | None = None
 
+    @property
+    def allocated(self) -> bool:
+        """True if there is memory from an earlier copy."""
+        return bool(self._memory)
+
     def begin(self, replica: Replica, layout: Layout, private: PrivateState | None) -> None:
         """Begin a new copy: copy the private state, and the replica unless its fragments have separate rounds."""
         self._old, self._memory, self._fragments, self.own, self.complete = self._memory, {}, {}, {}, False

@@ -38,8 +38,8 @@ class Checkpointer:
 
     `unreadable`: why no checkpoint was restored although there are some; else "".
 
-    During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end
-    `save` writes the state itself. The caller ensures that only one of them runs.
+    During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end, and
+    without memory for a copy, `save` writes the state itself. The caller ensures that only one of them runs.
     """
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
@@ -84,12 +84,19 @@ class Checkpointer:
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 
-    def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> None:
+    def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
         """Begin a checkpoint: copy the private state and the replica.
 
+        Return False, without a copy, if the machine would have less memory left afterwards than the copy takes: then `save`.
         Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in `work`.
         """
+        if not self._copy.allocated:
+            size = sum(one.state.nbytes for _, one, _ in replica.each(layout))
+            size += sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0
+            if self._environment.spare() < 2 * size:
+                return False
         self._copy.begin(replica, layout, private)
+        return True
 
     async def write(self, replica: Replica, layout: Layout, work: Work) -> SaveOutcome:
         """Write the checkpoint that `copy` has begun, in `Environment.write`.

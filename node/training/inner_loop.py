@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from thinwire.node.training.batches import Batch, Batches, Cursor
 from thinwire.node.training.inner_optimizer import (
     InnerConfig,
+    OptimizerArrays,
     learning_rate,
     load_optimizer,
     make_optimizer,
-    save_optimizer,
+    optimizer_arrays,
 )
 from thinwire.node.training.learner import StepReport, Stop
 from thinwire.node.training.models.causal_model import Loss, loss_of
@@ -146,14 +147,14 @@ class Trainer:
         self.model.train(training)
         return total.item() / tokens if tokens else math.nan
 
-    def save(self, *, copy: bool = True) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-        """Return the state that only this peer has.
+    def save(self) -> tuple[OptimizerArrays, dict[str, int]]:
+        """Return the state that only this peer has: the optimizer's arrays, and step and cursor.
 
-        It consists of the optimizer's arrays, see `save_optimizer`, and step and cursor as numbers.
+        The arrays are valid until the next step.
         """
         cursor = self.batches.cursor
         numbers = {"step": self.step, "epoch": cursor.epoch, "position": cursor.position}
-        return save_optimizer(self.model, self.optimizer, copy=copy), numbers
+        return optimizer_arrays(self.model, self.optimizer), numbers
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, int]) -> None:
         """Continue from the result of `save`. Raises ValueError, without any change, if it does not fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,25 +113,43 @@ class DecoupledSGD(torch.optim.SGD):
                 group["weight_decay"] = decay
 
 
-def save_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, copy: bool = True) -> dict[str, NDArray[Any]]:
-    """Return the optimizer's tensors as arrays under "<entry>/<parameter>"; for any torch optimizer.
+class OptimizerArrays(Mapping[str, NDArray[Any]]):
+    """Tensors of an optimizer as arrays.
 
-    Narrow floats widen.
-
-    Without `copy`, tensors in CPU memory are not copied: the arrays change with the next step.
+    Those of a GPU are copied to the host when they are read, one at a time. Those in CPU memory are not copied: they change
+    with the next step. Narrow floats widen.
     """
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, parameter in model.named_parameters():
-        for entry, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-                array = wide.detach().cpu().numpy()
-                arrays[f"{entry}/{name}"] = np.array(array) if copy else array
-    return arrays
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        value = self._tensors[name]
+        wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        array: NDArray[Any] = wide.detach().cpu().numpy()
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def optimizer_arrays(model: nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerArrays:
+    """Return the optimizer's tensors under "<entry>/<parameter>"; for any torch optimizer."""
+    return OptimizerArrays(
+        {
+            f"{entry}/{name}": value
+            for name, parameter in model.named_parameters()
+            for entry, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+    )
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore the result of `save_optimizer`; parameters without an entry in `arrays` start fresh.
+    """Restore the arrays of `optimizer_arrays`; parameters without an entry in `arrays` start fresh.
 
     Raises ValueError, before any change, for a name or a shape that does not belong to this model.
     """

@@ -177,7 +177,7 @@ class LocalLearner:
 
     def private(self) -> PrivateState:
         """Return the state that only this peer has, for a checkpoint that is written before the next step."""
-        tensors, numbers = self.trainer.save(copy=False)
+        tensors, numbers = self.trainer.save()
         return PrivateState(tensors, dict(numbers))
 
     def restore(self, private: PrivateState) -> bool:

@@ -61,11 +61,13 @@ class MethodRow(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True):
     """Memory of a peer in rounds of this version in bytes, without activations.
 
-    model: parameters, gradients and moments. rounds: addition by rounds.
+    model: parameters, gradients and moments. rounds: addition by rounds. copy: addition by the copy of a checkpoint, at most;
+    there is none on a machine with less than twice that left.
     """
 
     model: float
     rounds: float
+    copy: float
 
 
 class BandwidthNeed(msgspec.Struct, frozen=True):
@@ -124,7 +126,7 @@ def plan(question: Question) -> Plan:
         question=question,
         bits=pair_bits(question) if paired else question.own_bits or bits(question),
         round=round,
-        memory=Memory(model, held - model),
+        memory=Memory(model, held - model, question.parameters * 4.0 * (2 + question.moments)),
         targets=TARGETS,
         methods=rows,
         best=_best(question, found, rows, chain),

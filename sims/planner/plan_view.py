@@ -83,7 +83,11 @@ def _facts(plan: Plan) -> Text:
             "memory",
             f"{bytes_text(plan.memory.model)} for model and optimizer, {bytes_text(plan.memory.rounds)} for rounds",
         ),
-        ("", "(per peer, fp32, without activations)"),
+        (
+            "",
+            f"(per peer, fp32, without activations; {bytes_text(plan.memory.copy)} more for copies of checkpoints, "
+            "if the machine has them)",
+        ),
         ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
         (
             "",

@@ -12,7 +12,7 @@ from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.snapshot import PrivateState
-from thinwire.node.training.inner_optimizer import load_optimizer, save_optimizer
+from thinwire.node.training.inner_optimizer import load_optimizer, optimizer_arrays
 from thinwire.swarm.messages.registry import PeerId
 
 
@@ -57,7 +57,7 @@ class StageLearner(ABC):
 
     def private(self) -> PrivateState:
         """Return the state of this peer alone, for a checkpoint."""
-        tensors = save_optimizer(self._holding.section, self.update.optimizer, copy=False)
+        tensors = optimizer_arrays(self._holding.section, self.update.optimizer)
         return PrivateState(tensors, {"stage": self._holding.stage})
 
     def restore(self, private: PrivateState) -> bool:

@@ -32,10 +32,10 @@ class Crash(BaseException):
 class Peer:
     """A replica and a private state that change with every round, and a checkpointer on a simulated disk."""
 
-    def __init__(self, disk: SimDisk, write=at_once):
+    def __init__(self, disk: SimDisk, write=at_once, spare=lambda: 1 << 40):
         self.replica = Replica(LAYOUT.digest, np.zeros(SIZE, np.float32), (ME.peer_id,))
         self.moment = np.zeros(SIZE, np.float32)
-        environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), disk, write=write)
+        environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), disk, write=write, spare=spare)
         store = CheckpointStore(Path("/run/checkpoints"), disk, ME)
         self.keep = Checkpointer(store, bytes(32), environment, lambda kind, fields: None)
 
@@ -47,7 +47,7 @@ class Peer:
 
     def copy(self):
         private = PrivateState({"moment": self.moment}, {"step": self.replica.round})
-        self.keep.copy(self.replica, LAYOUT, private)
+        return self.keep.copy(self.replica, LAYOUT, private)
 
     def checkpoint(self, meanwhile=lambda: None):
         self.copy()
@@ -94,6 +94,19 @@ def test_second_copy_reuses_the_memory_of_the_first():
         peer.commit()
         peer.checkpoint()
     assert len(arrays) == 3 and arrays[0] is arrays[1] is arrays[2]
+
+
+def test_state_is_not_copied_if_the_copy_would_take_more_than_half_of_the_memory_left():
+    left = [0]
+    peer = Peer(SimDisk(random.Random(1)), spare=lambda: left[0])
+    peer.commit()
+    size = peer.replica.state.nbytes + peer.moment.nbytes
+    left[0] = 2 * size - 1
+    assert not peer.copy()
+    left[0] += 1
+    assert peer.copy()
+    left[0] = 0
+    assert peer.copy(), "the memory of an earlier copy is used again"
 
 
 def test_crash_at_any_operation_of_the_writer_leaves_a_loadable_checkpoint():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from thinwire.node.training.inner_optimizer import (
     InnerConfig,
+    OptimizerArrays,
     learning_rate,
     load_optimizer,
     make_optimizer,
-    save_optimizer,
+    optimizer_arrays,
 )
 from torch import nn
 
@@ -78,7 +81,7 @@ def test_optimizer_state_round_trips(make: object) -> None:
     model, other = net(), net()
     optimizer, fresh = make(model.parameters()), make(other.parameters())
     train(model, optimizer, 3)
-    arrays = save_optimizer(model, optimizer)
+    arrays = optimizer_arrays(model, optimizer)
     other.load_state_dict(model.state_dict())
     load_optimizer(other, fresh, arrays)
     train(model, optimizer, 3, seed=9)
@@ -87,18 +90,37 @@ def test_optimizer_state_round_trips(make: object) -> None:
         assert torch.equal(a, b)
 
 
-def test_saved_optimizer_arrays_are_copies() -> None:
+def test_arrays_of_tensors_in_main_memory_are_not_copied() -> None:
     model = net()
     optimizer = make_optimizer(model, InnerConfig())
     train(model, optimizer, 1)
-    arrays = save_optimizer(model, optimizer)
-    copies = {key: array.copy() for key, array in arrays.items()}
-    train(model, optimizer, 1)
-    assert len(arrays) == 3 * 6
-    assert all(np.array_equal(arrays[key], copies[key]) for key in arrays)
-    for key, array in save_optimizer(model, optimizer, copy=False).items():
+    arrays = optimizer_arrays(model, optimizer)
+    assert len(arrays) == len(dict(arrays)) == 3 * 6
+    for key, array in arrays.items():
         entry, _, name = key.partition("/")
         assert np.shares_memory(array, optimizer.state[model.get_parameter(name)][entry].numpy())
+
+
+def test_arrays_of_other_devices_are_copied_one_at_a_time() -> None:
+    class Remote:
+        """Tensor on a device that counts its copies in main memory."""
+
+        dtype, alive = torch.float32, 0
+
+        def detach(self):
+            return self
+
+        def cpu(self):
+            array = np.zeros(4, np.float32)
+            Remote.alive += 1
+            weakref.finalize(array, lambda: setattr(Remote, "alive", Remote.alive - 1))
+            return SimpleNamespace(numpy=lambda: array)
+
+    most = 0
+    for _, array in OptimizerArrays({str(number): Remote() for number in range(3)}).items():
+        most = max(most, Remote.alive)
+        del array
+    assert most == 1
 
 
 def test_narrow_optimizer_state_round_trips() -> None:
@@ -107,7 +129,7 @@ def test_narrow_optimizer_state_round_trips() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    arrays = save_optimizer(model, optimizer)
+    arrays = optimizer_arrays(model, optimizer)
     assert {array.dtype.name for array in arrays.values()} == {"float32"}
     load_optimizer(model, optimizer, arrays)
     assert optimizer.state[model[0].weight]["exp_avg"].dtype == torch.bfloat16
@@ -117,9 +139,9 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
     model = net()
     optimizer = make_optimizer(model, InnerConfig())
     train(model, optimizer, 1)
-    before = save_optimizer(model, optimizer)
+    before = {name: array.copy() for name, array in optimizer_arrays(model, optimizer).items()}
     for bad in ({"exp_avg/9.weight": np.zeros(3)}, {**before, "exp_avg/0.weight": np.zeros((4, 4), np.float32)}):
         with pytest.raises(ValueError, match="does not fit"):
             load_optimizer(model, optimizer, bad)
-    after = save_optimizer(model, optimizer)
+    after = optimizer_arrays(model, optimizer)
     assert all(np.array_equal(before[key], after[key]) for key in before)

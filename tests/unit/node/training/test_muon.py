@@ -14,7 +14,7 @@ from thinwire.compression.registry import dense
 from thinwire.node.training.batches import Batches, split
 from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.inner_loop import Trainer
-from thinwire.node.training.inner_optimizer import InnerConfig, load_optimizer, make_optimizer, save_optimizer
+from thinwire.node.training.inner_optimizer import InnerConfig, load_optimizer, make_optimizer, optimizer_arrays
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.muon import NoMuon, matrices
 from torch import nn
@@ -127,7 +127,7 @@ def test_torch_loads_muon_state() -> None:
     assert one.run_steps(2) == two.run_steps(2)
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
     again = make_optimizer(two.model, CONFIG)
-    load_optimizer(two.model, again, save_optimizer(two.model, two.optimizer))
+    load_optimizer(two.model, again, optimizer_arrays(two.model, two.optimizer))
     assert again.state.keys() == two.optimizer.state.keys()
 
 
