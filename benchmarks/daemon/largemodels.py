@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -99,9 +98,6 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             daemons.append(spawn(["join", invite, *common], folder / "1"))
             joined = daemons[1][1]
             _wait(daemons, lambda: len(_shared(joined)) > options.rounds * case.fragments, options.patience)
-            for process, _ in daemons:
-                process.send_signal(signal.SIGTERM)
-            _wait(daemons, lambda: all("peak" in report for _, report in daemons), options.patience)
         finally:
             for process, _ in daemons:
                 process.kill()

@@ -1,13 +1,15 @@
 """A daemon that says how much memory it uses: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
 
 Writes lines of JSON to stderr: `base`, bytes resident once model and inner optimizer are there and have made two steps, and,
-at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator: the first is the
-peak of the two steps, with gradients and activations.
+once a second and at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator:
+the first is the peak of the two steps, with gradients and activations.
 """
 
 import json
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import torch
@@ -28,14 +30,27 @@ def measured(*arguments: Any, **options: Any) -> Any:
         torch.cuda.reset_peak_memory_stats()
     print(json.dumps(found), file=sys.stderr)
     machine.forget_peak(os.getpid())
+    threading.Thread(target=keep_reporting, daemon=True).start()
     return training
+
+
+def report() -> None:
+    """Report the peaks so far."""
+    peaks = {"peak": machine.resident(os.getpid(), peak=True)}
+    if torch.cuda.is_initialized():
+        peaks["gpu_peak"] = torch.cuda.max_memory_allocated()
+    print(json.dumps(peaks), file=sys.stderr)
+
+
+def keep_reporting() -> None:
+    """Report the peaks once a second, for those who do not wait for the end."""
+    while True:
+        time.sleep(1.0)
+        report()
 
 
 if __name__ == "__main__":
     daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports: the only seam there is
     code = main.main(sys.argv[1:])
-    peaks = {"peak": machine.resident(os.getpid(), peak=True)}
-    if torch.cuda.is_initialized():
-        peaks["gpu_peak"] = torch.cuda.max_memory_allocated()
-    print(json.dumps(peaks), file=sys.stderr)
+    report()
     raise SystemExit(code)
