@@ -61,7 +61,12 @@ class AdmissionPort:
         self._station, self._judge, self._wall = station, judge, wall
         self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
         self._returned = 0  # visits in return that have not ended
-        self._crowd = HalfOpen(limits.visits, lambda source: addresses.take(source, clock()))
+        visits = TokenBuckets(limits.visit_burst, limits.visit_rate)
+        self._crowd = HalfOpen(
+            limits.visits,
+            lambda source: addresses.take(source, clock()),
+            handshakes=lambda: visits.take("", clock()),
+        )
         self._visits: set[ControlConnection] = set()
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None

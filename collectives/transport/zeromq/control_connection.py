@@ -178,6 +178,9 @@ class ControlConnection:
 
     def _open(self) -> None:
         bounds, identity = self._bounds, self._station.identity
+        if self._crowd is not None and not self._crowd.handshakes():
+            self.close("too many handshakes")
+            return
         if not descriptors_left(DESCRIPTORS):
             self.close("no more descriptors")
             return

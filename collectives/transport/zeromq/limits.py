@@ -19,6 +19,7 @@ class Limits:
       a record once it has begun; silence between records is allowed.
     - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
+      `visit_*`: token bucket of all visits at the gate that begin a handshake, half a millisecond of a core each.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
     - `circuits`, `shared`: see there.
@@ -41,6 +42,8 @@ class Limits:
     address_rate: float = 20.0
     key_burst: int = 16
     key_rate: float = 1.0
+    visit_burst: int = 512
+    visit_rate: float = 200.0
     returned: int = 8
     ballast_burst: int = 4
     ballast_rate: float = 0.1

@@ -94,13 +94,17 @@ class HalfOpen:
 
     At random, because a flood that opens connections faster than a distant peer can authenticate would always push out the
     oldest one, and so that peer. By networks (`subnet_of`), because one machine can have all addresses of a network. `rate`
-    tells whether a source address may open another connection now.
+    tells whether a source address may open another connection now, `handshakes` whether one may begin a handshake now.
     """
 
     def __init__(
-        self, cap: int, rate: Callable[[str], bool] = lambda source: True, rng: random.Random | None = None
+        self,
+        cap: int,
+        rate: Callable[[str], bool] = lambda source: True,
+        rng: random.Random | None = None,
+        handshakes: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._cap, self._rate, self._rng = cap, rate, rng or random.SystemRandom()
+        self._cap, self._rate, self._rng, self.handshakes = cap, rate, rng or random.SystemRandom(), handshakes
         self._count = 0
         self._networks: dict[str, dict[Callable[[], None], None]] = {}
 

@@ -4,7 +4,8 @@ It joins one outside TCP connection to a libzmq socket on loopback.
 
 libzmq cannot close one peer of a socket, cannot limit connections, counts messages but not the parts of an unfinished
 one (a peer could fill the memory with it), and does not report at once that a peer has disconnected. The relay does all
-four.
+four. It also answers the greeting of an accepted connection itself, because a libzmq socket costs several times as much as the
+rest: strangers that say no more than a greeting get none.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from typing import cast
 from thinwire.collectives.transport.circuits.ticket import decode, hand_over
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.tcp_options import round_trip, tune
+from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, begins_handshake
 
-FIRST_BYTE = 0xFF
-"""First byte of every ZMTP greeting.
-
-The relay closes connections that begin otherwise before libzmq sees them.
-"""
+FIRST_BYTE = GREETING[0]
+"""First byte of every ZMTP greeting. A connection that begins otherwise may come with a ticket."""
 
 CIRCUIT = "an end of a circuit"
 """Reason of the end of a relay whose connection came with a valid ticket: another protocol has it now."""
@@ -65,10 +64,10 @@ class _End(asyncio.Protocol):
 class TcpRelay:
     """Carries bytes both ways with back-pressure.
 
-    `opened` is called when there is data to carry (dialled: once connected; accepted: at the first byte) and must call
-    `join`; `closed(reason)` is called once, at the end. `window`: bytes from outside that may pass before `progress`
-    reports that a whole message has come out of libzmq. At the limit reading stops, or, if `strict`, the relay closes.
-    `divert`: takes connections that begin with a ticket.
+    `opened` is called when there is data to carry (dialled: once connected; accepted: once the other side has begun the
+    handshake of CURVE) and must call `join`; `closed(reason)` is called once, at the end. `window`: bytes from outside that
+    may pass before `progress` reports that a whole message has come out of libzmq. At the limit reading stops, or, if
+    `strict`, the relay closes. `divert`: takes connections that begin with a ticket.
     """
 
     def __init__(
@@ -93,7 +92,9 @@ class TcpRelay:
         self._accepted, self._strict, self._divert = accepted, strict, divert
         self._ticket = b""
         self._left = window
-        self._early: list[bytes] = []
+        self._early = bytearray()
+        self._doubled = 0
+        """Bytes of libzmq's greeting that the relay has sent in its place, and libzmq not yet."""
         self._started = self._ending = False
         self._full = self._choked = False
         self._task: asyncio.Task[None] | None = None
@@ -133,8 +134,7 @@ class TcpRelay:
         inner = self._inner.transport
         if inner is None or self.reason:
             return
-        for data in self._early:
-            inner.write(data)
+        inner.write(bytes(self._early))
         self._early.clear()
         if self._ending:
             inner.write_eof()
@@ -177,9 +177,8 @@ class TcpRelay:
         if self.reason:
             return
         if not outer:
-            self.up += len(data)
-            if self.outer.transport is not None and not self.outer.transport.is_closing():
-                self.outer.transport.write(data)
+            self._doubled, data = max(0, self._doubled - len(data)), data[self._doubled :]
+            self._send(data)
             return
         if self.down == 0 and (self._ticket or data[0] != FIRST_BYTE):
             self._take_ticket(data)
@@ -195,13 +194,30 @@ class TcpRelay:
             return
         inner = self._inner.transport
         if inner is None:
-            self._early.append(data)
-            self._start()
+            self._early += data
+            if self._started or self._greet():
+                self._start()
         elif not inner.is_closing():
             inner.write(data)
         if self._left <= 0:
             self._full = True
             self._flow()
+
+    def _send(self, data: bytes) -> None:
+        self.up += len(data)
+        if data and self.outer.transport is not None and not self.outer.transport.is_closing():
+            self.outer.transport.write(data)
+
+    def _greet(self) -> bool:
+        """Answer a greeting in libzmq's place; return True once the handshake of CURVE has begun."""
+        if not self._doubled:
+            self._doubled = len(GREETING)
+            self._send(GREETING)
+        try:
+            return begins_handshake(self._early)
+        except ValueError:
+            self.close("not a ZeroMQ greeting")
+            return False
 
     def _take_ticket(self, data: bytes) -> None:
         transport, self._ticket = self.outer.transport, self._ticket + data

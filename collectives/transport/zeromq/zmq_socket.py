@@ -21,8 +21,34 @@ Parts = Sequence["bytes | memoryview"]
 Admits = Callable[[bytes], bool]
 """Return whether a raw transport key (32 bytes) is admitted to a domain."""
 
+_SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
+_MECHANISM = b"CURVE".ljust(20, b"\0")
+GREETING = _SIGNATURE + b"\x03\x01" + _MECHANISM + bytes(32)
+"""First bytes of libzmq on both sides: signature, version 3.1, mechanism, zeros (ZMTP 3.1, RFC 37)."""
+
+_HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72)
+"""First command of a CURVE client up to its short-term key: header, name, version, zeros (RFC 26)."""
+
+OPENING = len(GREETING) + 202
+"""Bytes of a CURVE client before the server has to compute anything: its greeting and HELLO."""
+
 _TURN = 64
 """Messages handled before other tasks run."""
+
+
+def begins_handshake(data: bytes | bytearray) -> bool:
+    """Return True if a CURVE client's greeting and HELLO are complete.
+
+    Raises ValueError if data is not their beginning.
+    """
+    wanted = ((0, _SIGNATURE[:1]), (9, _SIGNATURE[9:]), (12, _MECHANISM + b"\0"), (len(GREETING), _HELLO))
+    for start, part in wanted:
+        found = data[start : start + len(part)]
+        if found != part[: len(found)]:
+            raise ValueError("not the greeting of a CURVE client")
+    if data[10:11] and data[10] < 3:
+        raise ValueError(f"version {data[10]} of ZMTP")
+    return len(data) >= OPENING
 
 
 class ZmqSocket:

@@ -17,7 +17,7 @@ from thinwire.collectives.transport.zeromq.admission import knock
 from thinwire.collectives.transport.zeromq.link import Link
 from thinwire.collectives.transport.zeromq.listener import port_of
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_WORD, OPENING, session_of
-from thinwire.collectives.transport.zeromq.zmq_socket import as_client
+from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, as_client
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
@@ -315,6 +315,23 @@ def test_connections_per_source_are_limited(wire):
             writer.close()
         assert (await (await wire.peer(3)).meet(host)).code == "unreachable"
         assert host.transport.refusals()["too many connections from there"] >= 4
+
+    wire.run(work)
+
+
+def test_handshakes_of_all_sources_together_are_limited(wire):
+    """A greeting alone does not count: it costs no libzmq socket, and the gate answers it as libzmq would."""
+
+    async def work():
+        host = await wire.peer(2, limits=wire.short(visit_burst=1, visit_rate=0.0))
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+            writer.write(GREETING[:-1])
+            assert await reader.readexactly(len(GREETING)) == GREETING
+            writer.close()
+        assert isinstance(await (await wire.peer(1)).meet(host), Welcome)
+        assert (await (await wire.peer(3)).meet(host)).code == "unreachable"
+        assert host.transport.refusals()["too many handshakes"] == 1
 
     wire.run(work)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
 import zmq
-from thinwire.collectives.transport.zeromq.zmq_socket import ZmqSocket
+from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, OPENING, ZmqSocket, begins_handshake
 
 
 class Full:
@@ -56,3 +57,45 @@ def test_message_whose_connection_is_lost_between_two_parts_waits_and_is_sent_wh
         channel.close()
 
     asyncio.run(work())
+
+
+def opening_of_libzmq() -> tuple[bytes, bytes]:
+    """Return the greeting of a CURVE server, and the first bytes of a client."""
+    context = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        public, secret = zmq.curve_keypair()
+        server, client = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for one in (server, client):
+            one.curve_publickey, one.curve_secretkey = public, secret
+        server.curve_server, client.curve_serverkey = True, public
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        with socket.create_connection(("127.0.0.1", port)) as near, listener.accept()[0] as far:
+            for end in (near, far):
+                end.settimeout(10)
+            near.sendall(GREETING[:11])
+            theirs = b""
+            while len(theirs) < len(GREETING):
+                theirs += near.recv(len(GREETING) - len(theirs))
+            far.sendall(GREETING)
+            said = b""
+            while len(said) < OPENING:
+                said += far.recv(4096)
+    context.destroy(linger=0)
+    return theirs, said
+
+
+def test_greeting_is_that_of_libzmq_and_a_handshake_begins_with_the_whole_hello():
+    theirs, said = opening_of_libzmq()
+    assert theirs == GREETING and len(said) == OPENING
+    assert [begins_handshake(said[:length]) for length in range(OPENING + 1)] == [False] * OPENING + [True]
+    assert begins_handshake(said + b"more")
+
+
+@pytest.mark.parametrize("at", [0, 9, 10, 12, 31, 32, 64, 65, 66, 72, 74, 145])
+def test_other_greetings_and_commands_begin_no_handshake(at):
+    _, said = opening_of_libzmq()
+    wrong = said[:at] + bytes([2 if at == 10 else said[at] ^ 0x80]) + said[at + 1 :]
+    assert not begins_handshake(wrong[:at])
+    with pytest.raises(ValueError):
+        begins_handshake(wrong)
