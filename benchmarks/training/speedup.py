@@ -1,0 +1,357 @@
+"""Speed-up of 2, 4 and 8 peers over one at equal loss, by outer method, with all models in lockstep on one GPU.
+
+    python -m benchmarks.training.speedup [--device cuda] [--seconds 240] [--peers 2 4 8] [--seeds 3] [--json FILE]
+
+A byte language model learns the source of Python's standard library and of installed packages. Each peer has its own part
+of the text; all have the same batch, the same number of inner steps and the same inner optimizer. The inner learning rate is
+the best of a grid for one peer alone (AdamW, and Muon for muloco), and is constant after the warm-up, so that a run can end
+at any step. Outer methods have the defaults of the manifest, apart from the common number H of inner steps between
+exchanges. Codecs, rules, replicas and rounds are those of the product; only the network, members and votes are left out.
+
+The speed-up at a loss is the inner steps that one peer alone needs to reach it, divided by those that each of N peers needs:
+the gain in time if exchanges took none. The losses are those that one peer alone with the same inner optimizer reaches after
+50, 75 and 100 % of the steps; a curve reaches a loss when its lowest value so far does, linearly interpolated. "synchronous"
+is data parallelism: a step on the mean gradient of all peers. With a constant rate an average over peers also lowers the
+noise of the parameters, which one peer alone could lower by a decay of the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import math
+import os
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from thinwire.node.training.batches import split
+from thinwire.node.training.corpus import Corpus, open_corpus
+from thinwire.node.training.inner_optimizer import InnerConfig
+from thinwire.node.training.models.tokenizer import load_tokenizer
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import parse
+
+from benchmarks.training.lockstep import Clock, Pairs, Plain, Rounds, Training, evaluate, play
+from benchmarks.training.stacked import Lane, StackedTrainers
+from benchmarks.training.toy import SHARDS, Toy
+
+ALONE, TOGETHER = "one peer alone", "synchronous"
+METHODS = {
+    "diloco": 'method = "diloco"',
+    "sparseloco": 'method = "sparseloco"',
+    "noloco": 'method = "noloco"',
+    "streaming": 'method = "streaming"\noverlap = 0\nlocal_mix = 0.0',
+    "streaming overlap 1": 'method = "streaming"\noverlap = 1',
+    "muloco": 'method = "muloco"',
+}
+"""Name -> keys of [outer] besides sync_every."""
+
+PARTS = (0.5, 0.75, 1.0)
+"""Parts of the steps of one peer alone after which its loss is a target."""
+
+HELD_OUT = 128
+"""Sequences of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of model, batch and round that all trainings share."""
+
+    layers: int
+    width: int
+    context: int
+    batch: int
+    steps: int
+    """Inner steps between two exchanges."""
+
+    def manifest(self, outer: str) -> Manifest:
+        """Return the manifest of a method with its defaults."""
+        model = f"[model]\nlayers = {self.layers}\nwidth = {self.width}\ncontext = {self.context}\n"
+        return parse(f"{model}[inner]\nbatch = {self.batch}\n[outer]\n{outer}\nsync_every = {self.steps}\n")
+
+    def toy(self, corpus: Corpus, seed: int, peers: int) -> Toy:
+        """Return model and data of a training."""
+        return Toy(
+            split(corpus, self.context, seed, SHARDS),
+            seed,
+            steps=self.steps,
+            peers=[bytes([index]) * 32 for index in range(peers)],
+            layers=self.layers,
+            width=self.width,
+            batch=self.batch,
+        )
+
+
+def gathered(target: Path, limit: int) -> None:
+    """Write source files of the standard library and of installed packages to `target`, at most `limit` bytes."""
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    seen = set[Path]()
+    with target.open("wb") as stream:
+        for file in (file for root in roots for file in sources(root)):
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
+            content = file.read_bytes()
+            if stream.tell() + len(content) > limit:
+                return
+            stream.write(content + b"\n")
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """Yield the Python files under a folder in a fixed order, those of installed packages in its subfolders not."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in ("site-packages", "dist-packages", "__pycache__"))
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+
+
+def tuned(
+    toys: Sequence[Toy],
+    config: InnerConfig,
+    rates: Sequence[float],
+    steps: int,
+    make: Callable[[Sequence[Lane], InnerConfig], StackedTrainers],
+    samples: dict[int, tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[InnerConfig, dict[str, float]]:
+    """Return the configuration with the rate of the lowest mean loss of one peer alone, and the losses of all rates."""
+    losses = dict[str, float]()
+    for rate in rates if len(rates) > 1 else ():
+        stack = make([Lane(toy, toy.peers[0]) for toy in toys], replace(config, lr=rate))
+        for _ in range(0, steps, toys[0].steps):
+            stack.run_steps(toys[0].steps)
+        found = stack.evaluate(stack.vectors(range(len(toys))), [samples[toy.seed] for toy in toys])
+        losses[f"{rate:g}"] = float(np.mean(found))
+    best = min(
+        rates,
+        key=lambda rate: losses.get(f"{rate:g}", 0.0) if math.isfinite(losses.get(f"{rate:g}", 0.0)) else math.inf,
+    )
+    return replace(config, lr=best), losses
+
+
+def planned(
+    setting: Setting, corpus: Corpus, peers: Sequence[int], seeds: int, names: Sequence[str]
+) -> tuple[list[Training], list[list[Lane]]]:
+    """Return all trainings, and the lanes of the stacks of AdamW and of Muon. Lanes of a method are neighbours."""
+    lanes: list[list[Lane]] = [[], []]
+    trainings: list[Training] = []
+    toys = {(seed, count): setting.toy(corpus, seed, count) for seed in range(seeds) for count in (1, *peers)}
+
+    def add(toy: Toy, stack: int, make: Callable[[int, int], Training], together: str = "") -> None:
+        trainings.append(make(stack, len(lanes[stack])))
+        lanes[stack] += [Lane(toy, peer, together) for peer in toy.peers]
+
+    for stack, name in enumerate((ALONE, f"{ALONE}, muon")):
+        if stack == 0 or "muloco" in names:
+            for seed in range(seeds):
+                toy = toys[seed, 1]
+                add(toy, stack, lambda stack, first, name=name, toy=toy: Plain(name, toy, stack, first))  # type: ignore[misc]
+    for name in (TOGETHER, *names):
+        for seed in range(seeds):
+            for count in peers:
+                toy = toys[seed, count]
+                if name == TOGETHER:
+                    add(toy, 0, lambda stack, first, toy=toy: Plain(TOGETHER, toy, stack, first), f"{seed} {count}")  # type: ignore[misc]
+                    continue
+                manifest = setting.manifest(METHODS[name])
+                kind = Pairs if manifest.outer.gossip else Rounds
+                add(
+                    toy,
+                    int(manifest.inner.optimizer == "muon"),
+                    lambda stack, first, name=name, toy=toy, kind=kind, manifest=manifest: kind(  # type: ignore[misc]
+                        name, toy, stack, first, manifest
+                    ),
+                )
+    return trainings, lanes
+
+
+def reached(curve: Sequence[tuple[int, float]], loss: float) -> float:
+    """Return the inner steps after which the lowest value so far is at most `loss`; infinite if it never is."""
+    before, lowest = 0.0, math.inf
+    for step, value in curve:
+        if value <= loss:
+            part = (lowest - loss) / (lowest - value) if math.isfinite(lowest) and lowest > value else 1.0
+            return before + part * (step - before)
+        before, lowest = float(step), min(lowest, value)
+    return math.inf
+
+
+def targets(curve: Sequence[tuple[int, float]]) -> list[float]:
+    """Return the lowest losses of one peer alone within parts of its steps."""
+    return [min(loss for step, loss in curve if step <= max(part * curve[-1][0], curve[0][0])) for part in PARTS]
+
+
+def speedups(alone: Sequence[tuple[int, float]], curve: Sequence[tuple[int, float]]) -> list[float]:
+    """Return the ratios of inner steps at each target; 0 where the curve does not reach it."""
+    return [reached(alone, loss) / reached(curve, loss) for loss in targets(alone)]
+
+
+def table(trainings: Sequence[Training], step_tokens: int) -> str:
+    """Return one line for each method and number of peers: losses and speed-ups, mean and range over the seeds."""
+    by_kind: dict[tuple[str, int], list[Training]] = {}
+    for training in trainings:
+        by_kind.setdefault((training.name, len(training.lanes)), []).append(training)
+    alone = {(one.name.endswith("muon"), one.toy.seed): one for one in trainings if one.name.startswith(ALONE)}
+    header = "".join(f"{f'at {part:.0%}':>20}" for part in PARTS)
+    lines = [f"{'':<22}{'peers':>5}{'M tokens':>10}{'final loss':>24}{header}"]
+    for (name, count), same in by_kind.items():
+        failed = [one.failure for one in same if one.failure or not one.curve]
+        if failed:
+            lines.append(f"{name:<22}{count:>5}  failed: {failed[0]}")
+            continue
+        bases = [alone[one.name == "muloco" or one.name.endswith("muon"), one.toy.seed] for one in same]
+        final, base = ([one.curve[-1][1] for one in many] for many in (same, bases))
+        tokens = same[0].curve[-1][0] * step_tokens * count / 1e6
+        line = f"{name:<22}{count:>5}{tokens:>10.1f}{_range(final, 4):>24}"
+        if not name.startswith(ALONE):
+            ratios = zip(*(speedups(one.curve, two.curve) for one, two in zip(bases, same, strict=True)), strict=True)
+            line += "".join(f"{_reached(each):>20}" for each in ratios)
+            line += "  WORSE than one peer alone" if np.mean(final) > np.mean(base) else ""
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def _reached(ratios: Sequence[float]) -> str:
+    """Return the speed-ups of the seeds that reach a loss, and how many do so if not all do."""
+    found = [ratio for ratio in ratios if ratio]
+    if not found:
+        return "not reached"
+    return _range(found, 2) if len(found) == len(ratios) else f"{np.mean(found):.2f}, {len(found)} of {len(ratios)}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(prog="speedup", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="of matrix products; bf16 on a GPU")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8, help="sequences of each peer's inner step")
+    parser.add_argument("--steps", type=int, default=6000, help="most inner steps of each peer")
+    parser.add_argument("--H", type=int, default=30, dest="pace", help="inner steps between exchanges")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="of AdamW, for one peer alone"
+    )
+    parser.add_argument("--muon-rates", type=float, nargs="+", default=[1e-2, 2e-2, 4e-2])
+    parser.add_argument("--tune-steps", type=int, default=600, help="inner steps with each rate")
+    parser.add_argument("--evaluate-every", type=int, default=1, help="rounds")
+    parser.add_argument("--megabytes", type=float, default=64.0, help="most text")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end all trainings at the same step by then")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def say(began: float, message: str) -> None:
+    """Print progress."""
+    print(f"{time.monotonic() - began:6.1f} s  {message}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    began = time.monotonic()
+    options = parser().parse_args(arguments)
+    if options.device.startswith("cuda"):
+        torch.set_num_threads(1)
+    precision = options.precision or ("bf16" if options.device.startswith("cuda") else "fp32")
+    setting = Setting(options.layers, options.width, options.context, options.batch, options.pace)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "corpus.txt")
+        gathered(text, int(options.megabytes * 1e6))
+        digest = hashlib.sha256(text.read_bytes()).hexdigest()
+        corpus = open_corpus(text, load_tokenizer("bytes", Path()), Path(folder))
+        say(began, f"text: {corpus.tokens / 1e6:.1f} MB, sha256 {digest[:16]}")
+        trainings, lanes = planned(setting, corpus, options.peers, options.seeds, options.methods)
+        toys = [training.toy for training in trainings if training.name == ALONE]
+        samples = {}
+        for toy in toys:
+            inputs, goals = zip(*toy.split.evaluation(HELD_OUT, 1), strict=True)
+            samples[toy.seed] = torch.cat(inputs).to(options.device), torch.cat(goals).to(options.device)
+
+        def make(lanes: Sequence[Lane], config: InnerConfig) -> StackedTrainers:
+            return StackedTrainers(lanes, config, options.device, torch.bfloat16 if precision == "bf16" else None)
+
+        grid: dict[str, dict[str, float]] = {}
+        stacks = []
+        for outer, rates, places in zip(("diloco", "muloco"), (options.rates, options.muon_rates), lanes, strict=True):
+            inner = setting.manifest(METHODS[outer]).inner
+            config = InnerConfig(inner.optimizer, warmup=min(inner.warmup, options.steps // 4), momentum=inner.momentum)
+            if places:
+                config, grid[inner.optimizer] = tuned(toys, config, rates, options.tune_steps, make, samples)
+                say(began, f"{inner.optimizer}: rate {config.lr:g} of {grid[inner.optimizer] or rates}")
+                stacks.append(make(places, config))
+        clock = Clock(stacks)
+        say(
+            began,
+            f"{sum(map(len, lanes))} models of {stacks[0].layout.total / 1e6:.2f} M parameters, {len(trainings)} trainings",
+        )
+        each, last = options.pace * options.evaluate_every, [time.monotonic()]
+
+        def look() -> bool:
+            evaluate(clock, trainings, samples)
+            now = time.monotonic()
+            took, last[0] = now - last[0], now
+            say(
+                began,
+                f"step {clock.step}: {1e3 * took / each:.1f} ms a step; {trainings[0].name} {trainings[0].curve[-1][1]:.3f}",
+            )
+            return clock.step < options.steps and now - began + took < options.seconds
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+            async def work(function: Callable[[], Any]) -> Any:
+                return await asyncio.get_running_loop().run_in_executor(pool, function)
+
+            asyncio.run(play(clock, trainings, look, each, work))
+    step_tokens = stacks[0].step_tokens
+    total = clock.step * step_tokens * sum(map(len, lanes)) / 1e6
+    about = {name: str(value) for name, value in vars(options).items()} | {
+        "text": {"bytes": corpus.tokens, "sha256": digest},
+        "parameters": stacks[0].layout.total,
+        "precision": precision,
+        "grid": grid,
+        "rates": [stack.config.lr for stack in stacks],
+        "steps": clock.step,
+        "tokens": total * 1e6,
+        "seconds": clock.seconds,
+        "torch": torch.__version__,
+    }
+    if options.json:
+        curves = [
+            {
+                "method": one.name,
+                "peers": len(one.lanes),
+                "seed": one.toy.seed,
+                "curve": one.curve,
+                "failure": one.failure,
+            }
+            for one in trainings
+        ]
+        options.json.write_text(json.dumps({"about": about, "curves": curves}) + "\n")
+    print(json.dumps(about))
+    print(
+        f"{stacks[0].layout.total / 1e6:.2f} M parameters, {clock.step} inner steps of {step_tokens} tokens, "
+        f"H = {options.pace}, {options.seeds} seeds, {total:.0f} M tokens in all"
+    )
+    print(table(trainings, step_tokens))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
