@@ -167,7 +167,8 @@ class RoundTable:
             return Outcome()
         weights, results = [weight for _, weight in sent], list[Buffer]()
         if self.manifest.sparse:
-            results = [piece for source, _ in sent for piece in source]
+            for source, _ in sent:  # a payload that needs fewer pieces leaves its last slots empty
+                results += [*source, *[b""] * (len(cut) - len(source))]
         for index in range(0 if self.manifest.sparse else len(cut)):
             mean = np.empty(cut.size(index), np.float32)
             payloads = [source[index] for source, _ in sent if source]

@@ -311,7 +311,7 @@ def main(arguments: Sequence[str]) -> int:
                 began,
                 f"step {clock.step}: {1e3 * took / each:.1f} ms a step; {trainings[0].name} {trainings[0].curve[-1][1]:.3f}",
             )
-            return clock.step < options.steps and now - began + took < options.seconds
+            return bool(clock.step < options.steps and now - began + took < options.seconds)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
 
