@@ -28,8 +28,11 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ from benchmarks.training.lockstep import Clock, Pairs, Plain, Rounds, Training, 
 from benchmarks.training.stacked import Lane, StackedTrainers
 from benchmarks.training.toy import SHARDS, Toy
 
-ALONE, TOGETHER = "one peer alone", "synchronous"
+ALONE, ALONE_MUON, TOGETHER = "one peer alone", "one peer, Muon", "synchronous"
 METHODS = {
     "diloco": 'method = "diloco"',
     "sparseloco": 'method = "sparseloco"',
@@ -115,48 +118,130 @@ def sources(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
-def tuned(
-    toys: Sequence[Toy],
-    config: InnerConfig,
-    rates: Sequence[float],
-    steps: int,
-    make: Callable[[Sequence[Lane], InnerConfig], StackedTrainers],
-    samples: dict[int, tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[InnerConfig, dict[str, float]]:
-    """Return the configuration with the rate of the lowest mean loss of one peer alone, and the losses of all rates."""
-    losses = dict[str, float]()
-    for rate in rates if len(rates) > 1 else ():
-        stack = make([Lane(toy, toy.peers[0]) for toy in toys], replace(config, lr=rate))
-        for _ in range(0, steps, toys[0].steps):
-            stack.run_steps(toys[0].steps)
-        found = stack.evaluate(stack.vectors(range(len(toys))), [samples[toy.seed] for toy in toys])
-        losses[f"{rate:g}"] = float(np.mean(found))
-    best = min(
-        rates,
-        key=lambda rate: losses.get(f"{rate:g}", 0.0) if math.isfinite(losses.get(f"{rate:g}", 0.0)) else math.inf,
-    )
-    return replace(config, lr=best), losses
+@dataclass(frozen=True)
+class Job:
+    """Everything that a process needs to train: options, file of the text, and when it began (seconds since the epoch)."""
+
+    options: argparse.Namespace
+    text: Path
+    began: float
+
+    @property
+    def setting(self) -> Setting:
+        """Sizes."""
+        options = self.options
+        return Setting(options.layers, options.width, options.context, options.batch, options.pace)
+
+    @property
+    def bf16(self) -> bool:
+        """True if matrix products are in bfloat16."""
+        return self.options.precision == "bf16" or (not self.options.precision and self.options.device != "cpu")
+
+    def corpus(self) -> Corpus:
+        """Return the text as bytes."""
+        return open_corpus(self.text, load_tokenizer("bytes", Path()), self.text.parent)
+
+    def inner(self, stack: int, rate: float) -> InnerConfig:
+        """Return the inner optimizer of the stack of AdamW (0) or of Muon (1), with the manifest's defaults but the rate."""
+        inner = self.setting.manifest(METHODS["muloco" if stack else "diloco"]).inner
+        warmup = min(inner.warmup, self.options.steps // 4)
+        return InnerConfig(inner.optimizer, rate, warmup=warmup, momentum=inner.momentum, adam_lr=inner.adam_lr)
+
+    def stack(self, lanes: Sequence[Lane], config: InnerConfig) -> StackedTrainers:
+        """Return models on the device."""
+        if self.options.device != "cpu":
+            torch.set_num_threads(1)
+        return StackedTrainers(lanes, config, self.options.device, torch.bfloat16 if self.bf16 else None)
+
+    def say(self, message: str) -> None:
+        """Print progress."""
+        print(f"{time.time() - self.began:6.1f} s  {message}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Curve of one training: pairs of inner steps and held-out loss. failure: the error that ended it, if any."""
+
+    method: str
+    peers: int
+    seed: int
+    curve: Sequence[tuple[int, float]]
+    failure: str = ""
+
+    @property
+    def base(self) -> str:
+        """Method of one peer alone with the same inner optimizer."""
+        return ALONE_MUON if self.method in ("muloco", ALONE_MUON) else ALONE
+
+
+def held_out(toy: Toy) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets of an evaluation, [HELD_OUT, context] each."""
+    inputs, targets = zip(*toy.split.evaluation(HELD_OUT, 1), strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def tune(job: Job, stack: int, rate: float) -> float:
+    """Return the mean loss of one peer alone with a rate, over the seeds."""
+    corpus, pace = job.corpus(), job.options.pace
+    toys = [job.setting.toy(corpus, seed, 1) for seed in range(job.options.seeds)]
+    trainers = job.stack([Lane(toy, toy.peers[0]) for toy in toys], job.inner(stack, rate))
+    for _ in range(0, job.options.tune_steps, pace):
+        trainers.run_steps(pace)
+    loss = float(np.mean(trainers.evaluate(trainers.vectors(range(len(toys))), [held_out(toy) for toy in toys])))
+    job.say(f"{trainers.config.optimizer} with rate {rate:g}: loss {loss:.4f} after {trainers.step} steps")
+    return loss
+
+
+def best(losses: dict[float, float]) -> float:
+    """Return the rate with the lowest finite loss, the first one if there is none."""
+    return min(losses, key=lambda rate: losses[rate] if math.isfinite(losses[rate]) else math.inf)
+
+
+def compete(job: Job, seeds: Sequence[int], rates: Sequence[float]) -> tuple[list[Result], dict[str, float]]:
+    """Train all methods with some seeds; return the results, and the seconds that inner and outer steps took."""
+    options, corpus = job.options, job.corpus()
+    trainings, lanes = planned(job.setting, corpus, options.peers, seeds, options.methods)
+    samples = {one.toy.seed: held_out(one.toy) for one in trainings if one.name == ALONE}
+    stacks = [job.stack(places, job.inner(stack, rates[stack])) for stack, places in enumerate(lanes) if places]
+    clock, each, last = Clock(stacks), options.pace * options.evaluate_every, [time.time()]
+    job.say(f"seeds {seeds}: {sum(map(len, lanes))} models of {stacks[0].layout.total} parameters")
+
+    def look() -> bool:
+        evaluate(clock, trainings, samples)
+        now = time.time()
+        took, last[0] = now - last[0], now
+        loss = trainings[0].curve[-1][1]
+        job.say(f"seeds {seeds}, step {clock.step}: {1e3 * took / each:.1f} ms a step, loss {loss:.3f}")
+        return bool(clock.step < options.steps and now - job.began + 1.5 * took < options.seconds)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        async def work(function: Callable[[], Any]) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(pool, function)
+
+        asyncio.run(play(clock, trainings, look, each, work))
+    return [Result(one.name, len(one.lanes), one.toy.seed, one.curve, one.failure) for one in trainings], clock.seconds
 
 
 def planned(
-    setting: Setting, corpus: Corpus, peers: Sequence[int], seeds: int, names: Sequence[str]
+    setting: Setting, corpus: Corpus, peers: Sequence[int], seeds: Sequence[int], names: Sequence[str]
 ) -> tuple[list[Training], list[list[Lane]]]:
     """Return all trainings, and the lanes of the stacks of AdamW and of Muon. Lanes of a method are neighbours."""
     lanes: list[list[Lane]] = [[], []]
     trainings: list[Training] = []
-    toys = {(seed, count): setting.toy(corpus, seed, count) for seed in range(seeds) for count in (1, *peers)}
+    toys = {(seed, count): setting.toy(corpus, seed, count) for seed in seeds for count in (1, *peers)}
 
     def add(toy: Toy, stack: int, make: Callable[[int, int], Training], together: str = "") -> None:
         trainings.append(make(stack, len(lanes[stack])))
         lanes[stack] += [Lane(toy, peer, together) for peer in toy.peers]
 
-    for stack, name in enumerate((ALONE, f"{ALONE}, muon")):
+    for stack, name in enumerate((ALONE, ALONE_MUON)):
         if stack == 0 or "muloco" in names:
-            for seed in range(seeds):
+            for seed in seeds:
                 toy = toys[seed, 1]
                 add(toy, stack, lambda stack, first, name=name, toy=toy: Plain(name, toy, stack, first))  # type: ignore[misc]
     for name in (TOGETHER, *names):
-        for seed in range(seeds):
+        for seed in seeds:
             for count in peers:
                 toy = toys[seed, count]
                 if name == TOGETHER:
@@ -195,27 +280,33 @@ def speedups(alone: Sequence[tuple[int, float]], curve: Sequence[tuple[int, floa
     return [reached(alone, loss) / reached(curve, loss) for loss in targets(alone)]
 
 
-def table(trainings: Sequence[Training], step_tokens: int) -> str:
+def cut(results: Sequence[Result]) -> list[Result]:
+    """Return the results up to the last step that every seed of one peer alone has reached."""
+    end = min(one.curve[-1][0] for one in results if one.method == ALONE)
+    return [replace(one, curve=[point for point in one.curve if point[0] <= end]) for one in results]
+
+
+def table(results: Sequence[Result], step_tokens: int) -> str:
     """Return one line for each method and number of peers: losses and speed-ups, mean and range over the seeds."""
-    by_kind: dict[tuple[str, int], list[Training]] = {}
-    for training in trainings:
-        by_kind.setdefault((training.name, len(training.lanes)), []).append(training)
-    alone = {(one.name.endswith("muon"), one.toy.seed): one for one in trainings if one.name.startswith(ALONE)}
+    by_kind: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        by_kind.setdefault((result.method, result.peers), []).append(result)
+    alone = {(one.method, one.seed): one for one in results}
     header = "".join(f"{f'at {part:.0%}':>20}" for part in PARTS)
-    lines = [f"{'':<22}{'peers':>5}{'M tokens':>10}{'final loss':>24}{header}"]
+    lines = [f"{'':<20}{'peers':>5}{'M tokens':>10}{'final loss':>24}{header}"]
     for (name, count), same in by_kind.items():
-        failed = [one.failure for one in same if one.failure or not one.curve]
+        failed = [one.failure or "no round" for one in same if one.failure or not one.curve]
         if failed:
-            lines.append(f"{name:<22}{count:>5}  failed: {failed[0]}")
+            lines.append(f"{name:<20}{count:>5}  failed: {failed[0]}")
             continue
-        bases = [alone[one.name == "muloco" or one.name.endswith("muon"), one.toy.seed] for one in same]
+        bases = [alone[one.base, one.seed] for one in same]
         final, base = ([one.curve[-1][1] for one in many] for many in (same, bases))
         tokens = same[0].curve[-1][0] * step_tokens * count / 1e6
-        line = f"{name:<22}{count:>5}{tokens:>10.1f}{_range(final, 4):>24}"
-        if not name.startswith(ALONE):
+        line = f"{name:<20}{count:>5}{tokens:>10.1f}{_range(final, 4):>24}"
+        if count > 1:
             ratios = zip(*(speedups(one.curve, two.curve) for one, two in zip(bases, same, strict=True)), strict=True)
             line += "".join(f"{_reached(each):>20}" for each in ratios)
-            line += "  WORSE than one peer alone" if np.mean(final) > np.mean(base) else ""
+            line += "  WORSE than one peer alone" if not np.mean(final) <= np.mean(base) else ""
         lines.append(line)
     return "\n".join(lines)
 
@@ -255,102 +346,61 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--evaluate-every", type=int, default=1, help="rounds")
     parser.add_argument("--megabytes", type=float, default=64.0, help="most text")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end all trainings at the same step by then")
+    parser.add_argument("--processes", type=int, default=0, help="0: one on a CPU, six on a GPU")
     parser.add_argument("--json", type=Path)
     return parser
 
 
-def say(began: float, message: str) -> None:
-    """Print progress."""
-    print(f"{time.monotonic() - began:6.1f} s  {message}", file=sys.stderr, flush=True)
-
-
 def main(arguments: Sequence[str]) -> int:
-    began = time.monotonic()
     options = parser().parse_args(arguments)
-    if options.device.startswith("cuda"):
-        torch.set_num_threads(1)
-    precision = options.precision or ("bf16" if options.device.startswith("cuda") else "fp32")
-    setting = Setting(options.layers, options.width, options.context, options.batch, options.pace)
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder, "corpus.txt")
-        gathered(text, int(options.megabytes * 1e6))
-        digest = hashlib.sha256(text.read_bytes()).hexdigest()
-        corpus = open_corpus(text, load_tokenizer("bytes", Path()), Path(folder))
-        say(began, f"text: {corpus.tokens / 1e6:.1f} MB, sha256 {digest[:16]}")
-        trainings, lanes = planned(setting, corpus, options.peers, options.seeds, options.methods)
-        toys = [training.toy for training in trainings if training.name == ALONE]
-        samples = {}
-        for toy in toys:
-            inputs, goals = zip(*toy.split.evaluation(HELD_OUT, 1), strict=True)
-            samples[toy.seed] = torch.cat(inputs).to(options.device), torch.cat(goals).to(options.device)
-
-        def make(lanes: Sequence[Lane], config: InnerConfig) -> StackedTrainers:
-            return StackedTrainers(lanes, config, options.device, torch.bfloat16 if precision == "bf16" else None)
-
-        grid: dict[str, dict[str, float]] = {}
-        stacks = []
-        for outer, rates, places in zip(("diloco", "muloco"), (options.rates, options.muon_rates), lanes, strict=True):
-            inner = setting.manifest(METHODS[outer]).inner
-            config = InnerConfig(inner.optimizer, warmup=min(inner.warmup, options.steps // 4), momentum=inner.momentum)
-            if places:
-                config, grid[inner.optimizer] = tuned(toys, config, rates, options.tune_steps, make, samples)
-                say(began, f"{inner.optimizer}: rate {config.lr:g} of {grid[inner.optimizer] or rates}")
-                stacks.append(make(places, config))
-        clock = Clock(stacks)
-        say(
-            began,
-            f"{sum(map(len, lanes))} models of {stacks[0].layout.total / 1e6:.2f} M parameters, {len(trainings)} trainings",
-        )
-        each, last = options.pace * options.evaluate_every, [time.monotonic()]
-
-        def look() -> bool:
-            evaluate(clock, trainings, samples)
-            now = time.monotonic()
-            took, last[0] = now - last[0], now
-            say(
-                began,
-                f"step {clock.step}: {1e3 * took / each:.1f} ms a step; {trainings[0].name} {trainings[0].curve[-1][1]:.3f}",
-            )
-            return bool(clock.step < options.steps and now - began + took < options.seconds)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-
-            async def work(function: Callable[[], Any]) -> Any:
-                return await asyncio.get_running_loop().run_in_executor(pool, function)
-
-            asyncio.run(play(clock, trainings, look, each, work))
-    step_tokens = stacks[0].step_tokens
-    total = clock.step * step_tokens * sum(map(len, lanes)) / 1e6
-    about = {name: str(value) for name, value in vars(options).items()} | {
-        "text": {"bytes": corpus.tokens, "sha256": digest},
-        "parameters": stacks[0].layout.total,
-        "precision": precision,
-        "grid": grid,
-        "rates": [stack.config.lr for stack in stacks],
-        "steps": clock.step,
-        "tokens": total * 1e6,
-        "seconds": clock.seconds,
+    seeds, workers = list(range(options.seeds)), options.processes or (1 if options.device == "cpu" else 6)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        job = Job(options, Path(folder, "corpus.txt"), time.time())
+        gathered(job.text, int(options.megabytes * 1e6))
+        digest = hashlib.sha256(job.text.read_bytes()).hexdigest()
+        job.say(f"text: {job.corpus().tokens} bytes, sha256 {digest}")
+        each: Callable[..., Iterator[Any]] = map
+        if workers > 1:
+            # A process for each seed: the outer steps of one run beside the inner steps of the others.
+            each = stack.enter_context(ProcessPoolExecutor(workers, get_context("spawn"))).map
+        grids: list[dict[float, float]] = [dict.fromkeys(options.rates, 0.0), dict.fromkeys(options.muon_rates, 0.0)]
+        asked = [(kind, rate) for kind, grid in enumerate(grids) for rate in grid if len(grid) > 1]
+        asked = [(kind, rate) for kind, rate in asked if not kind or "muloco" in options.methods]
+        for (kind, rate), loss in zip(asked, each(partial(_tune, job), asked), strict=True):
+            grids[kind][rate] = loss
+        rates = [best(grid) for grid in grids]
+        parts = [[seed] for seed in seeds] if workers > 1 else [seeds]
+        found: list[tuple[list[Result], dict[str, float]]] = list(each(partial(_compete, job, rates), parts))
+    results = cut([one for part, _ in found for one in part])
+    steps, step_tokens = max(one.curve[-1][0] for one in results if one.curve), options.batch * options.context
+    tokens = steps * step_tokens * sum(one.peers for one in results)
+    about = {name: value for name, value in vars(options).items() if name != "json"} | {
+        "text": digest,
+        "precision": "bf16" if job.bf16 else "fp32",
+        "grids": grids,
+        "rates": rates,
+        "steps": steps,
+        "tokens": tokens,
+        "seconds of each process": [seconds for _, seconds in found],
         "torch": torch.__version__,
     }
     if options.json:
-        curves = [
-            {
-                "method": one.name,
-                "peers": len(one.lanes),
-                "seed": one.toy.seed,
-                "curve": one.curve,
-                "failure": one.failure,
-            }
-            for one in trainings
-        ]
-        options.json.write_text(json.dumps({"about": about, "curves": curves}) + "\n")
+        options.json.write_text(json.dumps({"about": about, "results": [asdict(one) for one in results]}) + "\n")
     print(json.dumps(about))
     print(
-        f"{stacks[0].layout.total / 1e6:.2f} M parameters, {clock.step} inner steps of {step_tokens} tokens, "
-        f"H = {options.pace}, {options.seeds} seeds, {total:.0f} M tokens in all"
+        f"{steps} inner steps of {step_tokens} tokens, H = {options.pace}, {options.seeds} seeds, "
+        f"{tokens / 1e6:.0f} M tokens in all, rates {rates}"
     )
-    print(table(trainings, step_tokens))
+    print(table(results, step_tokens))
     return 0
+
+
+def _tune(job: Job, asked: tuple[int, float]) -> float:
+    return tune(job, *asked)
+
+
+def _compete(job: Job, rates: Sequence[float], seeds: Sequence[int]) -> tuple[list[Result], dict[str, float]]:
+    return compete(job, seeds, rates)
 
 
 if __name__ == "__main__":
