@@ -27,6 +27,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -214,12 +215,18 @@ def compete(job: Job, seeds: Sequence[int], rates: Sequence[float]) -> tuple[lis
         job.say(f"seeds {seeds}, step {clock.step}: {1e3 * took / each:.1f} ms a step, loss {loss:.3f}")
         return bool(clock.step < options.steps and now - job.began + 1.5 * took < options.seconds)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # All seeds share the processors.
+    with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) * len(seeds) // options.seeds)) as pool:
 
         async def work(function: Callable[[], Any]) -> Any:
             return await asyncio.get_running_loop().run_in_executor(pool, function)
 
-        asyncio.run(play(clock, trainings, look, each, work))
+        try:
+            asyncio.run(play(clock, trainings, look, each, work))
+        except Exception:
+            if not trainings[0].curve:
+                raise
+            job.say(traceback.format_exc())  # the curves so far are valid
     return [Result(one.name, len(one.lanes), one.toy.seed, one.curve, one.failure) for one in trainings], clock.seconds
 
 
