@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,11 +46,11 @@ from thinwire.node.training.models.tokenizer import load_tokenizer
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
+from benchmarks.training.curves import ALONE, ALONE_MUON, TOGETHER, Result, cut, table
 from benchmarks.training.lockstep import Clock, Pairs, Plain, Rounds, Training, evaluate, play
 from benchmarks.training.stacked import Lane, StackedTrainers
 from benchmarks.training.toy import SHARDS, Toy
 
-ALONE, ALONE_MUON, TOGETHER = "one peer alone", "one peer, Muon", "synchronous"
 METHODS = {
     "diloco": 'method = "diloco"',
     "sparseloco": 'method = "sparseloco"',
@@ -60,9 +60,6 @@ METHODS = {
     "muloco": 'method = "muloco"',
 }
 """Name -> keys of [outer] besides sync_every."""
-
-PARTS = (0.5, 0.75, 1.0)
-"""Parts of the steps of one peer alone after which its loss is a target."""
 
 HELD_OUT = 128
 """Sequences of an evaluation."""
@@ -159,22 +156,6 @@ class Job:
         print(f"{time.time() - self.began:6.1f} s  {message}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Curve of one training: pairs of inner steps and held-out loss. failure: the error that ended it, if any."""
-
-    method: str
-    peers: int
-    seed: int
-    curve: Sequence[tuple[int, float]]
-    failure: str = ""
-
-    @property
-    def base(self) -> str:
-        """Method of one peer alone with the same inner optimizer."""
-        return ALONE_MUON if self.method in ("muloco", ALONE_MUON) else ALONE
-
-
 def held_out(toy: Toy) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets of an evaluation, [HELD_OUT, context] each."""
     inputs, targets = zip(*toy.split.evaluation(HELD_OUT, 1), strict=True)
@@ -204,6 +185,8 @@ def compete(job: Job, seeds: Sequence[int], rates: Sequence[float]) -> tuple[lis
     trainings, lanes = planned(job.setting, corpus, options.peers, seeds, options.methods)
     samples = {one.toy.seed: held_out(one.toy) for one in trainings if one.name == ALONE}
     stacks = [job.stack(places, job.inner(stack, rates[stack])) for stack, places in enumerate(lanes) if places]
+    for one in stacks if options.compile else ():
+        job.say(f"seeds {seeds}: {one.compile().splitlines()[:1] or 'compiled'}")
     clock, each, last = Clock(stacks), options.pace * options.evaluate_every, [time.time()]
     job.say(f"seeds {seeds}: {sum(map(len, lanes))} models of {stacks[0].layout.total} parameters")
 
@@ -266,76 +249,12 @@ def planned(
     return trainings, lanes
 
 
-def reached(curve: Sequence[tuple[int, float]], loss: float) -> float:
-    """Return the inner steps after which the lowest value so far is at most `loss`; infinite if it never is."""
-    before, lowest = 0.0, math.inf
-    for step, value in curve:
-        if value <= loss:
-            part = (lowest - loss) / (lowest - value) if math.isfinite(lowest) and lowest > value else 1.0
-            return before + part * (step - before)
-        before, lowest = float(step), min(lowest, value)
-    return math.inf
-
-
-def targets(curve: Sequence[tuple[int, float]]) -> list[float]:
-    """Return the lowest losses of one peer alone within parts of its steps."""
-    return [min(loss for step, loss in curve if step <= max(part * curve[-1][0], curve[0][0])) for part in PARTS]
-
-
-def speedups(alone: Sequence[tuple[int, float]], curve: Sequence[tuple[int, float]]) -> list[float]:
-    """Return the ratios of inner steps at each target; 0 where the curve does not reach it."""
-    return [reached(alone, loss) / reached(curve, loss) for loss in targets(alone)]
-
-
-def cut(results: Sequence[Result]) -> list[Result]:
-    """Return the results up to the last step that every seed of one peer alone has reached."""
-    end = min(one.curve[-1][0] for one in results if one.method == ALONE)
-    return [replace(one, curve=[point for point in one.curve if point[0] <= end]) for one in results]
-
-
-def table(results: Sequence[Result], step_tokens: int) -> str:
-    """Return one line for each method and number of peers: losses and speed-ups, mean and range over the seeds."""
-    by_kind: dict[tuple[str, int], list[Result]] = {}
-    for result in results:
-        by_kind.setdefault((result.method, result.peers), []).append(result)
-    alone = {(one.method, one.seed): one for one in results}
-    header = "".join(f"{f'at {part:.0%}':>20}" for part in PARTS)
-    lines = [f"{'':<20}{'peers':>5}{'M tokens':>10}{'final loss':>24}{header}"]
-    for (name, count), same in by_kind.items():
-        failed = [one.failure or "no round" for one in same if one.failure or not one.curve]
-        if failed:
-            lines.append(f"{name:<20}{count:>5}  failed: {failed[0]}")
-            continue
-        bases = [alone[one.base, one.seed] for one in same]
-        final, base = ([one.curve[-1][1] for one in many] for many in (same, bases))
-        tokens = same[0].curve[-1][0] * step_tokens * count / 1e6
-        line = f"{name:<20}{count:>5}{tokens:>10.1f}{_range(final, 4):>24}"
-        if count > 1:
-            ratios = zip(*(speedups(one.curve, two.curve) for one, two in zip(bases, same, strict=True)), strict=True)
-            line += "".join(f"{_reached(each):>20}" for each in ratios)
-            line += "  WORSE than one peer alone" if not np.mean(final) <= np.mean(base) else ""
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _range(values: Sequence[float], digits: int) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f}–{max(values):.{digits}f})"
-
-
-def _reached(ratios: Sequence[float]) -> str:
-    """Return the speed-ups of the seeds that reach a loss, and how many do so if not all do."""
-    found = [ratio for ratio in ratios if ratio]
-    if not found:
-        return "not reached"
-    return _range(found, 2) if len(found) == len(ratios) else f"{np.mean(found):.2f}, {len(found)} of {len(ratios)}"
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = argparse.ArgumentParser(prog="speedup", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of matrix products; bf16 on a GPU")
+    parser.add_argument("--compile", action="store_true", help="compile the model; needs a compiler, and a minute")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--context", type=int, default=128)

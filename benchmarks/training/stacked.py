@@ -7,7 +7,7 @@ of one peer with its own samples; a step makes the same numbers as a step of the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,11 +109,24 @@ class StackedTrainers:
         self._tokens = token_array(lanes[0].toy, device)
         self._offsets = torch.arange(model.config.context + 1, device=device)
         self._together = Together.of(lanes, device)
+        self._compiled: Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor] | None = None
 
     @property
     def step_tokens(self) -> int:
         """Tokens of one lane in one inner step."""
         return self.lanes[0].toy.batch * self._size.context
+
+    def compile(self) -> str:
+        """Compile the model for inner steps, which takes up to minutes; return the error that prevents it, if any."""
+        compiled = torch.compile(self._losses, dynamic=False)
+        shape = len(self.lanes), self.lanes[0].toy.batch, self._size.context + 1
+        rows = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        try:
+            compiled(self.weights, rows[..., :-1], rows[..., 1:]).sum().backward()
+        except Exception as error:  # compilers raise many kinds
+            return f"{type(error).__name__}: {error}"
+        self._compiled = compiled
+        return ""
 
     def run_steps(self, n: int) -> None:
         """Make n inner steps of every lane."""
@@ -130,7 +143,7 @@ class StackedTrainers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(self.config, self.step) * group.get("share", 1.0)
             optimizer.zero_grad(set_to_none=True)
-        self._losses(self.weights, inputs, targets).sum().backward()
+        (self._compiled or self._losses)(self.weights, inputs, targets).sum().backward()
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if self._together is not None:
             for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/training/speedup.py: trainings in lockstep make the same rounds as one after the other."""
+"""Tests of the speed-up benchmark: trainings in lockstep make the same rounds as one after the other."""
 
 from __future__ import annotations
 
@@ -137,33 +137,31 @@ def test_sparse_payloads_with_fewer_pieces_than_slots_are_put_together(load):
     assert (models[0] != layout.first(model)).sum() > 10
 
 
-def test_speed_up_is_the_ratio_of_steps_to_the_same_loss(modules):
-    speedup = modules[0]
+def test_speed_up_is_the_ratio_of_steps_to_the_same_loss(load):
+    curves = load("benchmarks.training.curves")
     alone = [(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.0)]
     assert (
-        speedup.reached(alone, 3.0) == 20
-        and speedup.reached(alone, 2.5) == 35
-        and speedup.reached(alone, 1.9) == math.inf
+        curves.reached(alone, 3.0) == 20 and curves.reached(alone, 2.5) == 35 and curves.reached(alone, 1.9) == math.inf
     )
-    assert speedup.targets(alone) == [3.0, 3.0, 2.0]
-    assert speedup.speedups(alone, alone) == [1.0, 1.0, 1.0]
-    assert speedup.speedups(alone, [(10, 3.0), (20, 2.0), (30, 1.5)]) == [2.0, 2.0, 2.0]
-    assert speedup.speedups(alone, [(10, 4.0), (40, 3.0)]) == [0.5, 0.5, 0.0]
+    assert curves.targets(alone) == [3.0, 3.0, 2.0]
+    assert curves.speedups(alone, alone) == [1.0, 1.0, 1.0]
+    assert curves.speedups(alone, [(10, 3.0), (20, 2.0), (30, 1.5)]) == [2.0, 2.0, 2.0]
+    assert curves.speedups(alone, [(10, 4.0), (40, 3.0)]) == [0.5, 0.5, 0.0]
 
 
-def test_the_table_names_methods_that_end_worse_and_those_that_failed(modules):
-    speedup = modules[0]
+def test_the_table_names_methods_that_end_worse_and_those_that_failed(load):
+    curves = load("benchmarks.training.curves")
     results = [
-        speedup.Result(name, count, seed, [(10, 4.0), (20, last + seed)], failure)
+        curves.Result(name, count, seed, [(10, 4.0), (20, last + seed)], failure)
         for name, count, last, failure in [
-            (speedup.ALONE, 1, 2.0, ""),
+            (curves.ALONE, 1, 2.0, ""),
             ("diloco", 4, 1.5, ""),
             ("noloco", 4, 2.5, ""),
             ("sparseloco", 4, 1.0, "an error"),
         ]
         for seed in range(2)
     ]
-    lines = speedup.table(results, 1000).splitlines()
+    lines = curves.table(results, 1000).splitlines()
     assert [("WORSE" in line, "failed: an error" in line) for line in lines[1:]] == [
         (False, False),
         (False, False),
@@ -171,7 +169,7 @@ def test_the_table_names_methods_that_end_worse_and_those_that_failed(modules):
         (False, True),
     ]
     assert "2.0000 (1.5000–2.5000)" in lines[2] and "not reached" in lines[3]
-    cut = speedup.cut([*results, speedup.Result(speedup.ALONE, 1, 2, [(10, 4.0)])])
+    cut = curves.cut([*results, curves.Result(curves.ALONE, 1, 2, [(10, 4.0)])])
     assert {one.curve[-1][0] for one in cut} == {10}
 
 
@@ -183,6 +181,6 @@ def test_smallest_run_prints_a_line_for_each_method_and_number_of_peers(modules,
     assert modules[0].main([*options.split(), "--megabytes", "1", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any("failed" in line for line in lines)
-    for name in (modules[0].TOGETHER, *modules[0].METHODS):
+    for name in ("synchronous", *modules[0].METHODS):
         assert any(re.match(rf"{re.escape(name)} +2 ", line) for line in lines), name
     assert file.read_text().count('"curve"') == 9
