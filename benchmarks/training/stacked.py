@@ -94,8 +94,10 @@ class StackedTrainers:
         self._cos, self._sin = (table.to(device) for table in (model.cos, model.sin))
         gpu = self._device.type == "cuda"
         self._host = torch.empty(len(lanes), self.layout.total, pin_memory=gpu)
+        first = {lane.toy.seed: lane.toy for lane in lanes}
+        vectors = {seed: torch.from_numpy(self.layout.first(toy.model())) for seed, toy in first.items()}
         for row, lane in zip(self._host, lanes, strict=True):
-            self.layout.read(lane.toy.model(), row)
+            row.copy_(vectors[lane.toy.seed])
         self._awake, self._written = set(range(len(lanes))), set(range(len(lanes)))
         self.weights = {
             piece.name: torch.empty(len(lanes), *piece.shape, device=device).requires_grad_()
