@@ -6,7 +6,7 @@ A byte language model learns the source of Python's standard library and of inst
 of the text; all have the same batch, the same number of inner steps and the same inner optimizer. The inner learning rate is
 the best of a grid for one peer alone (AdamW, and Muon for muloco), and is constant after the warm-up, so that a run can end
 at any step. Outer methods have the defaults of the manifest, apart from the common number H of inner steps between
-exchanges. Codecs, rules, replicas and rounds are those of the product; only the network, members and votes are left out.
+exchanges, and a DiLoCo that takes the plain average. Codecs, rules, replicas and rounds are those of the product; only the network, members and votes are left out.
 
 The speed-up at a loss is the inner steps that one peer alone needs to reach it, divided by those that each of N peers needs:
 the gain in time if exchanges took none. The losses are those that one peer alone with the same inner optimizer reaches after
@@ -53,6 +53,7 @@ from benchmarks.training.toy import SHARDS, Toy
 
 METHODS = {
     "diloco": 'method = "diloco"',
+    "diloco lr 1, mom. 0": 'method = "diloco"\nlr = 1.0\nmomentum = 0.0\nnesterov = false',
     "sparseloco": 'method = "sparseloco"',
     "noloco": 'method = "noloco"',
     "streaming": 'method = "streaming"\noverlap = 0\nlocal_mix = 0.0',

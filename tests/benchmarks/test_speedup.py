@@ -183,4 +183,4 @@ def test_smallest_run_prints_a_line_for_each_method_and_number_of_peers(modules,
     assert not any("failed" in line for line in lines)
     for name in ("synchronous", *modules[0].METHODS):
         assert any(re.match(rf"{re.escape(name)} +2 ", line) for line in lines), name
-    assert file.read_text().count('"curve"') == 9
+    assert file.read_text().count('"curve"') == 10
