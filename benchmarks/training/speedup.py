@@ -6,7 +6,8 @@ A byte language model learns the source of Python's standard library and of inst
 of the text; all have the same batch, the same number of inner steps and the same inner optimizer. The inner learning rate is
 the best of a grid for one peer alone (AdamW, and Muon for muloco), and is constant after the warm-up, so that a run can end
 at any step. Outer methods have the defaults of the manifest, apart from the common number H of inner steps between
-exchanges, and a DiLoCo that takes the plain average. Codecs, rules, replicas and rounds are those of the product; only the network, members and votes are left out.
+exchanges, and a DiLoCo that takes the plain average. Codecs, rules, replicas and rounds are those of the product; only the
+network, members and votes are left out.
 
 The speed-up at a loss is the inner steps that one peer alone needs to reach it, divided by those that each of N peers needs:
 the gain in time if exchanges took none. The losses are those that one peer alone with the same inner optimizer reaches after
