@@ -7,7 +7,7 @@ numerical effect of outer methods; the effect of dead, lying or late peers needs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ class StubSession:
         self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
         self.own_lineage, self.over = SimpleNamespace(stalled=asyncio.Event()), asyncio.Event()
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
-        self.patience, self.grace = 1.0, table.manifest.exchange.timeout_seconds
+        self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds
         exchange = SimpleNamespace(summarize=summarize)
         self.current = SimpleNamespace(
             agreement=SimpleNamespace(commit=None, opened=None), attempt=0, exchange=exchange
@@ -49,7 +49,7 @@ class StubSession:
     async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
         result: Result = await work(how)
         if settled:
-            self.replica.compute_digest()
+            await work(self.replica.compute_digest)
         return result
 
     def fail(self, error: Exception) -> None:
@@ -86,13 +86,16 @@ class ReplicaSlot:
             self.session = SimpleNamespace(
                 replica=self.replica, sessions=sessions, now=lambda: 0.0, late=lambda opened, at: 0.0
             )
-        self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=at_once)
+        self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=table.work)
+        self.tokens, self.tail = 0, 0
+        """Tokens since the last round, and inner steps of the present one that the last exchange overlapped."""
 
 
 class RoundTable:
     """Peers of one process that average. `learners`: parameters, reader and writer of each replica.
 
-    `fail`: numbers of the rounds whose first attempt fails. `weights`: of each contribution to each committed round.
+    `fail`: numbers of the rounds whose first attempt fails. `work` computes encodings, averages and outer steps.
+    `patience`: seconds that fragments wait for each other. `weights`: of each contribution to each committed round.
     """
 
     def __init__(
@@ -101,8 +104,11 @@ class RoundTable:
         layout: Layout,
         learners: Sequence[tuple[Floats, Read, ParameterWrite]],
         fail: Collection[int] = (),
+        work: Work = at_once,
+        patience: float = 1.0,
     ) -> None:
         self.manifest, self.layout, self.fail = manifest, layout, set(fail)
+        self.work, self.patience = work, patience
         self.members = tuple(bytes([index]) * 32 for index in range(len(learners)))
         self.weights: list[list[int]] = []
         self.seats = [ReplicaSlot(self, me, *one) for me, one in zip(self.members, learners, strict=True)]
@@ -116,30 +122,31 @@ class RoundTable:
 
         `train(index, steps)` makes one replica's steps and returns their tokens; `look` is called after each attempt.
         """
-        pace, overlap, count = self.manifest.pace, self.manifest.overlap, len(self.seats)
-        tokens, tails = [0] * count, [0] * count
 
-        async def one(index: int) -> None:
-            rounds, tail = self.seats[index].rounds, 0
-
-            async def meanwhile() -> None:
-                nonlocal tail
-                for _ in range(overlap):
-                    tail += train(index, 1)
-                    await asyncio.sleep(0)
-
-            outcome = await rounds.sync(
-                weight=tokens[index], loss=0.0, speed=0.0, meanwhile=meanwhile if overlap else None
-            )
-            await rounds.settled()
-            tokens[index] = tail + (outcome.kept if outcome.commit or outcome.taken else tokens[index])
-            tails[index] = overlap
+        async def trained(index: int, steps: int) -> int:
+            return train(index, steps)
 
         for _ in range(rounds):
-            for index in range(count):
-                tokens[index] += train(index, pace - tails[index]) if pace > tails[index] else 0
-            await asyncio.gather(*(one(index) for index in range(count)))
+            await asyncio.gather(*(self.attempt(index, trained) for index in range(len(self.seats))))
             look()
+
+    async def attempt(self, index: int, train: Callable[[int, int], Awaitable[int]]) -> None:
+        """Make one peer's inner steps of a round, and attempt the round; the other peers have to do so meanwhile."""
+        pace, overlap, seat, tail = self.manifest.pace, self.manifest.overlap, self.seats[index], 0
+
+        async def meanwhile() -> None:
+            nonlocal tail
+            for _ in range(overlap):
+                tail += await train(index, 1)
+                await asyncio.sleep(0)
+
+        seat.tokens += await train(index, pace - seat.tail) if pace > seat.tail else 0
+        outcome = await seat.rounds.sync(
+            weight=seat.tokens, loss=0.0, speed=0.0, meanwhile=meanwhile if overlap else None
+        )
+        await seat.rounds.settled()
+        seat.tokens = tail + (outcome.kept if outcome.commit or outcome.taken else seat.tokens)
+        seat.tail = overlap
 
     async def put(self, seat: StubSession, source: Sequence[Buffer], weight: int) -> Outcome:
         """Add one contribution; return when the last one is there."""
@@ -150,7 +157,7 @@ class RoundTable:
         outcome = self._outcomes[seat.number]
         if len(sent) == len(self.members):
             del self._sent[seat.number], self._outcomes[seat.number]
-            outcome.set_result(self.average_of(seat, [sent[me] for me in self.members]))
+            outcome.set_result(await self.work(lambda: self.average_of(seat, [sent[me] for me in self.members])))
         return await asyncio.shield(outcome)
 
     def average_of(self, seat: StubSession, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
@@ -160,7 +167,8 @@ class RoundTable:
             return Outcome()
         weights, results = [weight for _, weight in sent], list[Buffer]()
         if self.manifest.sparse:
-            results = [piece for source, _ in sent for piece in source]
+            for source, _ in sent:  # a payload that needs fewer pieces leaves its last slots empty
+                results += [*source, *[b""] * (len(cut) - len(source))]
         for index in range(0 if self.manifest.sparse else len(cut)):
             mean = np.empty(cut.size(index), np.float32)
             payloads = [source[index] for source, _ in sent if source]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from thinwire.collectives.aggregation.rule_factory import RULES
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import PairCodec, halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import grid
@@ -19,7 +19,7 @@ from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
 from thinwire.node.methods.overlapped.co2 import Co2Replica
 from thinwire.node.methods.overlapped.eager import EagerReplica
 from thinwire.node.methods.registry import METHODS
-from thinwire.node.state.layout import layout_of
+from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.step_balancing import steps_by_power
@@ -30,6 +30,29 @@ from benchmarks.training.round_table import RoundTable
 from benchmarks.training.toy import PEERS, Toy
 
 
+class PairRounds:
+    """NoLoCo's replicas of one process: in every round each averages with one or more partners, drawn as in the product."""
+
+    def __init__(
+        self, layout: Layout, theta: Floats, peers: Sequence[bytes], codec: PairCodec, step: GossipStep, group: int = 2
+    ) -> None:
+        self.replicas = [GossipReplica(layout.digest, theta, ()) for _ in peers]
+        self._peers, self._view, self._group = list(peers), sorted(peers), group
+        self._codec, self._cut, self._step = codec, grid(layout.total, codec), step
+
+    def offer(self, index: int, read: Read) -> list[memoryview]:
+        """Return the payloads of one replica's contribution."""
+        one = self.replicas[index]
+        return [*one.offer(read, self._cut, self._codec), *one.base(self._cut, self._codec)]
+
+    def step(self, index: int, read: Read, sent: Sequence[Sequence[memoryview]]) -> None:
+        """Make one replica's outer step, given the payloads of all."""
+        one, me = self.replicas[index], self._peers[index]
+        drawn = others(bytes(32), one.round, self._view, me, self._group)
+        came, place = [sent[self._peers.index(peer)] for peer in drawn], sum(peer < me for peer in drawn)
+        one.step(read, sent[index], came, self._cut, self._codec, members=(), pull=self._step, place=place)
+
+
 def paired(
     gamma: float,
     lr: float = 0.7,
@@ -38,34 +61,28 @@ def paired(
     codec: str = "fp32",
     seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
 ) -> Callable[[Toy], float]:
-    """Return NoLoCo: in every round each replica averages with one or more partners, drawn as in the product.
-
-    `seen` is called after each round.
-    """
+    """Return NoLoCo with these settings. `seen` is called after each round."""
 
     def run(toy: Toy) -> float:
-        trainers, view, how = toy.trainers(), sorted(toy.peers), halves(codec, lr=lr, gamma=gamma)
+        trainers = toy.trainers()
         layout = layout_of(trainers[0].model)
-        cut, theta = grid(layout.total, how), np.empty(layout.total, np.float32)
+        theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
-        replicas = [GossipReplica(layout.digest, theta, ()) for _ in trainers]
+        how, pull = halves(codec, lr=lr, gamma=gamma), GossipStep(momentum, lr, gamma)
+        pairs = PairRounds(layout, theta, toy.peers, how, pull, group)
 
-        def read(trainer: Trainer) -> Read:
+        def reader(trainer: Trainer) -> Read:
             return lambda start, stop, out: layout.read(trainer.model, out, start)
 
+        reads = [reader(trainer) for trainer in trainers]
         for number in range(toy.rounds):
             for trainer in trainers:
                 trainer.run_steps(toy.steps)
-            sent = [
-                [*one.offer(read(t), cut, how), *one.base(cut, how)] for one, t in zip(replicas, trainers, strict=True)
-            ]
-            for index, (one, trainer) in enumerate(zip(replicas, trainers, strict=True)):
-                drawn = others(bytes(32), number, view, toy.peers[index], group)
-                came, place = [sent[toy.peers.index(peer)] for peer in drawn], sum(p < toy.peers[index] for p in drawn)
-                pull = GossipStep(momentum, lr, gamma)
-                one.step(read(trainer), sent[index], came, cut, how, members=(), pull=pull, place=place)
-                layout.write(trainer.model, one.theta)
-            seen(number, replicas)
+            sent = [pairs.offer(index, read) for index, read in enumerate(reads)]
+            for index, (read, trainer) in enumerate(zip(reads, trainers, strict=True)):
+                pairs.step(index, read, sent)
+                layout.write(trainer.model, pairs.replicas[index].theta)
+            seen(number, pairs.replicas)
         return float(np.mean([toy.loss(trainer) for trainer in trainers]))
 
     return run
