@@ -1,6 +1,7 @@
 """Memory of a daemon above its model and inner optimizer, at the peak of its rounds, in fp32 copies of the parameters.
 
     python -m benchmarks.daemon.memory                  4 daemons, 25 million parameters, int8, 6 rounds
+    python -m benchmarks.daemon.memory --tight          as if the machine had no memory for copies of checkpoints
 
 The memory of a model and AdamW (weights, gradients, two moments) is measured in the same process before it becomes a peer.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--codec", default="int8(block=256)")
+    parser.add_argument("--tight", action="store_true", help="no memory is left for copies of checkpoints")
     options = parser.parse_args()
+    if options.tight:
+        os.environ["TIGHT"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         report = run(options, Path(folder))
     print(f"\n{machine.describe()}\n")
@@ -58,7 +63,7 @@ def main() -> None:
             f"| {number} | {one['parameters']:,} | {one['base'] / 1e6:.0f} | {one['peak'] / 1e6:.0f} | {above / 1e6:.0f} "
             f"| {above / copy:.2f} |"
         )
-    print("\n" + json.dumps({"machine": machine.describe(), "worst": round(worst, 2), "peers": report}))
+    print("\n" + json.dumps({"machine": machine.describe(), "worst": round(worst, 2)}))
 
 
 def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
