@@ -5,6 +5,7 @@ A record with a higher sequence makes suspected, dead and departed peers alive a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Sequence
 
 from thinwire.swarm import evidence
@@ -43,6 +44,7 @@ class Members:
         broadcast: Broadcast,
         awareness: Awareness,
         wall: Callable[[], int],
+        rng: random.Random,
     ) -> None:
         self.me = identity.peer_id
         self.own = OwnRecord(identity, record, preset.refute_period, wall)
@@ -59,7 +61,7 @@ class Members:
         """Peers whose place no newcomer takes."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
-        self._suspects = Suspects(preset)
+        self._suspects, self._rng = Suspects(preset), rng
 
     # --- items of a peer about itself
 
@@ -124,11 +126,13 @@ class Members:
     def _displace(self, rivals: Sequence[PeerId]) -> bool:
         """Forget one of these peers that has had no link, above all one that we only know from others.
 
-        Return False if there is none.
+        It is drawn at random: were it the oldest one, a flood of knocks would always push out an honest newcomer before its
+        link is open. Return False if there is none.
         """
         unlinked = [peer for peer in rivals if not self.table[peer].linked]
+        told = [peer for peer in unlinked if not self.table[peer].met]
         if unlinked:
-            self._push_out(min(unlinked, key=lambda peer: self.table[peer].met), "forgotten: it has not connected")
+            self._push_out(self._rng.choice(told or unlinked), "forgotten: it has not connected")
         return bool(unlinked)
 
     def _push_out(self, peer: PeerId, detail: str) -> None:

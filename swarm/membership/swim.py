@@ -60,7 +60,7 @@ class Roster:
         self.awareness = Awareness(preset.awareness_max)
         self._identity, self.preset, self._rng = identity, preset, rng
         self._news = Broadcast()
-        self._members = Members(identity, record, preset, self._news, self.awareness, wall)
+        self._members = Members(identity, record, preset, self._news, self.awareness, wall, rng)
         self._intake = Intake(self._members, run_id, wall, now)
         self.distances = Distances()
         """Measured round-trip times to other peers."""

@@ -26,8 +26,8 @@ def record(identity, address="", token=b"", sequence=1):
     return PeerRecord.create(identity, run_id=RUN, addresses=addresses, sequence=sequence, issued=EPOCH, token=token)
 
 
-def roster_of(policy=POLICY):
-    roster = Roster(ME, record(ME), run_id=RUN, preset=WAN, rng=random.Random(1), now=0.0, wall=lambda: EPOCH)
+def roster_of(policy=POLICY, seed=1):
+    roster = Roster(ME, record(ME), run_id=RUN, preset=WAN, rng=random.Random(seed), now=0.0, wall=lambda: EPOCH)
     roster.set_policy(policy)
     return roster
 
@@ -85,8 +85,20 @@ def test_peer_on_trial_that_others_tell_of_displaces_none():
         roster.learn(record(identity), 0.0, met=True)
     roster.learn(record(STRANGERS[-1]), 1.0)
     assert not roster.alive(STRANGERS[-1].peer_id)
-    roster.learn(record(STRANGERS[-2]), 1.0, met=True)  # the first of the flood leaves
-    assert not roster.alive(STRANGERS[0].peer_id) and roster.alive(STRANGERS[-2].peer_id)
+    roster.learn(record(STRANGERS[-2]), 1.0, met=True)  # one of the flood leaves
+    assert len(roster.others) == MAX_ENDORSED and roster.alive(STRANGERS[-2].peer_id)
+
+
+def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_choice():
+    """After four knocks for four places the oldest newcomer would be gone; a random choice keeps (1 - 1/4)⁴ = 0.32."""
+    kept = 0
+    for seed in range(100):
+        roster = roster_of(seed=seed)
+        honest, *flood = STRANGERS[: 2 * POLICY.per_network]
+        for number, identity in enumerate((*flood[:3], honest, *flood[3:])):
+            roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, met=True)
+        kept += roster.alive(honest.peer_id)
+    assert 18 <= kept <= 46  # three standard deviations
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):
