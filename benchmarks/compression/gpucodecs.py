@@ -21,7 +21,7 @@ from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Floats
 from thinwire.compression.dense import torch_backend
 from thinwire.compression.dense.blockint import Integers
-from thinwire.compression.sparse.topk import Sparse
+from thinwire.compression.sparse.topk import Selected, Sparse
 from torch import Tensor
 
 from benchmarks.compression.torchmeans import dense_mean
@@ -70,17 +70,22 @@ def contributions(model: Tensor, delta: Tensor) -> dict[str, tuple[Callable[[], 
         for name, act in zip(("device", "host"), ways, strict=True):
             act()
             acts[f"{codec.spec} contribution by {name}"] = act, 1
-        if not np.array_equal(*out):
+        if not np.array_equal(out[0], out[1]):
             raise RuntimeError(f"{codec.spec}: device and host write different bytes")
-    codec, width = registry.parse("topk(k=64,chunk=4096)|2bit|rice"), 4096
-    assert isinstance(codec, Sparse)
+    sparse, width = registry.parse("topk(k=64,chunk=4096)|2bit|rice"), 4096
+    assert isinstance(sparse, Sparse)
     chunks = Chunks((("w", (theta.size // width, width)),))
-    chosen = [lambda: encoding.select(codec, theta, chunks, model.device), lambda: codec.select(theta, chunks)]
-    payloads = [codec.encode(each()) for each in chosen]  # type: ignore[arg-type]
-    if bytes(payloads[0]) != bytes(payloads[1]):
+
+    def select_by_device() -> bytes:
+        chosen = encoding.select(sparse, theta, chunks, model.device)
+        assert isinstance(chosen, Selected)
+        return sparse.encode(chosen)
+
+    selections = select_by_device, lambda: sparse.encode(sparse.select(theta, chunks))
+    if selections[0]() != selections[1]():
         raise RuntimeError("device and host select different elements")
-    for name, choose in zip(("device", "host"), chosen, strict=True):
-        acts[f"{codec.spec} contribution by {name}"] = choose, 1
+    for name, select in zip(("device", "host"), selections, strict=True):
+        acts[f"{sparse.spec} contribution by {name}"] = select, 1
     return acts
 
 

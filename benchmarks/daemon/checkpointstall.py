@@ -85,7 +85,7 @@ class Trainer:
             raise RuntimeError(outcome.reason)
 
 
-def _timed(function: Callable[[], None]) -> float:
+def _timed(function: Callable[[], object]) -> float:
     began = time.perf_counter()
     function()
     return time.perf_counter() - began
