@@ -67,7 +67,7 @@ def sparse(
     *,
     beta: float = 0.95,
     lr: float = 1.0,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
     excluded: float = 0.0,
     on_exclusion: OnExclusion = "drop",
 ) -> Make:

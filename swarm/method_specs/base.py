@@ -45,7 +45,7 @@ class ResidualRule(NamedTuple):
     """Error feedback: decay of the residual, denominator of the mean, rule for excluded contributions."""
 
     decay: float = 0.95
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     on_exclusion: OnExclusion = "drop"
 
 

@@ -50,7 +50,7 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
     sync_every: Steps = 30
     lr: LearningRate = 1.0
     residual_decay: ResidualDecay = 0.95
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     on_exclusion: OnExclusion = "drop"
     step_balancing: Balancing = "equal"
     max_step_ratio: StepRatio = DEFAULT_RATIO
