@@ -19,7 +19,7 @@ from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions
+from thinwire.node.outer.own_contributions import OwnContributions, name_of
 from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -192,7 +192,7 @@ class Trials:
             return self.judge(sample, NOTHING, HELPFUL, reason)
         self._samples.append(sample)
         chunks = tuple(range(len(hashes) // 32))
-        self._send_queue.control(peer, Fetch(done.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
+        self._send_queue.control(peer, Fetch(done.round, self._fragment, name_of(hashes), chunks))
 
     def _earlier(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> dict[PeerId, Ready]:
         """Return the announcement of a peer, ours, and those that came before it.
