@@ -248,7 +248,7 @@ def test_results_of_a_past_round_go_with_pauses_to_peers_that_no_round_waits_for
 
 @pytest.mark.parametrize(
     ("exchange", "lends"),
-    [("", False), ("audit = 1.0\n", True), ('audit = 0.0\n[admission]\nmode = "open"\ntrial_rounds = 3\n', True)],
+    [("audit = 0\n", False), ("", True), ('audit = 0.0\n[admission]\nmode = "open"\ntrial_rounds = 3\n', True)],
 )
 def test_own_contribution_is_lent_in_runs_with_audits_or_trials_only(exchange, lends):
     scene, chunk = Scene(exchange=exchange), bytes(400)

@@ -855,11 +855,10 @@ def test_open_run_whose_newcomers_cannot_be_scored_needs_trial_rounds_of_zero(to
     assert parse("[admission]\nmode = 'open'").admission.trial == 8 and not parse("").admission.trial
 
 
-def test_audits_are_on_in_open_runs_with_a_butterfly_only():
-    assert not Manifest().audited and Manifest().audit_chance(64, 16) == 0.0
-    opened = parse('[admission]\nmode = "open"')
-    assert opened.audited and opened.audit_chance(64, 16) == 0.1
-    assert opened.audit_chance(4, 16) == pytest.approx(0.01)  # 0.01 · 16 / (2 · 4) is 2 % of the bytes of a round
+def test_audits_are_on_in_runs_with_a_butterfly_only():
+    for run in (Manifest(), parse('[admission]\nmode = "open"')):
+        assert run.audited and run.audit_chance(64, 16) == 0.1
+        assert run.audit_chance(4, 16) == pytest.approx(0.01)  # 0.01 · 16 / (2 · 4) is 2 % of the bytes of a round
     assert parse("[exchange]\naudit = 0.3").audit_chance(4, 16) == 0.3
     assert not parse('[admission]\nmode = "open"\n[exchange]\naudit = 0').audited
     for line in ('topology = "hierarchy"', 'topology = "ring"'):
