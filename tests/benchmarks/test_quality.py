@@ -125,6 +125,7 @@ def test_losses_of_all_methods_meet_their_thresholds(quality, tmp_path):
     assert mean["no feedback"] >= sparse + 0.10
     assert mean["beta 1"] >= sparse + 0.05
     assert mean["denominator mean"] >= sparse + 0.08
+    assert mean["contributor mean"] >= sparse - NOISE
     assert mean["30% excluded"] <= sparse + 0.05
     assert mean["demo k=32"] <= diloco + np.log(1.03) + NOISE
     assert mean["powersgd rank 8"] <= diloco + 0.15
