@@ -47,6 +47,7 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
         "exchange": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "all-gather"}
     }
     tracks_data: ClassVar[bool] = True
+    scored: ClassVar[bool] = True
     costs: ClassVar[CostRow] = "sparse"
 
     sync_every: Steps = 30
