@@ -32,8 +32,8 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
     lr: α of the paper. There is no momentum: error feedback takes its place.
     residual_decay: part of the residual that is carried over to the next round.
     denominator: "contributor_mean" divides every coordinate by the weight of the peers that sent it, "mean" by that of all;
-        "bounded_contributor_mean" divides as the first, but a coordinate that few peers sent as if as many as usual had sent it,
-        so that one liar cannot move coordinates of its choice in full.
+        "bounded_contributor_mean" divides as the first, but a coordinate that few peers sent as if as many as usual had sent
+        it, so that one liar cannot move coordinates of its choice in full.
     on_exclusion: treatment of a contribution that the round's record does not name: "drop" treats it as sent, "restore"
         carries it over to the next round. Directions become stale: in our experiments "drop" was better.
     step_balancing, max_step_ratio: see DiLoCo.
