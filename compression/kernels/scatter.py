@@ -1,4 +1,4 @@
-"""Kernels that use the entries of sparse payloads: adding them to a vector, counting and averaging them.
+"""Kernels that use the entries of sparse payloads: adding to a vector, counting and averaging.
 
 `kernels/topk.py` explains geometries. `tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that
 the two are equal bit for bit.
@@ -134,9 +134,9 @@ def mean(
 
 @kernel
 def senders(indices: NDArray[np.uint64], geometry: Geometry, first: int, last: int, out: NDArray[np.int64]) -> None:
-    """Add to out[r], for each entry of contributor r in chunks [first, last), the number of contributors that sent it.
+    """Count the contributors that sent each entry of chunks [first, last).
 
-    indices: addresses by contributor. Sums of integers, so that their order does not matter.
+    out[r] is increased by the sum of these numbers over the entries of contributor r. indices: addresses by contributor. Sums of integers, so that their order does not matter.
     """
     side = geometry[SIDE]
     counts = np.zeros(side * side, np.int64)

@@ -294,7 +294,10 @@ class Replica(BufferState):
         return chunks == len(self.grid)
 
     def values_of(self, payloads: Sequence[Buffer]) -> Floats:
-        """Return the values of a contribution of any peer, from its chunks. Raises CodecError if no honest peer makes it."""
+        """Return the values of a contribution of any peer, from its chunks.
+
+        Raises CodecError for chunks that no honest peer makes.
+        """
         values = np.empty(self.theta.size, np.float32)
         for index, payload in enumerate(payloads):
             self.codec.check(payload, self.grid.size(index))

@@ -81,7 +81,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     fragmented: ClassVar[bool] = False
     """True if each fragment of the model has separate rounds."""
     scored: ClassVar[bool] = False
-    """True if members can score contributions: each holds values of the whole model, of the steps since the last round."""
+    """True if members can score contributions, which have values of the whole model."""
     computable: ClassVar[bool] = False
     """True if other peers can compute a contribution from the state and the model of its peer.
 
