@@ -136,7 +136,8 @@ def mean(
 def senders(indices: NDArray[np.uint64], geometry: Geometry, first: int, last: int, out: NDArray[np.int64]) -> None:
     """Count the contributors that sent each entry of chunks [first, last).
 
-    out[r] is increased by the sum of these numbers over the entries of contributor r. indices: addresses by contributor. Sums of integers, so that their order does not matter.
+    out[r] is increased by the sum of these numbers over the entries of contributor r. indices: addresses by contributor.
+    Sums of integers, so that their order does not matter.
     """
     side = geometry[SIDE]
     counts = np.zeros(side * side, np.int64)
