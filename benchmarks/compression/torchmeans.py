@@ -101,7 +101,7 @@ def sparse_mean(
     weights: Sequence[float],
     chunks: Chunks,
     device: torch.device | str,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
     clip: bool = True,
 ) -> Tensor:
     """Return the result of `sparsemean.mean`, computed on a device. Raises the same errors."""
@@ -110,11 +110,17 @@ def sparse_mean(
     for i, section in enumerate(chunks.sections):
         sums = torch.zeros(section.size, dtype=torch.float64, device=device)
         counts = torch.zeros_like(sums)
-        for one, part, weight, share in sparsemean.sent(selected, i, weights, clip):
+        given = sparsemean.sent(selected, i, weights, clip)
+        for one, part, weight, share in given:
             where = _where(one, section, part, out.device)
             sums[where] += _values(one, part, out.device).to(torch.float64) * share
             counts[where] += weight
-        below = torch.full_like(sums, total) if denominator == "mean" else counts.where(counts > 0, 1.0)
+        least = total if denominator == "mean" else 0.0
+        if denominator == "bounded_contributor_mean" and given:
+            parts = [part for _, part, _, _ in given]
+            peers = sum(weight > 0 for weight in weights)
+            least = total * sparsemean.usual_share(section, selected[0].codec.k, parts, peers)
+        below = counts.where(counts > 0, 1.0).clamp(min=least)
         _put(section, (sums / below).to(torch.float32), out)
     return out
 

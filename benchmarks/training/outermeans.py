@@ -67,7 +67,7 @@ def sparse(
     *,
     beta: float = 0.95,
     lr: float = 1.0,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
     excluded: float = 0.0,
     on_exclusion: OnExclusion = "drop",
 ) -> Make:
@@ -101,14 +101,19 @@ def sparse(
 
 
 def sieved(
-    spec: str = "topk(k=64,chunk=4096)|2bit|rice", *, keep: float = 0.5, wide: int = WIDE, beta: float = 0.95
+    spec: str = "topk(k=64,chunk=4096)|2bit|rice",
+    *,
+    keep: float = 0.5,
+    wide: int = WIDE,
+    beta: float = 0.95,
+    denominator: Denominator = "bounded_contributor_mean",
 ) -> Make:
     """SparseLoCo whose chunks have owners that send a part of each sum, as the product makes it of payloads."""
 
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.parse(spec)
         assert isinstance(codec, Sparse)
-        portions = Portions(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep)
+        portions = Portions(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep, denominator)
         cut = parts(layout.total, portions, codec.chunk)
         chunks = runs(layout.total, cut.chunk, codec.chunk)
         memories = [ErrorFeedback(codec, chunks, beta) for _ in toy.peers]

@@ -50,6 +50,7 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "no feedback": rounds_of(sparse(beta=0.0)),
     "beta 1": rounds_of(sparse(beta=1.0)),
     "denominator mean": rounds_of(sparse(denominator="mean")),
+    "contributor mean": rounds_of(sparse(denominator="contributor_mean")),
     "30% excluded": rounds_of(sparse(excluded=0.3)),
     "sieve": rounds_of(sieved()),
     "sieve, keep .95": rounds_of(sieved(keep=0.95)),

@@ -252,7 +252,7 @@ def dense(spec: AggregationSpec, *, screened: bool = True) -> Callable[[], Aggre
     return make
 
 
-def sparse(spec: AggregationSpec, denominator: Denominator = "contributor_mean") -> Callable[[], Aggregate]:
+def sparse(spec: AggregationSpec, denominator: Denominator = "bounded_contributor_mean") -> Callable[[], Aggregate]:
     """Return a maker of aggregators of top-k payloads with error feedback of the honest peers."""
 
     def make() -> Aggregate:

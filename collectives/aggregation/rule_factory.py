@@ -56,7 +56,7 @@ def _densified(
     selected: Sequence[Selected],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
 ) -> Floats:
     """Apply a robust rule to each section; a coordinate that a contributor did not send is zero.
 

@@ -13,8 +13,8 @@ Floats: TypeAlias = NDArray[np.float32]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes."""
 
-Denominator: TypeAlias = Literal["contributor_mean", "mean"]
-"""Divisor of a coordinate of a sparse mean: weight of the contributors that sent it, or of all."""
+Denominator: TypeAlias = Literal["bounded_contributor_mean", "contributor_mean", "mean"]
+"""Divisor of a coordinate of a sparse mean; see `sparse.mean.mean`."""
 
 OnExclusion: TypeAlias = Literal["drop", "restore"]
 """Treatment of a payload that is not in its round's record: counted as sent, or left in the residual."""

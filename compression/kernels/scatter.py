@@ -1,4 +1,4 @@
-"""Kernels that use the entries of sparse payloads: adding them to a vector, and averaging them.
+"""Kernels that use the entries of sparse payloads: adding to a vector, counting and averaging.
 
 `kernels/topk.py` explains geometries. `tests/kit/reference/sparse.py` has the same arithmetic in numpy; tests check that
 the two are equal bit for bit.
@@ -91,7 +91,7 @@ def mean(
     codes: NDArray[np.uint64],
     levels: NDArray[np.float64],
     weights: NDArray[np.float64],
-    divisor: float,
+    least: float,
     geometry: Geometry,
     first: int,
     last: int,
@@ -99,9 +99,8 @@ def mean(
 ) -> None:
     """Write the weighted mean of the sent entries of chunks [first, last) to out.
 
-    At each coordinate that any contributor sent: Σ levels[r, code] / divisor, or if divisor is 0, / Σ weights of the
-    contributors that sent it, in float64. Other coordinates are not changed. indices, codes: addresses by contributor.
-    Weights are > 0.
+    At each coordinate that any contributor sent: Σ levels[r, code] / max(least, Σ weights of the contributors that sent
+    it), in float64. Other coordinates are not changed. indices, codes: addresses by contributor. Weights are > 0.
     """
     side, cols, across = geometry[SIDE], geometry[COLS], geometry[ACROSS]
     shift = log2(side)
@@ -127,7 +126,34 @@ def mean(
                 at = np.int64(places[e])
                 # The first contributor of a coordinate writes the sum of all; the weight is then zero for the others.
                 if sums[at, 1] > 0.0:
-                    below = divisor if divisor > 0.0 else sums[at, 1]
+                    below = max(least, sums[at, 1])
                     out[corner + (at >> shift) * cols + (at & side - 1)] = np.float32(sums[at, 0] / below)
                     sums[at, 0] = sums[at, 1] = 0.0
+        start = stop
+
+
+@kernel
+def senders(indices: NDArray[np.uint64], geometry: Geometry, first: int, last: int, out: NDArray[np.int64]) -> None:
+    """Count the contributors that sent each entry of chunks [first, last).
+
+    out[r] is increased by the sum of these numbers over the entries of contributor r. indices: addresses by contributor.
+    Sums of integers, so that their order does not matter.
+    """
+    side = geometry[SIDE]
+    counts = np.zeros(side * side, np.int64)
+    start, end = entry(geometry, first), entry(geometry, last)
+    for b in range(first, last):
+        stop = start + kept(geometry, b // geometry[ACROSS], b % geometry[ACROSS])
+        for r in range(indices.size):
+            places = carray(_pointer(indices[r]), (2 * end,)).view(np.uint16)
+            for e in range(start, stop):
+                counts[places[e]] += 1
+        for r in range(indices.size):
+            places = carray(_pointer(indices[r]), (2 * end,)).view(np.uint16)
+            for e in range(start, stop):
+                out[r] += counts[places[e]]
+        for r in range(indices.size):
+            places = carray(_pointer(indices[r]), (2 * end,)).view(np.uint16)
+            for e in range(start, stop):
+                counts[places[e]] = 0
         start = stop

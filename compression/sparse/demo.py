@@ -163,7 +163,7 @@ def mean(
     contributions: Sequence[Coefficients],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
     average: Average = sparsemean.mean,
     threads: int = 1,
 ) -> Floats:

@@ -19,6 +19,8 @@ from thinwire.compression.sparse.topk import BIG, Part, Selected
 
 DENOMINATORS: tuple[Denominator, ...] = get_args(Denominator)
 
+ALONE = Team(1)
+
 Average: TypeAlias = Callable[[Sequence[Selected], Sequence[float], Chunks, Denominator], Floats]
 """Function (contributions, weights, layout, denominator) that returns their aggregate, such as `mean`."""
 
@@ -27,7 +29,7 @@ def mean(
     selected: Sequence[Selected],
     weights: Sequence[float],
     chunks: Chunks,
-    denominator: Denominator = "contributor_mean",
+    denominator: Denominator = "bounded_contributor_mean",
     clip: bool = True,
     threads: int = 1,
     out: Floats | None = None,
@@ -36,20 +38,21 @@ def mean(
 
     selected, weights: by contributor, in the order of the round's record. denominator: "contributor_mean" divides each
     coordinate by the weights of the contributors that sent it (zero where none did), as all public implementations do;
-    "mean" divides by the sum of all weights. clip: if at least three contributors of positive weight have values in a
-    section, each contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64
+    "mean" divides by the sum of all weights; "bounded_contributor_mean" divides as "contributor_mean" does, but by at
+    least `usual_share` of the sum of all weights. clip: if at least three contributors of positive weight have values in
+    a section, each contributor's section is scaled by min(1, lower median of the norms / its norm). Sums are in float64
     in the given order, and rounded once. out: vector to write to; by default a new one. Raises ValueError for another
     layout, an unknown denominator, or weights that are not finite, ≥ 0 and not all zero.
     """
     total = checked(selected, weights, chunks, denominator)
-    divisor = total if denominator == "mean" else 0.0
     if out is None:
         out = np.zeros(chunks.total, np.float32)
     else:
         chunks.check(out)
         out.fill(0.0)
     with Team(threads) as team:
-        jobs = [(s, sent(selected, i, weights, clip), divisor, out) for i, s in enumerate(chunks.sections)]
+        how = (denominator, total, sum(weight > 0 for weight in weights))
+        jobs = [(s, sent(selected, i, weights, clip), *how, out) for i, s in enumerate(chunks.sections)]
         team.spread(_average, jobs, chunks.sizes, BIG)
     return out
 
@@ -85,18 +88,49 @@ def sent(
     ]
 
 
+def usual_share(section: Section, k: int, parts: Sequence[Part], peers: int, team: Team = ALONE) -> float:
+    """Return the part of the contributors that usually send a value of the section, > 0 and ≤ 1.
+
+    For each contributor: the mean, over the values that it sent, of the part of the contributors that sent this value,
+    too. The result is the lower median of these. parts: the parts that are not empty. peers: all contributors; those
+    with empty parts agree on zeros, so that they count as 1. Fewer than half of the contributors move it only within the
+    range of the others.
+    """
+    entries = 1 if parts[0].mode == DENSE else parts[0].indices.size
+    shared = np.full(peers, entries * peers, np.int64)
+    shared[: len(parts)] = len(parts)
+    if parts[0].mode != DENSE:
+        indices = np.array([part.indices.ctypes.data for part in parts], np.uint64)
+        geometry, cuts = section.geometry(k), team.ranges(section.count, CHUNKS)
+        counts = np.zeros((len(cuts), len(parts)), np.int64)
+        jobs = [(indices, geometry, a, b, row) for (a, b), row in zip(cuts, counts, strict=True)]
+        team.each(scatterkernels.senders, jobs)
+        shared[: len(parts)] = counts.sum(axis=0)
+    return int(np.sort(shared)[(peers - 1) // 2]) / (entries * peers)
+
+
 def _average(
-    section: Section, given: list[tuple[Selected, Part, float, float]], divisor: float, out: Floats, team: Team
+    section: Section,
+    given: list[tuple[Selected, Part, float, float]],
+    denominator: Denominator,
+    total: float,
+    peers: int,
+    out: Floats,
+    team: Team,
 ) -> None:
     if not given:
         return
+    least = total if denominator == "mean" else 0.0
+    if denominator == "bounded_contributor_mean":
+        parts = [part for _, part, _, _ in given]
+        least = total * usual_share(section, given[0][0].codec.k, parts, peers, team)
     elements = section.gather(out)
     weights = np.array([weight for _, _, weight, _ in given], np.float64)
     if given[0][1].mode == DENSE:
         sums = np.zeros(section.size)
         for one, part, _, share in given:
             sums += share * one.values(part).astype(np.float64)
-        below = divisor or sum(weights.tolist())
+        below = max(least, sum(weights.tolist()))
         elements[:] = sums / below
     else:
         codec = given[0][0].codec
@@ -105,7 +139,7 @@ def _average(
             np.array([array.ctypes.data for array in arrays], np.uint64)
             for arrays in ([part.indices for _, part, _, _ in given], [part.codes for _, part, _, _ in given])
         )
-        common = (indices, codes, levels, weights, divisor, section.geometry(codec.k))
+        common = (indices, codes, levels, weights, least, section.geometry(codec.k))
         team.each(scatterkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
     section.put(elements, out)
 

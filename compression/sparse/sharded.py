@@ -45,7 +45,7 @@ class Portions:
     codec: Sparse
     wide: Sparse
     beta: float = 1.0
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     average: Average = sparsemean.mean
 
     @property

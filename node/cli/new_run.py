@@ -58,7 +58,7 @@ LINKS = {
 ADMISSION = {
     "closed": "only peers that you invite yourself",
     "invited": "peers with an invite of yours, or of a peer that was invited",
-    "open": "any key that finds the run, after a trial if the method has one",
+    "open": "any key that finds the run, after a trial",
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -201,8 +201,6 @@ def manifest_of(answers: Answers, folder: Path) -> str:
     else:
         (model, tokenizer), lr, batch = _of_transformers(answers.model, folder), 3e-4, 4
     trial = "trial_rounds = 8     # scored contributions of a newcomer before its contributions count\n"
-    if link.method != "diloco":
-        trial = "trial_rounds = 0     # this method has no trials: a newcomer counts at once, and can do harm\n"
     return f"""\
 # Manifest of a run: all its peers have this file's content, and its hash is the run id. Each change makes another run.
 # Keys that are not here have defaults; docs/reference/run-toml.md has all keys.

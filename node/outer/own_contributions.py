@@ -14,7 +14,7 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk, Fetch, PeerId, Ready
+from thinwire.swarm.messages.registry import Chunk, Digest, Fetch, PeerId, Ready
 
 TIMES = 2
 """Maximum number of times a member gets the same chunk: to score it, and to audit its owner."""
@@ -23,10 +23,19 @@ LENT = 2
 """Stored contributions: those to the round in progress and to the last one."""
 
 
+def name_of(hashes: bytes) -> Digest:
+    """Return the name by which members ask for contributions with these hashes.
+
+    It is not the hash of the hashes alone, which is the digest of a round's results: the results of a sole contributor may
+    be its contribution, and a request for them must not be taken for one of an audit.
+    """
+    return blake3.blake3(b"thinwire/contribution\0" + hashes).digest()
+
+
 class OwnContributions:
     """Announced contributions of this peer to rounds of one fragment.
 
-    A member asks for chunks by the digest of the hashes that we have announced. `needed`: whether members of this run ask.
+    A member asks for chunks by the name of the hashes that we have announced. `needed`: whether members of this run ask.
     """
 
     def __init__(self, replica: Replica, send_queue: SendQueue, fragment: int, *, needed: bool) -> None:
@@ -49,7 +58,7 @@ class OwnContributions:
         if not isinstance(message, Fetch):
             return False
         for ready, source, times in self._lent:
-            if (message.round, message.digest) == (ready.round, blake3.blake3(ready.hashes).digest()):
+            if (message.round, message.digest) == (ready.round, name_of(ready.hashes)):
                 # A member that asks for more than its link carries is not answered.
                 if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
                     for index in dict.fromkeys(message.indices):

@@ -41,7 +41,7 @@ from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions
+from thinwire.node.outer.own_contributions import OwnContributions, name_of
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -86,7 +86,7 @@ class _Case:
     @property
     def name(self) -> Digest:
         """Name of all contributions together, for requests."""
-        return blake3.blake3(b"".join(self.data.inputs(self.index))).digest()
+        return name_of(b"".join(self.data.inputs(self.index)))
 
 
 class Audits:
@@ -179,7 +179,7 @@ class Audits:
             if entry.peer == self._me and own:
                 self._put(case, own[index])
             elif entry.peer != self._me:
-                name = blake3.blake3(data.announced[entry.peer]).digest()
+                name = name_of(data.announced[entry.peer])
                 self._send_queue.control(entry.peer, Fetch(data.round, self._fragment, name, (index,)))
         self._judge(case)
 

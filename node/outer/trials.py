@@ -19,7 +19,7 @@ from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions
+from thinwire.node.outer.own_contributions import OwnContributions, name_of
 from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -186,13 +186,13 @@ class Trials:
         # Members are not compared: another peer could announce their hashes as its own, to put them out.
         if sample.newcomer and copied(peer, self._earlier(peer, agreement.ready), members):
             reason = "it copies the contribution of another peer"
-        elif len(hashes) != 32 * len(self._replica.grid):
+        elif len(hashes) % 32 or not self._replica.fits(len(hashes) // 32):
             reason = "it has another size"
         if reason:
             return self.judge(sample, NOTHING, HELPFUL, reason)
         self._samples.append(sample)
         chunks = tuple(range(len(hashes) // 32))
-        self._send_queue.control(peer, Fetch(done.round, self._fragment, blake3.blake3(hashes).digest(), chunks))
+        self._send_queue.control(peer, Fetch(done.round, self._fragment, name_of(hashes), chunks))
 
     def _earlier(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> dict[PeerId, Ready]:
         """Return the announcement of a peer, ours, and those that came before it.
@@ -249,21 +249,19 @@ class Trials:
         """Return the loss decreases by a contribution, and by ours to that round. Runs in the worker."""
         round, salt = sample.ready.round - 1, self._secret(sample.peer, sample.ready.round - 1)
         try:
-            for index, payload in sample.payloads.items():
-                self._replica.codec.check(payload, self._replica.grid.size(index))
+            theirs = self._step([sample.payloads[at] for at in range(len(sample.payloads))])
         except ValueError:
             return NOTHING, HELPFUL  # No honest encoder writes it.
         ours = self._step(sample.own)
-        theirs = equal_step(self._step([sample.payloads[at] for at in range(len(sample.payloads))]), ours)
+        theirs = equal_step(theirs, ours)
         return (
             score(sample.base, theirs, sample.peer, round, salt),
             score(sample.base, ours, sample.peer, round, salt),
         )
 
     def _step(self, payloads: Sequence[Buffer]) -> Floats:
-        replica, step = self._replica, np.empty(self._replica.theta.size, np.float32)
-        for low, high, values in replica.coder.decoded(payloads):
-            np.multiply(values, np.float32(STEP * replica.outer.sgd.lr), out=step[low:high])
+        step = self._replica.values_of(payloads)
+        step *= np.float32(STEP * self._replica.outer.sgd.lr)
         return step
 
     def judge(self, sample: Sample, theirs: Falls, ours: Falls, reason: str = "") -> None:

@@ -289,6 +289,22 @@ class Replica(BufferState):
         """
         yield from self.coder.differences(self.theta, read)
 
+    def fits(self, chunks: int) -> bool:
+        """Return True if a contribution to the next round can have so many chunks."""
+        return chunks == len(self.grid)
+
+    def values_of(self, payloads: Sequence[Buffer]) -> Floats:
+        """Return the values of a contribution of any peer, from its chunks.
+
+        Raises CodecError for chunks that no honest peer makes.
+        """
+        values = np.empty(self.theta.size, np.float32)
+        for index, payload in enumerate(payloads):
+            self.codec.check(payload, self.grid.size(index))
+        for low, high, part in self.coder.decoded(payloads):
+            values[low:high] = part
+        return values
+
     @property
     def coder(self) -> PseudogradientCoder:
         """Coder of the vectors of the next round."""

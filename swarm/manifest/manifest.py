@@ -16,7 +16,7 @@ from thinwire.swarm.method_specs.base import MethodSpec, Table
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 AUDITED = 0.1
-"""Probability with which a member audits a chunk of a round, in open runs."""
+"""Probability with which a member audits a chunk of a round."""
 
 AUDIT_SHARE = 0.02
 """Most bytes of these audits, as a part of the bytes of a round."""
@@ -147,8 +147,7 @@ class Manifest(Table, frozen=True):
         """
         exchange = self.exchange
         plain = exchange.collective == exchange.topology == "butterfly" and not self.outer.gossip
-        wanted = self.admission.mode == "open" if exchange.audit == "auto" else exchange.audit > 0
-        return plain and wanted
+        return plain and exchange.audit != 0
 
     def audit_chance(self, chunks: int, peers: int) -> float:
         """Return the probability with which a member audits one of the `chunks` of a round with these `peers`.

@@ -274,8 +274,7 @@ class Exchange(Table, frozen=True):
     chunk_assignment: "bandwidth", peers own as much of every round as their links can carry, by their own measurements, at most
         three times an equal part; or "equal". No effect if every payload goes to all peers.
     audit: only in a butterfly: probability with which a member computes the result of one chunk of a round again, to find
-        owners that lie. "auto": in open runs 0.1, or less if audits would add more than 2 % to the bytes of a round; in others
-        0, no audits.
+        owners that lie. "auto": 0.1, or less if audits would add more than 2 % to the bytes of a round. 0: no audits.
     """
 
     codec: Annotated[str, Meta(pattern=rf"^{_NAMED}(\|{_NAMED}){{0,4}}\Z", description=_CODEC)] = "int8(block=256)"

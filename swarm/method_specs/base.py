@@ -45,7 +45,7 @@ class ResidualRule(NamedTuple):
     """Error feedback: decay of the residual, denominator of the mean, rule for excluded contributions."""
 
     decay: float = 0.95
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     on_exclusion: OnExclusion = "drop"
 
 
@@ -81,7 +81,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     fragmented: ClassVar[bool] = False
     """True if each fragment of the model has separate rounds."""
     scored: ClassVar[bool] = False
-    """True if members can score contributions: dense vectors of the whole model."""
+    """True if members can score contributions, which have values of the whole model."""
     computable: ClassVar[bool] = False
     """True if other peers can compute a contribution from the state and the model of its peer.
 

@@ -47,7 +47,7 @@ class DeMo(MethodSpec, frozen=True, tag="demo"):
     lr: LearningRate = 4e-4
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.1
     residual_decay: ResidualDecay = 0.999
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     on_exclusion: OnExclusion = "drop"
 
     @property

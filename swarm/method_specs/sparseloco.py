@@ -31,7 +31,9 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
 
     lr: α of the paper. There is no momentum: error feedback takes its place.
     residual_decay: part of the residual that is carried over to the next round.
-    denominator: "contributor_mean" divides every coordinate by the number of peers that sent it, "mean" by the number of all.
+    denominator: "contributor_mean" divides every coordinate by the weight of the peers that sent it, "mean" by that of all;
+        "bounded_contributor_mean" divides as the first, but a coordinate that few peers sent as if as many as usual had sent
+        it, so that one liar cannot move coordinates of its choice in full.
     on_exclusion: treatment of a contribution that the round's record does not name: "drop" treats it as sent, "restore"
         carries it over to the next round. Directions become stale: in our experiments "drop" was better.
     step_balancing, max_step_ratio: see DiLoCo.
@@ -45,12 +47,13 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
         "exchange": {"codec": "topk(k=64,chunk=4096)|2bit|rice", "collective": "all-gather"}
     }
     tracks_data: ClassVar[bool] = True
+    scored: ClassVar[bool] = True
     costs: ClassVar[CostRow] = "sparse"
 
     sync_every: Steps = 30
     lr: LearningRate = 1.0
     residual_decay: ResidualDecay = 0.95
-    denominator: Denominator = "contributor_mean"
+    denominator: Denominator = "bounded_contributor_mean"
     on_exclusion: OnExclusion = "drop"
     step_balancing: Balancing = "equal"
     max_step_ratio: StepRatio = DEFAULT_RATIO

@@ -91,8 +91,8 @@ def test_noloco_perplexity_is_between_diloco_and_no_exchange(quality, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_sparse_butterfly_costs_at_most_three_percent_perplexity(quality, tmp_path):
-    """Compared with payloads to all peers: eight replicas, two seeds, 600 steps; 3.7 % less was measured."""
-    toys = [small(quality, tmp_path, seed, 60) for seed in range(2)]
+    """Compared with payloads to all peers: eight replicas, five seeds, 600 steps; 1.2 % more was measured."""
+    toys = [small(quality, tmp_path, seed, 60) for seed in range(5)]
     gathered, sieve = (
         float(np.mean([quality.RUNS[name](toy) for toy in toys])) for name in ("sparseloco k=64", "sieve")
     )
@@ -125,6 +125,7 @@ def test_losses_of_all_methods_meet_their_thresholds(quality, tmp_path):
     assert mean["no feedback"] >= sparse + 0.10
     assert mean["beta 1"] >= sparse + 0.05
     assert mean["denominator mean"] >= sparse + 0.08
+    assert mean["contributor mean"] >= sparse - NOISE
     assert mean["30% excluded"] <= sparse + 0.05
     assert mean["demo k=32"] <= diloco + np.log(1.03) + NOISE
     assert mean["powersgd rank 8"] <= diloco + 0.15

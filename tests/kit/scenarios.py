@@ -18,6 +18,9 @@ from thinwire.swarm.membership.presets import Preset
 INT8 = "int8(block=256)"
 TOPK = "topk(k=64,chunk=4096)|2bit|rice"
 
+SPARSE = {"outer": "method = 'sparseloco'\nsync_every = 4", "codec": TOPK}
+"""Keys of a run with sparse payloads; arguments of `manifest_of`."""
+
 CHURN = (
     Fault(5.0, "kill", (3,)),
     Fault(8.2, "restart", (2,), seconds=5.0),

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
-from thinwire.collectives.rounds.allgather_payload import cut_up, pieces, put_together
+from thinwire.collectives.rounds.allgather_payload import cut_up, joined, pieces, put_together
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
@@ -76,6 +76,18 @@ class SparseCodec:
         """Cut our payload, whose choice is `says`, into chunks."""
         return cut_up(payload, pieces)
 
+    def fits(self, chunks: int, pieces: Grid) -> bool:
+        """Return True if a payload can have so many chunks."""
+        return 0 < chunks <= len(pieces)
+
+    def join(self, chunks: Sequence[Buffer], pieces: Grid) -> Selected | Coefficients:
+        """Decode the payload of one contributor from its chunks. Raises CodecError."""
+        return self.decode(joined(chunks))
+
+    def nbytes(self, n: int) -> int:
+        """Return the largest size in bytes of a chunk with `n` units of the grid, which are bytes here."""
+        return n
+
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
         """Decode the results of a round; return them and their weights. Raises CodecError."""
         return [self.decode(payload) for payload in put_together(results, pieces)], weights
@@ -109,6 +121,14 @@ class RunCodec(SparseCodec):
 
     def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
         return list(self.portions.split(payload, says))
+
+    def fits(self, chunks: int, pieces: Grid) -> bool:
+        return chunks == len(pieces)
+
+    def join(self, chunks: Sequence[Buffer], pieces: Grid) -> Selected | Coefficients:
+        for index, chunk in enumerate(chunks):
+            self.check(chunk, pieces.size(index))
+        return SparseCodec.join(self, chunks, pieces)
 
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
         """Decode the results; together they are one payload with the mean."""
@@ -192,6 +212,14 @@ class SparseReplica(Replica):
         payload = self._prepare(read) + self._sent_buffers.astype("<f4").tobytes()
         keep(self.sent, attempt, self.feedback.choice)
         return self.codec.cut(payload, self.feedback.choice, self.grid)
+
+    def fits(self, chunks: int) -> bool:
+        return self.codec.fits(chunks, self.grid)
+
+    def values_of(self, payloads: Sequence[Buffer]) -> Floats:
+        values = np.zeros(self.theta.size, np.float32)
+        self.codec.join(payloads, self.grid).scatter(values)
+        return values
 
     def owes_forfeit(self, weight: int) -> bool:
         """Return True if tokens or an earlier announcement must be accounted for."""

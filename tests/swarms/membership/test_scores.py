@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from kit.outer.open_runs import invite, name_of, noise, replaces, told_at, update_of
-from kit.scenarios import events_of, manifest_of, swarm_of
+from kit.scenarios import SPARSE, events_of, manifest_of, swarm_of
 from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import Fault
@@ -17,6 +19,8 @@ TURNS = 40.0
 
 WITHIN = 14
 """Most rounds with its contribution after that."""
+
+DENSE = {"outer": "sync_every = 4", "codec": "fp32"}
 
 LIES = {
     "flip": None,
@@ -32,9 +36,16 @@ def played(monkeypatch):
     """Return a function that plays an open run of invited peers, the last one of which may lie for `lying` seconds."""
 
     def play(
-        lie: str = "", *, peers: int = PEERS, at: float = TURNS, lying: float = 500.0, tables: str = "", **more
+        lie: str = "",
+        *,
+        peers: int = PEERS,
+        at: float = TURNS,
+        lying: float = 500.0,
+        tables: str = "",
+        method: Mapping[str, str] = DENSE,
+        **more,
     ) -> Run:
-        toml = manifest_of("sync_every = 4", codec="fp32", tables=f"[admission]\nmode = 'open'\n{tables}")
+        toml = manifest_of(**method, tables=f"[admission]\nmode = 'open'\n{tables}")
         faults = (Fault(at, "liar", (peers - 1,), lying, 0.0, lie),) if lie else ()
         scenario = swarm_of(peers, toml, **{"seconds": 80.0, "parameters": 2_000, "faults": faults, **more})
         with monkeypatch.context() as patch:
@@ -80,6 +91,29 @@ def test_member_that_begins_to_lie_is_soon_left_out_but_stays_a_member(played, l
     assert all(event.fields["peer"] == name_of(LIAR) and DISTRUSTED in event.fields["detail"] for event in told)
 
 
+@pytest.mark.parametrize(
+    ("lie", "exchange"),
+    [
+        ("flip10", ""),
+        pytest.param("rare", "", marks=pytest.mark.trial),
+        pytest.param("zero", "", marks=pytest.mark.trial),
+        pytest.param("flip", "collective = 'sparse-butterfly'", marks=pytest.mark.trial),
+    ],
+)
+def test_liar_among_members_is_left_out_of_sparse_rounds(played, lie, exchange):
+    run = played(lie, method={**SPARSE, "exchange": exchange})
+    out = _out(run)
+    assert out.keys() == {name_of(LIAR)[:8]}
+    assert _turn(run) < min(out[name_of(LIAR)[:8]]) <= _turn(run) + WITHIN
+
+
+@pytest.mark.trial
+def test_no_honest_member_is_left_out_of_sparse_rounds(played):
+    run = played(method=SPARSE, seconds=160.0)
+    assert len(events_of(run, "round", 0)) > 60 and len(events_of(run, "trial")) > 100
+    assert not any(_out(run, peer) for peer in range(PEERS))
+
+
 @pytest.mark.trial
 def test_status_shows_scores_and_since_when_a_member_is_out(played, monkeypatch):
     told: list[dict[str, str]] = []
@@ -119,8 +153,9 @@ def test_honest_members_are_never_left_out_although_the_model_has_converged(play
 
 @pytest.mark.trial
 @pytest.mark.timeout(240)
-def test_members_that_train_a_real_model_leave_a_liar_out(played):
+@pytest.mark.parametrize("method", [DENSE, SPARSE])
+def test_members_that_train_a_real_model_leave_a_liar_out(played, method):
     model = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[inner]\nbatch = 4\n"
-    run = played("flip", peers=4, tables=model, compute="torch")
+    run = played("flip", peers=4, tables=model, compute="torch", method=method)
     assert _out(run).keys() == {name_of(3)[:8]}
     assert min(_out(run)[name_of(3)[:8]]) <= _turn(run) + WITHIN

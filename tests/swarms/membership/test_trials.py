@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, told_at, update_of
 from kit.outer.strangers import knocks
-from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
+from kit.scenarios import SPARSE, events_of, identity_of, manifest_of, swarm_of
 from thinwire.collectives.rounds.contributions import Summary
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.false_messages import sessions
@@ -40,9 +40,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         at: float = 6.0,
         tables: str = "",
         spoiler: int = -1,
+        method: Mapping[str, str] = {"outer": "sync_every = 4", "codec": "fp32"},
     ) -> Run:
         admission = f"[admission]\nmode = 'open'\ntrial_rounds = {ROUNDS}\n{tables or 'trial_per_network = 0'}"
-        toml = manifest_of("sync_every = 4", codec="fp32", tables=admission)
+        toml = manifest_of(**method, tables=admission)
         joins = {old + number: at + 0.01 * number for number in range(new)}
         scenario = swarm_of(old + new, toml, seconds=seconds, parameters=2_000, joins=joins)
         peers = tuple(
@@ -111,6 +112,26 @@ def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypa
     assert all(fields["contributors"] == 6 for number, fields in rounds.items() if number > 2)
     if lie != "copy":
         assert opinions[-1]["score"] < 0.0
+
+
+@pytest.mark.parametrize("exchange", ["", pytest.param("collective = 'sparse-butterfly'", marks=pytest.mark.trial)])
+def test_newcomer_of_a_sparse_run_counts_once_it_is_endorsed(played, exchange):
+    run = played(3, 1, method={**SPARSE, "exchange": exchange})
+    assert run.violations == ()
+    rounds = rounds_of(run, 0)
+    first = min(number for number, fields in rounds.items() if name_of(3)[:8] in fields["members"])
+    came = min(number for number, fields in rounds.items() if fields["peers"] == 4)
+    assert ROUNDS <= first - came <= 3 * ROUNDS
+    for number in range(came + 1, first):
+        assert rounds[number]["contributors"] == 3 and rounds[number]["missing"][name_of(3)[:8]] == "on trial"
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("lie", ["flip", "zero"])
+def test_newcomer_that_lies_is_never_endorsed_in_a_sparse_run(played, lie):
+    run = played(6, 1, liar=lie, seconds=60.0, method=SPARSE)
+    assert not any(name_of(6)[:8] in fields["members"] for fields in rounds_of(run, 0).values())
+    assert len(opinions_of(run, 0, 6)) > 10 and not events_of(run, "endorsed")
 
 
 def spoil(process: Process) -> None:

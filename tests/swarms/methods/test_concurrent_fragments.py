@@ -62,11 +62,11 @@ def test_peers_with_some_fragments_join_only_their_rounds(codec):
 
 
 def test_more_overlap_hides_round_time_of_distant_peers():
-    """Distant peers with short inner steps: rounds last longer than a turn. An audit would move as much as a round."""
+    """Distant peers with short inner steps: rounds last longer than a turn."""
     busy = {}
     for overlap in (5, 12):
         step = [0.05 * (1 + 0.02 * part) for part in range(4)]
-        run = play(streaming(3, overlap, peers=3, late=0, seconds=10.0, step=step, spread=FAR, exchange="audit = 0"))
+        run = play(streaming(3, overlap, peers=3, late=0, seconds=10.0, step=step, spread=FAR))
         late = [event for event in events_of(run, "round") if event.at > 5.0]
         waits = [event.fields["sync_seconds"] for event in late]
         busy[overlap] = len({event.fields["round"] for event in late}), sum(waits) / len(waits)

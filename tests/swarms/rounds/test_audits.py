@@ -71,6 +71,22 @@ def test_owner_with_huge_results_does_not_change_a_default_run(swarm, monkeypatc
     assert _stretched(swarm, monkeypatch, 1e6) == honest
 
 
+def test_default_run_excludes_an_owner_whose_false_results_are_within_the_bound(swarm):
+    """The run is an invited one, and names no probability of audits: each member audits a tenth of all rounds at most."""
+
+    async def main():
+        s = swarm(PEERS, rounds=60, size=60_000, codec="fp32", rule="clip", shards="equal")
+        assert s.manifest.admission.mode == "invited" and s.manifest.exchange.audit == "auto"
+        liar = s.nodes[LIAR]
+        s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "left-out"))
+        s.start()
+        honest = [index for index in range(PEERS) if index != LIAR]
+        await s.finish(honest)
+        assert all(_banned(s.nodes[index]) == {liar.id} for index in honest)
+
+    virtual_loop.run(main(), seed=0)
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 @pytest.mark.parametrize("kind", OWNER_LIES)
 def test_owner_that_lies_to_all_is_excluded(swarm, kind, seed):

@@ -138,7 +138,7 @@ def test_demo_mean_divides_by_senders_of_each_coefficient() -> None:
         waves.append(back(wave.reshape(-1), chunks))
     codec = Demo(k=1)
     sent = [codec.select(wave, chunks) for wave in waves]
-    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks) - (waves[0] + waves[1])).max() < 1e-3
+    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks, "contributor_mean") - (waves[0] + waves[1])).max() < 1e-3
     weighed = (waves[0] + 3 * waves[1]) / 4
     assert np.abs(demo.mean(sent, [1.0, 3.0], chunks, "mean") - weighed).max() < 1e-3
 

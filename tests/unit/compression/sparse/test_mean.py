@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
 from thinwire.compression.core.norm_clip import clipping
-from thinwire.compression.core.parameter_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse import select
 from thinwire.compression.sparse.header import DENSE, EMPTY
-from thinwire.compression.sparse.topk import Selected, Sparse
+from thinwire.compression.sparse.topk import Part, Selected, Sparse
 
 from benchmarks.compression.torchmeans import sparse_mean
 
@@ -49,9 +49,28 @@ def expected(selected: list[Selected], weights: list[float], denominator: str, c
             where = slice(None) if part.mode == DENSE else reference.positions(section, part.indices, k)
             sums[where] += weights[r] * factors[r] * vectors[r].astype(np.float64)
             counts[where] += weights[r]
-        below = np.where(counts > 0, counts, 1) if denominator == "contributor_mean" else math.fsum(weights)
+        below = np.where(counts > 0, counts, 1)
+        if denominator != "contributor_mean":
+            share = 1.0 if denominator == "mean" else usual_share(section, selected, i, weights)
+            below = np.maximum(below, math.fsum(weights) * share)
         section.put((sums / below).astype(np.float32), out)
     return out
+
+
+def usual_share(section: Section, selected: list[Selected], i: int, weights: list[float]) -> float:
+    """Return the lower median, over the contributors, of the mean part of the contributors that sent their values, too."""
+    sets = []
+    for one, weight in zip(selected, weights, strict=True):
+        if weight and one.parts[i].mode == EMPTY:
+            sets.append(set())
+        elif weight:
+            dense = one.parts[i].mode == DENSE
+            places = range(section.size) if dense else reference.positions(section, one.parts[i].indices, one.codec.k)
+            sets.append({int(place) for place in places})
+    shares = sorted(
+        np.mean([sum(place in other for other in sets) for place in own]) / len(sets) if own else 1.0 for own in sets
+    )
+    return float(shares[(len(shares) - 1) // 2])
 
 
 @settings(max_examples=25, deadline=None)
@@ -91,13 +110,55 @@ def test_sparse_mean_divides_only_where_contributions_overlap() -> None:
     one.scatter(first)
     two.scatter(second)
     assert np.array_equal(sparsemean.mean([one], [7.0], CHUNKS), first)
+    alone = sparsemean.mean([one, two], [1.0, 0.0], CHUNKS)
+    assert np.array_equal(alone, first)
     both = (first != 0) & (second != 0)
     total = first.astype(np.float64) + second
     assert 0 < np.count_nonzero(both) < np.count_nonzero(first)
-    got = sparsemean.mean([one, two], [1.0, 1.0], CHUNKS)
+    got = sparsemean.mean([one, two], [1.0, 1.0], CHUNKS, "contributor_mean")
     np.testing.assert_array_equal(got, np.where(both, total / 2, total).astype(np.float32))
     plain = sparsemean.mean([one, two], [1.0, 1.0], CHUNKS, "mean")
     np.testing.assert_array_equal(plain, (total / 2).astype(np.float32))
+
+
+def test_bounded_mean_of_a_value_that_only_a_liar_sends_has_the_usual_divisor() -> None:
+    """Five contributors send the same values, and a liar sends others, as long."""
+    codec, size = Sparse(64), 130 * 70
+    honest = draw(0)
+    honest[size:] = 0.0  # only the liar sends anything in the other sections
+    lie, common = np.roll(honest, 3), codec.select(honest, CHUNKS)
+    liar = codec.select(lie + (np.arange(CHUNKS.total) >= size).astype(np.float32), CHUNKS)
+    true, false = np.zeros((2, CHUNKS.total), np.float32)
+    common.scatter(true)
+    liar.scatter(false)
+    got = sparsemean.mean([common] * 5 + [liar], [2.0] * 6, CHUNKS, clip=False)
+    alone = (false != 0) & (true == 0)
+    assert np.count_nonzero(alone[:size]) > 100
+    np.testing.assert_allclose(got[:size][alone[:size]], false[:size][alone[:size]] / 5, rtol=0.02)
+    np.testing.assert_array_equal(got[size:], (false[size:].astype(np.float64) / 6).astype(np.float32))
+    full = sparsemean.mean([common] * 5 + [liar], [2.0] * 6, CHUNKS, "contributor_mean", clip=False)
+    np.testing.assert_array_equal(full[alone], false[alone])
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_liars_move_the_usual_share_only_within_the_range_of_the_others(liars: int) -> None:
+    codec, section = Sparse(64), CHUNKS.sections[0]
+    common = draw(0)
+    honest = [codec.select(common + draw(1 + i, 0.5), CHUNKS).parts[0] for i in range(5)]
+
+    def share(lies: list[Part]) -> float:
+        return sparsemean.usual_share(section, codec.k, honest + lies, 5 + liars)
+
+    def count(part: Part) -> float:
+        """Return the mean number of honest contributors that send a value of a part."""
+        sent = [set(reference.positions(section, one.indices, codec.k).tolist()) for one in (part, *honest)]
+        return float(np.mean([sum(place in other for other in sent[1:]) for place in sent[0]]))
+
+    counts = [count(part) for part in honest]
+    for lie in (honest[0], codec.select(draw(9), CHUNKS).parts[0]):
+        assert min(counts) <= share([lie] * liars) * (5 + liars) <= max(counts) + liars
+    # Those that send nothing agree on zeros.
+    assert sparsemean.usual_share(section, codec.k, honest, 11) == 1.0
 
 
 def test_sparse_mean_clips_outliers_to_the_lower_median_norm() -> None:

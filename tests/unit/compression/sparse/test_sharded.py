@@ -39,7 +39,7 @@ def test_sharded_payload_is_concatenation_of_runs(total, run, seed):
     assert NARROW.decode(b"".join(pieces), chunks).codec == NARROW
 
 
-@pytest.mark.parametrize("denominator", ["contributor_mean", "mean"])
+@pytest.mark.parametrize("denominator", sparsemean.DENOMINATORS)
 @pytest.mark.parametrize("beta", [1.0, 0.8])
 def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
     """β kept + mean = sent + kept', in every round; with β = 1 nothing is ever lost."""

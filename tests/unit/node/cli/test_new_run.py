@@ -41,6 +41,7 @@ def test_init_writes_a_manifest_for_each_link_and_admission(tmp_path, capsys, li
     assert (manifest.run.name, manifest.model.layers) == ("first", 4) and manifest.admission.mode == admission
     assert manifest.outer.method == LINKS[link].method and link in ACCESS
     assert [path.name for path in file.parent.iterdir()] == ["run.toml"]
+    assert manifest.admission.trial == (8 if admission == "open" else 0)
     assert ("node.toml" in out) == bool(LINKS[link].up)
     if admission == "invited":
         assert planned(capsys, out) == (0, "")

@@ -6,7 +6,7 @@ import blake3
 import pytest
 from kit.round_harness import FakeSendQueue
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.node.outer.own_contributions import LENT, TIMES, OwnContributions
+from thinwire.node.outer.own_contributions import LENT, TIMES, OwnContributions, name_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Chunk, Fetch
 
@@ -18,7 +18,7 @@ def announcement(round, attempt=1):
 
 
 def request(round, *indices):
-    return Frame(Fetch(round, 0, blake3.blake3(bytes([round]) * 64).digest(), indices))
+    return Frame(Fetch(round, 0, name_of(bytes([round]) * 64), indices))
 
 
 @pytest.fixture
@@ -37,6 +37,14 @@ def test_lender_sends_each_requested_chunk_once_to_a_member(scene):
     assert own.takes(MEMBER, request(3, 1, 0, 1, 7)) and sent(queue) == [(MEMBER, 3, 1), (MEMBER, 3, 0)]
     assert own.takes(STRANGER, request(3, 0)) and sent(queue) == []
     assert not own.takes(MEMBER, request(4, 0)) and not own.takes(MEMBER, Frame(Ask(3, 0)))
+
+
+def test_lender_takes_no_request_for_results_that_are_its_contribution(scene):
+    """They are, if it was the sole contributor; the peer that is late needs them as results."""
+    own, queue = scene
+    own.announced(announcement(3), (b"a", b"b"))
+    results = Fetch(3, 0, blake3.blake3(bytes([3]) * 64).digest(), (0,))
+    assert not own.takes(MEMBER, Frame(results)) and sent(queue) == []
 
 
 def test_lender_stores_the_last_contributions_only(scene):

@@ -14,6 +14,7 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import AuditData, Reducer
 from thinwire.collectives.topology.owner_backoff import OwnerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
+from thinwire.node.outer.own_contributions import name_of
 from thinwire.node.outer.owner_audits import REFUTED, Audits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
@@ -114,7 +115,7 @@ def test_auditor_asks_each_contributor_for_one_chunk_and_accuses_the_owner_of_a_
     asked = scene.fetched()
     assert {peer for peer, _ in asked} == set(KEYS) - {ME}
     (index,) = {message.indices[0] for _, message in asked}
-    assert all(message.digest == blake3.blake3(hashes_of(SOURCES[peer])).digest() for peer, message in asked)
+    assert all(message.digest == name_of(hashes_of(SOURCES[peer])) for peer, message in asked)
     scene.serve(index)
     told = scene.queue.of(Verdict)
     assert {peer for peer, _, _ in told} == set(KEYS) - {ME}

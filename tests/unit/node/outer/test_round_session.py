@@ -4,7 +4,6 @@ import asyncio
 import random
 from types import SimpleNamespace
 
-import blake3
 import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate
@@ -13,6 +12,7 @@ from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.node.outer.own_contributions import name_of
 from thinwire.node.peer.quorum_waits import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.sims.engine import virtual_loop
@@ -248,13 +248,13 @@ def test_results_of_a_past_round_go_with_pauses_to_peers_that_no_round_waits_for
 
 @pytest.mark.parametrize(
     ("exchange", "lends"),
-    [("", False), ("audit = 1.0\n", True), ('audit = 0.0\n[admission]\nmode = "open"\ntrial_rounds = 3\n', True)],
+    [("audit = 0\n", False), ("", True), ('audit = 0.0\n[admission]\nmode = "open"\ntrial_rounds = 3\n', True)],
 )
 def test_own_contribution_is_lent_in_runs_with_audits_or_trials_only(exchange, lends):
     scene, chunk = Scene(exchange=exchange), bytes(400)
     asyncio.run(scene.session.average([chunk], weight=1, loss=1.0, speed=1.0, give_up=0.0))
     (ready,) = scene.sent(Ready)
-    scene.on_message(ANN, Fetch(1, 0, blake3.blake3(ready.hashes).digest(), (0,)))
+    scene.on_message(ANN, Fetch(1, 0, name_of(ready.hashes), (0,)))
     assert [payload for to, _, payload in scene.queue.of(Chunk) if to == ANN] == [chunk] * lends
 
 

@@ -100,8 +100,10 @@ YOUNGER = {
 RUN_IDS = {
     "": "13cfa7c4f5599c1e",
     "[outer]\nmethod='noloco'": "6d6263df6a0d0021",
-    "[outer]\nmethod='sparseloco'": "44fde70999c42144",
-    "[outer]\nmethod='demo'": "0fedce214a7bdcb1",
+    "[outer]\nmethod='sparseloco'": "31cd84444ce30b59",
+    "[outer]\nmethod='sparseloco'\ndenominator='contributor_mean'": "44fde70999c42144",
+    "[outer]\nmethod='demo'": "509ee629429f914e",
+    "[outer]\nmethod='demo'\ndenominator='contributor_mean'": "0fedce214a7bdcb1",
     "[outer]\nmethod='streaming'": "f6e419683ca5228f",
 }
 
@@ -670,7 +672,7 @@ def test_sparseloco_has_its_own_defaults():
     manifest = parse("[outer]\nmethod = 'sparseloco'")
     outer, exchange = manifest.outer, manifest.exchange
     assert (outer.sync_every, outer.sgd, outer.residual_decay) == (30, (1.0, 0.0, False), 0.95)
-    assert (outer.denominator, outer.on_exclusion) == ("contributor_mean", "drop")
+    assert (outer.denominator, outer.on_exclusion) == ("bounded_contributor_mean", "drop")
     assert (exchange.codec, exchange.collective) == ("topk(k=64,chunk=4096)|2bit|rice", "all-gather")
     written = "[outer]\nmethod = 'sparseloco'\nresidual_decay = 0.95\n[exchange]\ncollective = 'all-gather'"
     assert parse(written).run_id(b"a" * 32) == manifest.run_id(b"a" * 32)
@@ -853,11 +855,10 @@ def test_open_run_whose_newcomers_cannot_be_scored_needs_trial_rounds_of_zero(to
     assert parse("[admission]\nmode = 'open'").admission.trial == 8 and not parse("").admission.trial
 
 
-def test_audits_are_on_in_open_runs_with_a_butterfly_only():
-    assert not Manifest().audited and Manifest().audit_chance(64, 16) == 0.0
-    opened = parse('[admission]\nmode = "open"')
-    assert opened.audited and opened.audit_chance(64, 16) == 0.1
-    assert opened.audit_chance(4, 16) == pytest.approx(0.01)  # 0.01 · 16 / (2 · 4) is 2 % of the bytes of a round
+def test_audits_are_on_in_runs_with_a_butterfly_only():
+    for run in (Manifest(), parse('[admission]\nmode = "open"')):
+        assert run.audited and run.audit_chance(64, 16) == 0.1
+        assert run.audit_chance(4, 16) == pytest.approx(0.01)  # 0.01 · 16 / (2 · 4) is 2 % of the bytes of a round
     assert parse("[exchange]\naudit = 0.3").audit_chance(4, 16) == 0.3
     assert not parse('[admission]\nmode = "open"\n[exchange]\naudit = 0').audited
     for line in ('topology = "hierarchy"', 'topology = "ring"'):

@@ -84,6 +84,20 @@ def test_sparse_lone_step_and_residual_sum_to_training():
     assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
 
 
+@pytest.mark.parametrize("collective", ["all-gather", "sparse-butterfly"])
+def test_values_of_a_contribution_are_those_that_all_receivers_decode(collective):
+    replica, cut = made(f"[exchange]\ncollective = '{collective}'")
+    chunks = [bytes(chunk) for chunk in replica.contribution(reader(trained(1)), attempt=1, peers=1)]
+    model = np.zeros(LAYOUT.total, np.float32)
+    replica.feedback.choice.scatter(model)
+    np.testing.assert_array_equal(replica.values_of(chunks), model)
+    assert np.count_nonzero(model) > 50
+    assert replica.fits(len(chunks)) and not replica.fits(0) and not replica.fits(len(cut) + 1)
+    for wrong in (chunks[0][:-1], b"", bytes(40)):
+        with pytest.raises(CodecError):
+            replica.values_of([wrong, *chunks[1:]])
+
+
 def test_sparse_later_payload_replaces_failed_one():
     replica, cut = made()
     first = contribute(replica, reader(trained(1)), 9)
