@@ -208,7 +208,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 12
+VERSION = 13
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
