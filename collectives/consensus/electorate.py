@@ -76,6 +76,13 @@ class Electorate:
         reached = self.live.intersection(self.terms.members) - {self.me}
         return bool(reached) and self.enough(reached, {*self.farewells, self.me})
 
+    def confirmed(self, opened: Open) -> bool:
+        """Return True if more members report votes for adopted results than may lie, so that an honest one has checked them.
+
+        One liar is counted also where the agreement tolerates none.
+        """
+        return len(opened.sources) > max(1, self.liars)
+
     @property
     def able(self) -> bool:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""

@@ -327,6 +327,13 @@ class Agreement:
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
 
+    def confirms(self, opened: Open) -> bool:
+        """Return True if this peer takes the results of a ballot without a check of its own: other peers have checked them.
+
+        They are decided, or an honest peer has voted for them.
+        """
+        return self.commit is not None or self._electorate.confirmed(opened)
+
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
         ready = self.ready.get(entry.peer)
