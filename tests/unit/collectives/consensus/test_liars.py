@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from kit.reference.liar_model import MISTAKES, LiarModel
+from kit.reference.liar_model import ABSENT, MISTAKES, LiarModel
 from kit.reference.small_model import explore
 from kit.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
@@ -23,6 +23,29 @@ def test_round_of_four_with_one_liar_decides_at_most_one_value(ballots):
     outcome = explore(LiarModel(4, ballots, TWO_THIRDS))
     assert outcome.trace == ()
     assert outcome.states > 20_000 and {entry for entry, _, _ in outcome.reached} == {0, 1, 2}
+
+
+def decides_false_results(outcome):
+    return any(
+        proposal is not None and proposal.value == ABSENT and done >> entry & 1
+        for proposals, done in outcome.endings
+        for entry, proposal in enumerate(proposals)
+    )
+
+
+@pytest.mark.parametrize("excessive", [False, True])
+def test_round_decides_false_results_only_if_their_norms_are_possible(excessive):
+    """The liar reports its own vote for them, and leads a ballot. It leaves out a promise, so they may be decided already."""
+    outcome = explore(LiarModel(4, (1, 2), TWO_THIRDS, excessive=excessive))
+    assert outcome.trace == () and outcome.states > 1_000
+    assert decides_false_results(outcome) != excessive
+
+
+@pytest.mark.trial
+def test_round_of_three_ballots_decides_no_false_results_of_excessive_norms():
+    outcome = explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, excessive=True))
+    assert outcome.trace == () and outcome.states > 20_000
+    assert not decides_false_results(outcome)
 
 
 @pytest.mark.parametrize("acceptors", [3, 4])
