@@ -76,12 +76,12 @@ class Electorate:
         reached = self.live.intersection(self.terms.members) - {self.me}
         return bool(reached) and self.enough(reached, {*self.farewells, self.me})
 
-    def confirmed(self, opened: Open) -> bool:
-        """Return True if more members report votes for adopted results than may lie, so that an honest one has checked them.
+    def confirmed(self, voters: Collection[PeerId]) -> bool:
+        """Return True if more members than may lie report votes for some results, so that an honest one has checked them.
 
         One liar is counted also where the agreement tolerates none.
         """
-        return len(opened.sources) > max(1, self.liars)
+        return len(voters) > max(1, self.liars)
 
     @property
     def able(self) -> bool:

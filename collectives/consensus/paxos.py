@@ -332,7 +332,12 @@ class Agreement:
 
         They are decided, or an honest peer has voted for them.
         """
-        return self.commit is not None or self._electorate.confirmed(opened)
+        return self.commit is not None or self._electorate.confirmed(opened.sources)
+
+    def refute(self, opened: Open) -> None:
+        """Follow no further ballot of a leader that reports a vote of its own for adopted results which cannot be right."""
+        if opened.ballot.leader in opened.sources:
+            self._check.refused.add(opened.ballot.leader)
 
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""

@@ -65,6 +65,7 @@ class Proposer:
         self._rested = 0.0
         self._since = 0.0
         self._tried: set[Digest] = set()
+        self._free = False  # True if we have led a ballot above the first in which all peers computed the results
 
     @property
     def preparing(self) -> bool:
@@ -240,8 +241,13 @@ class Proposer:
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
         if len(possible) > 1 and self._electorate.liars:
             return None  # One of them has been chosen, or none; more members must answer.
-        # No contested value is tried twice: its results may be false, or lost.
-        choices = possible or [one for one in contested(found) if one.digest not in self._tried]
+        # A contested value may be a lie about a vote, so a free ballot comes first, unless an honest peer has voted for it. None
+        # is tried twice: its results may be false, or lost.
+        choices = possible or [
+            one
+            for one in contested(found)
+            if one.digest not in self._tried and (self._free or self._electorate.confirmed(one.voters))
+        ]
         if choices:
             self._tried.add(choices[0].digest)
             return adopt(ballot, terms, able, choices[0], excluded, idle=idle, farewells=farewells)
@@ -265,6 +271,7 @@ class Proposer:
                 farewells=farewells,
             )
             if opened is not None:
+                self._free |= ballot.term > 1
                 return opened
         self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

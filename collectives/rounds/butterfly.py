@@ -340,6 +340,8 @@ class Butterfly(DataPlane):
         elif taken is False:
             if self._overlong and sender == self.owners[index]:
                 self.refused[sender] = self._overlong
+            if self._overlong and self.opened is not None:
+                self.agreement.refute(self.opened)
             self.agreement.accuse(sender, "result", self._now())
 
     def _take_record(self, sender: PeerId, record: Record) -> None:
