@@ -346,11 +346,13 @@ class Agreement:
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
+        before = self._acceptor.promised
         if refused or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
-        self._turn.follow(sender, now)
+        if before.leader != sender or (self.opened is not None and self.opened.ballot == before):
+            self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
         self._proposer.seen()
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 

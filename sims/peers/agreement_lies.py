@@ -69,7 +69,7 @@ def _higher(agreement: Agreement) -> Sequence[Message]:
 
 def _prepares(agreement: Agreement) -> Sequence[Message]:
     terms = agreement.terms
-    ballot = Ballot(agreement.acceptor.promised.term + 1, agreement.me)
+    ballot = Ballot(max(agreement.acceptor.promised.term, 1) + 1, agreement.me)
     return (Prepare(terms.round, terms.fragment, ballot, terms.lineage),)
 
 

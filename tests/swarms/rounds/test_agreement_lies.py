@@ -63,7 +63,7 @@ def losses(run):
 
 
 def test_leader_that_reports_a_false_vote_of_its_own_does_not_change_the_results():
-    """It leaves out promises, so its results may be decided. No honest peer votes for them, because their norms exclude them."""
+    """It leaves out promises, so its results may be decided. No honest peer votes for them: their norms are too large."""
     run = lied("false-vote", seconds=40.0)
     refused = [event for event in run.journal.of("refused result") if event.peer in HONEST]
     assert not run.violations and refused, "the attack was made"
