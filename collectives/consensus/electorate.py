@@ -77,9 +77,9 @@ class Electorate:
         return bool(reached) and self.enough(reached, {*self.farewells, self.me})
 
     def confirmed(self, voters: Collection[PeerId]) -> bool:
-        """Return True if more members than may lie report votes for some results, so that an honest one has checked them.
+        """Return True if more members report votes for some results than may lie: at least two.
 
-        One liar is counted also where the agreement tolerates none.
+        Then an honest one has checked them.
         """
         return len(voters) > max(1, self.liars)
 

@@ -328,14 +328,14 @@ class Agreement:
             self.accuse(peer, reason, now)
 
     def confirms(self, opened: Open) -> bool:
-        """Return True if this peer takes the results of a ballot without a check of its own: other peers have checked them.
+        """Return True if this peer does not have to check the results of a ballot.
 
         They are decided, or an honest peer has voted for them.
         """
         return self.commit is not None or self._electorate.confirmed(opened.sources)
 
     def refute(self, opened: Open) -> None:
-        """Follow no further ballot of a leader that reports a vote of its own for adopted results which cannot be right."""
+        """Follow no further ballot of a leader that has voted for results which cannot be right."""
         if opened.ballot.leader in opened.sources:
             self._check.refused.add(opened.ballot.leader)
 

@@ -197,9 +197,9 @@ class _DroppedVotes:
 
 
 class _FalseVote:
-    """Member that answers each proposal with its own ballot, for which it reports a vote of its own for huge results.
+    """Member that answers each proposal with its own ballot, and reports its vote for huge results.
 
-    It hears no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
+    It uses no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
     """
 
     def __init__(self, session: RoundSession) -> None:

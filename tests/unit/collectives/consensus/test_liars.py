@@ -119,7 +119,7 @@ def test_free_choice_is_justified_by_promises_of_a_quorum_without_votes():
 
 
 def test_free_choice_adopts_no_result_without_a_vote_for_another_one():
-    """Otherwise a leader that lies could have any results of its own adopted, with its own vote alone."""
+    """Otherwise a leader that lies could have any results adopted, with its own vote alone."""
     votes = promised(SECOND, {ANN: (opened(), A), BEN: None, CID: None, LIAR: None})
     assert holds(justify(opened(SECOND), votes, ())), "one vote of four does not bind"
     assert not holds(justify(adopted(), votes, ()))
@@ -137,7 +137,7 @@ def test_free_choice_adopts_contested_results(contributors):
 
 
 def test_ballot_names_only_voters_as_holders_of_adopted_results():
-    """A peer takes results that more members report than may lie without a check of its own."""
+    """A peer does not check results that have more voters than may lie."""
     votes = promised(SECOND, {ANN: (opened(), A), BEN: (opened(), A), LIAR: None})
     assert holds(justify(adopted(sources=(ANN, BEN)), votes, ())) and holds(justify(adopted(), votes, ()))
     assert not holds(justify(adopted(sources=(ANN, BEN, LIAR)), votes, ()))
