@@ -241,8 +241,8 @@ class Proposer:
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
         if len(possible) > 1 and self._electorate.liars:
             return None  # One of them has been chosen, or none; more members must answer.
-        # A vote for a contested value may be a lie. So a free ballot comes first, unless an honest peer has voted for it. None is
-        # tried twice: its results may be false, or lost.
+        # A vote for a contested value may be a lie. So a free ballot comes first, unless an honest peer has voted for it.
+        # No value is tried twice: its results may be false, or lost.
         choices = possible or [
             one
             for one in contested(found)
