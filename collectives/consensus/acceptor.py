@@ -96,7 +96,8 @@ class Acceptor:
 
     def heeds(self, sender: PeerId, message: Prepare, now: float) -> bool:
         """Return True if a Prepare gets our promise, and note it."""
-        return sender == message.ballot.leader and message.ballot > self.promised and self._heeds(message.ballot, now)
+        ballot = message.ballot
+        return sender == ballot.leader and ballot.term > 1 and ballot > self.promised and self._heeds(ballot, now)
 
     def _heeds(self, ballot: Ballot, now: float) -> bool:
         count, until = self._heeded.get(ballot.leader, (0, 0.0))

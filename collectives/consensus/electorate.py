@@ -76,6 +76,13 @@ class Electorate:
         reached = self.live.intersection(self.terms.members) - {self.me}
         return bool(reached) and self.enough(reached, {*self.farewells, self.me})
 
+    def confirmed(self, voters: Collection[PeerId]) -> bool:
+        """Return True if more members report votes for some results than may lie: at least two.
+
+        Then an honest one has checked them.
+        """
+        return len(voters) > max(1, self.liars)
+
     @property
     def able(self) -> bool:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""

@@ -75,6 +75,18 @@ def bound(
     return [one for one in found if possible({*silent, *one.voters}, set(left).difference(one.voters))]
 
 
+def contested(found: Sequence[AcceptedValue]) -> list[AcceptedValue]:
+    """Return the values that a ballot may adopt in a free choice, most votes first.
+
+    These are values with votes for other results of the same contributors. Then an owner has sent peers different results
+    and would do so again, so peers fetch the results of the voters.
+    """
+    digests: dict[tuple[Contribution, ...], set[Digest]] = {}
+    for one in found:
+        digests.setdefault(one.opened.contributors, set()).add(one.digest)
+    return sorted((one for one in found if len(digests[one.opened.contributors]) > 1), key=lambda one: -len(one.voters))
+
+
 def decidable(
     promises: Mapping[PeerId, Promise], farewells: Mapping[PeerId, Leave], electorate: Electorate
 ) -> tuple[list[AcceptedValue], list[AcceptedValue]]:
@@ -121,8 +133,8 @@ def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collecti
 def justified(message: Justified, electorate: Electorate, verify: Verify) -> bool:
     """Return True if the value of a proposal follows from the promises with it.
 
-    Only members with a valid signature and, in the case of votes, a valid proposal count. Adopted results must be those of a
-    reported vote, also in a free choice. Structure and farewells of the proposal itself are checked by the caller.
+    Only members with a valid signature and, in the case of votes, a valid proposal count. A free choice adopts only contested
+    results. Structure and farewells of the proposal itself are checked by the caller.
     """
     opened, terms = message.opened, electorate.terms
     if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.proposals):
@@ -146,7 +158,7 @@ def justified(message: Justified, electorate: Electorate, verify: Verify) -> boo
         farewells[farewell.peer] = Leave(terms.round, terms.fragment, terms.lineage, farewell, voted)
     found, possible = decidable(promises, farewells, electorate)
     if not possible:
-        return opened.adopted is None or any(proposes(opened, one) for one in found)
+        return opened.adopted is None or any(proposes(opened, one) for one in contested(found))
     return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
 
 
@@ -159,7 +171,7 @@ def sealed(message: Open | Justified, sign: Callable[[Message], bytes]) -> Open 
 
 
 def proposes(opened: Open, value: AcceptedValue) -> bool:
-    """Return True if a proposal adopts this value."""
+    """Return True if a proposal adopts this value, and names only its voters as holders of the results."""
     old = value.opened
     ours = opened.contributors, opened.members, opened.lives, opened.adopted
-    return ours == (old.contributors, old.members, old.lives, value.digest)
+    return ours == (old.contributors, old.members, old.lives, value.digest) and {*opened.sources} <= {*value.voters}

@@ -327,6 +327,18 @@ class Agreement:
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
 
+    def confirms(self, opened: Open) -> bool:
+        """Return True if this peer does not have to check the results of a ballot.
+
+        They are decided, or an honest peer has voted for them.
+        """
+        return self.commit is not None or self._electorate.confirmed(opened.sources)
+
+    def refute(self, opened: Open) -> None:
+        """Follow no further ballot of a leader that has voted for results which cannot be right."""
+        if opened.ballot.leader in opened.sources:
+            self._check.refused.add(opened.ballot.leader)
+
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
         ready = self.ready.get(entry.peer)
@@ -334,11 +346,13 @@ class Agreement:
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
+        before = self._acceptor.promised
         if refused or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
-        self._turn.follow(sender, now)
+        if before.leader != sender or (self.opened is not None and self.opened.ballot == before):
+            self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
         self._proposer.seen()
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.justification import Signed, decidable, justify, presentable
+from thinwire.collectives.consensus.justification import Signed, contested, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     LEFT,
     ON_TRIAL,
     TWO_FACED,
-    AcceptedValue,
     adopt,
     fit,
     name_of,
@@ -66,6 +65,7 @@ class Proposer:
         self._rested = 0.0
         self._since = 0.0
         self._tried: set[Digest] = set()
+        self._free = False  # True if we have led a ballot above the first in which all peers computed the results
 
     @property
     def preparing(self) -> bool:
@@ -207,19 +207,6 @@ class Proposer:
             self.yield_to_others()  # Other peers may be reachable by now.
         return found
 
-    def _untried(self, found: Sequence[AcceptedValue]) -> AcceptedValue | None:
-        """Return the value with most votes if votes for the same contributors differ; None otherwise.
-
-        Only for a free choice. An owner has sent peers different results and would do so again, so peers fetch the results
-        of the voters. Each value is tried once.
-        """
-        for choice in sorted(found, key=lambda c: -len(c.voters)):
-            same = {other.digest for other in found if other.opened.contributors == choice.opened.contributors}
-            if len(same) > 1 and choice.digest not in self._tried:
-                self._tried.add(choice.digest)
-                return choice
-        return None
-
     def _proposal(
         self,
         ballot: Ballot,
@@ -254,9 +241,16 @@ class Proposer:
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
         if len(possible) > 1 and self._electorate.liars:
             return None  # One of them has been chosen, or none; more members must answer.
-        choice = possible[0] if possible else self._untried(found)
-        if choice is not None:
-            return adopt(ballot, terms, able, choice, excluded, idle=idle, farewells=farewells)
+        # A vote for a contested value may be a lie. So a free ballot comes first, unless an honest peer has voted for it.
+        # No value is tried twice: its results may be false, or lost.
+        choices = possible or [
+            one
+            for one in contested(found)
+            if one.digest not in self._tried and (self._free or self._electorate.confirmed(one.voters))
+        ]
+        if choices:
+            self._tried.add(choices[0].digest)
+            return adopt(ballot, terms, able, choices[0], excluded, idle=idle, farewells=farewells)
         known = {*able, *excluded, *rejected}
         for peer in before.group if before is not None else terms.members:
             if peer not in known:
@@ -277,6 +271,7 @@ class Proposer:
                 farewells=farewells,
             )
             if opened is not None:
+                self._free |= ballot.term > 1
                 return opened
         self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

@@ -128,10 +128,11 @@ class Butterfly(DataPlane):
         return self._screen.summarize(source)
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
-        """Raise CodecError for an impossible result. The norm of one that a ballot adopts does not matter."""
-        opened = self.opened if self.results.wanted is None else None
+        """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
+        opened = self.opened
         try:
-            self._screen.check(chunk, index, None if opened is None else opened.contributors)
+            free = opened is None or self.agreement.confirms(opened)
+            self._screen.check(chunk, index, None if opened is None or free else opened.contributors)
         except CodecError as error:
             self._overlong = str(error) if error.reason == "bound" else ""
             raise
@@ -168,6 +169,7 @@ class Butterfly(DataPlane):
         """Drop results: they do not belong to this ballot."""
         self.results.clear()
         self._made.clear()
+        self._contradicted.clear()
         self._claims.clear()
 
     def _assign(self, opened: Open) -> None:
@@ -338,6 +340,8 @@ class Butterfly(DataPlane):
         elif taken is False:
             if self._overlong and sender == self.owners[index]:
                 self.refused[sender] = self._overlong
+            if self._overlong and self.opened is not None:
+                self.agreement.refute(self.opened)
             self.agreement.accuse(sender, "result", self._now())
 
     def _take_record(self, sender: PeerId, record: Record) -> None:

@@ -219,14 +219,18 @@ class DataPlane(ABC):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
     def _name(self, opened: Open) -> bool:
-        """Note a ballot; return whether its results differ from those of the ballot before."""
+        """Note a ballot; return whether the results that are here do not count in it.
+
+        Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.
+        """
         if self.opened is not None and self.opened.adopted is None:
             self._delivered |= set(self._senders(self.opened))
         self.opened, self.moved = opened, self._now()
         self.whole = self.moved
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
-        changed, self._key = key != self._key, key
+        computes = opened.adopted is None and self.agreement.commit is None
+        changed, self._key = key != self._key or (computes and self.results.wanted is not None), key
         return changed
 
     def _basis(self, opened: Open) -> object:

@@ -9,10 +9,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import blake3
+import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import name_of, statement, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
+from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.rounds.round import Round
+from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.sims.peers.false_messages import change_outgoing, each, repeat
@@ -38,6 +42,9 @@ LEAP = 50
 DELAY = 0.005
 """Seconds after a proposal in which honest peers vote."""
 
+HUGE = 1e3
+"""Values of false results."""
+
 ATTEMPTS = 20
 """Number of false announcements that are sent at once."""
 
@@ -62,7 +69,7 @@ def _higher(agreement: Agreement) -> Sequence[Message]:
 
 def _prepares(agreement: Agreement) -> Sequence[Message]:
     terms = agreement.terms
-    ballot = Ballot(agreement.acceptor.promised.term + 1, agreement.me)
+    ballot = Ballot(max(agreement.acceptor.promised.term, 1) + 1, agreement.me)
     return (Prepare(terms.round, terms.fragment, ballot, terms.lineage),)
 
 
@@ -189,6 +196,64 @@ class _DroppedVotes:
         self._control(to, message)
 
 
+class _FalseVote:
+    """Member that answers each proposal with its own ballot, and reports its vote for huge results.
+
+    It uses no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
+    """
+
+    def __init__(self, session: RoundSession) -> None:
+        self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
+        self._chunks: list[Buffer] = []
+        self._heard: set[PeerId] = set()
+        session.on_frame = self._hear  # type: ignore[method-assign]
+        session.presence.send_queue.control = self._send  # type: ignore[method-assign]
+
+    def _hear(self, peer: PeerId, frame: Frame) -> None:
+        session = self._session
+        if not isinstance(frame.message, Promise) or self._useful(peer, frame.message, session.current.agreement.terms):
+            self._on_frame(peer, frame)
+        if isinstance(frame.message, Open):
+            asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
+
+    def _useful(self, peer: PeerId, promise: Promise, terms: RoundTerms) -> bool:
+        if promise.voted is not None or enough(self._heard, terms.seniors or terms.members, fraction=terms.fraction):
+            return False
+        self._heard.add(peer)
+        return True
+
+    def _begin(self, current: Round) -> None:
+        session, agreement = self._session, current.agreement
+        if agreement.opened is None or agreement.commit is not None or agreement.opened.adopted is not None:
+            return
+        sizes, codec = [session.grid.size(index) for index in range(len(session.grid))], session.codec
+        payloads = [np.empty(codec.nbytes(size), np.uint8) for size in sizes]
+        for size, payload in zip(sizes, payloads, strict=True):
+            codec.encode(np.full(size, HUGE, np.float32), payload)
+        self._chunks = [payload.data for payload in payloads]
+        agreement.acceptor.vote(agreement.opened, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
+        self._heard = {session.me}
+        agreement._prepare(session._now())
+        current.pump()
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        session, adopted = self._session, message.opened.adopted if isinstance(message, Justified) else None
+        if adopted is not None and isinstance(message, Justified) and message.fragment == session.fragment:
+            asyncio.get_running_loop().call_soon(self._fill, session.current, adopted)
+        self._control(to, message)
+
+    def _fill(self, current: Round, wanted: Digest) -> None:
+        """Have the results, so that others can fetch them."""
+        results = current.exchange.results
+        if results.wanted != wanted or not results.missing:
+            return
+        for index, chunk in enumerate(self._chunks):
+            if results.chunks[index] is not None:
+                results.drop(index)
+            results.put(index, chunk)
+        current.exchange.check()
+
+
 def _lead_twice(session: RoundSession | GossipSession) -> None:
     if isinstance(session, RoundSession):
         _TwoOpens(session)
@@ -197,6 +262,11 @@ def _lead_twice(session: RoundSession | GossipSession) -> None:
 def _drop_votes(session: RoundSession | GossipSession) -> None:
     if isinstance(session, RoundSession):
         _DroppedVotes(session)
+
+
+def _vote_falsely(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _FalseVote(session)
 
 
 LIES_TOLD: dict[str, Callable[[Process], None]] = {
@@ -209,6 +279,7 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "announce": _storm(_announcements),
     "two-opens": each(_lead_twice),
     "drop-votes": each(_drop_votes),
+    "false-vote": each(_vote_falsely),
 }
 """Kind of lie -> function that makes the peer of a process tell it.
 

@@ -138,15 +138,23 @@ START = Ballot(0, bytes(32))
 def freely(
     opened: Open, peers: Iterable[PeerId], sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64)
 ) -> Justified:
-    """Return a proposal with promises of these peers. None of them has voted, except the first for adopted results."""
+    """Return a proposal with promises of these peers, of which none has voted.
+
+    If it adopts results, `peers` are all members. Their holders have voted for them, and so few others have promised that
+    the results may be decided.
+    """
     promise = Promise(opened.round, opened.fragment, opened.ballot, None, None, opened.lineage)
     promises = dict.fromkeys(peers, promise)
     if opened.adopted is not None:
+        others = [peer for peer in promises if peer not in opened.sources]
+        needed = len(promises) // 2 + 1 - len(opened.sources)
+        promises = dict.fromkeys([*opened.sources, *others[: max(0, needed)]], promise)
         group = opened.kept
         first = msgspec.structs.replace(
             opened, ballot=Ballot(1, opened.ballot.leader), adopted=None, sources=(), kept=(), group=group, alive=group
         )
-        promises[min(promises)] = msgspec.structs.replace(promise, voted=first, digest=opened.adopted)
+        voted = msgspec.structs.replace(promise, voted=first, digest=opened.adopted)
+        promises |= dict.fromkeys(opened.sources, voted)
     found = justify(opened, {peer: (one, sign(peer, one)) for peer, one in promises.items()}, ())
     assert found is not None
     return found

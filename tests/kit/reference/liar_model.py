@@ -3,7 +3,12 @@
 The liar votes for every proposal, promises every ballot at any time with any report, also of a proposal that does not
 exist, and sends a farewell with any vote. It leads ballots, too: every ballot may propose any value that honest acceptors
 accept, and two proposals may have one ballot. Honest acceptors accept what the promises of a quorum justify, as
-`consensus/justification.py` does; the liar's promises are among them.
+`consensus/justification.py` does; the liar's promises are among them. In a free choice they accept any reported value, which
+is more than the product's peers do.
+
+The value of the proposal that does not exist stands for false results. No honest acceptor computes these; it can only adopt
+them. If they are excessive, the announced norms show it, and an honest acceptor votes for them only if more members report
+them than may lie (`Electorate.confirmed`).
 """
 
 from __future__ import annotations
@@ -28,12 +33,19 @@ ABSENT = 99
 
 
 class LiarModel(Model):
-    """Transitions of a round in which the last acceptor lies. fraction: share of the members that a quorum exceeds."""
+    """Transitions of a round in which the last acceptor lies.
 
-    def __init__(self, acceptors: int, ballots: Sequence[int], fraction: float, mistake: str = "") -> None:
+    fraction: share of the members that a quorum exceeds. excessive: True if the norms exclude the false results.
+    """
+
+    def __init__(
+        self, acceptors: int, ballots: Sequence[int], fraction: float, mistake: str = "", *, excessive: bool = False
+    ) -> None:
         super().__init__(acceptors, ballots, eager=True, fraction=fraction)
         self._fraction, self._lie = fraction, mistake
         self._liars = tolerated(acceptors, fraction)
+        self._doubted = max(1, self._liars) if excessive else 0
+        """Number of voters from which an honest acceptor does not adopt the false results."""
 
     def start(self) -> State:
         """Return the state in which nothing is promised, and ballots 1 are proposed."""
@@ -50,7 +62,8 @@ class LiarModel(Model):
 
     def find_choices(self, entry: int, view: Sequence[Offer], proposals: Proposals) -> frozenset[Proposal]:
         members, found = range(self.count), set()
-        values = {one.value for one in proposals if one is not None} | {entry + 1}
+        values = {one.value for one in proposals if one is not None} | {entry + 1, ABSENT}
+        false = {ABSENT, *(at for at, one in enumerate(proposals, 1) if one is not None and one.value == ABSENT)}
         lies = [0, ABSENT, *(at for at, one in enumerate(proposals, 1) if one is not None)]
         options: list[list[tuple[str, int]]] = [
             [("silent", 0)]
@@ -66,7 +79,12 @@ class LiarModel(Model):
             if self.quorum[entry][promisers][carried]:
                 reports = {i: chosen[i][1] for i in members if chosen[i][0] != "silent"}
                 allowed = self._allowed(reports, left, proposals)
-                found |= {Proposal(value, carried) for value in (values if allowed is None else allowed)}
+                doubted = sum(report in false for report in reports.values()) <= self._doubted
+                found |= {
+                    Proposal(value, carried)
+                    for value in (values if allowed is None else allowed)
+                    if value != ABSENT or not doubted
+                }
         return frozenset(found)
 
     def _allowed(self, reports: dict[int, int], left: Sequence[int], proposals: Proposals) -> set[int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import blake3
+import msgspec
 import numpy as np
 import pytest
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -222,7 +223,9 @@ def _equivocates(s, liar):
     def lie_control(to, message):
         if isinstance(message, Record) and to in half:
             hashes = b"".join(blake3.blake3(_zeros(session, index)).digest() for index in message.indices)
-            message = Record(message.round, message.fragment, message.ballot, message.indices, hashes)
+            message = msgspec.structs.replace(message, hashes=hashes)
+        if isinstance(message, Promise):
+            message = msgspec.structs.replace(message, voted=None, digest=None)
         if not isinstance(message, Vote):
             control(to, message)
 

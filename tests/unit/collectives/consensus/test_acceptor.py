@@ -116,6 +116,12 @@ def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
     assert acceptor.promised == Ballot(3, SECOND), "the promise is made by promise()"
 
 
+def test_first_ballot_needs_no_promises_and_another_member_cannot_begin_it():
+    """Otherwise a member could take the first ballot from its leader before it opens."""
+    for term in (1, 2):
+        assert acceptor_of().heeds(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
+
+
 def test_heeds_a_term_up_to_the_largest_leap_and_the_last_term():
     acceptor = acceptor_of()
     acceptor.promise(Ballot(5, SECOND))

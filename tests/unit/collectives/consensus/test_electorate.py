@@ -44,6 +44,14 @@ def test_quorum_after_farewells_is_of_the_members_that_are_left():
     assert electorate(left=[ANN, BEN]).enough({CAT}) and not electorate(left=[ANN, BEN]).enough({DAN})
 
 
+@pytest.mark.parametrize(("count", "fraction", "least"), [(4, 0.5, 2), (4, 2 / 3, 2), (7, 2 / 3, 3), (7, 0.5, 2)])
+def test_adopted_results_are_confirmed_by_more_voters_than_may_lie(count, fraction, least):
+    members = tuple(bytes([number]) * 32 for number in range(count))
+    one = electorate(terms=replace(TERMS, members=members, fraction=fraction))
+    for voters in range(count + 1):
+        assert one.confirmed(members[:voters]) == (voters >= least)
+
+
 def test_electorate_whose_members_have_all_left_has_no_quorum():
     one = electorate(left=[ANN, BEN, CAT, DAN])
     assert not one.enough({ME, EVE}) and not one.able

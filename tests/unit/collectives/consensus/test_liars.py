@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from kit.reference.liar_model import MISTAKES, LiarModel
+from kit.reference.liar_model import ABSENT, MISTAKES, LiarModel
 from kit.reference.small_model import explore
 from kit.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
@@ -23,6 +23,29 @@ def test_round_of_four_with_one_liar_decides_at_most_one_value(ballots):
     outcome = explore(LiarModel(4, ballots, TWO_THIRDS))
     assert outcome.trace == ()
     assert outcome.states > 20_000 and {entry for entry, _, _ in outcome.reached} == {0, 1, 2}
+
+
+def decides_false_results(outcome):
+    return any(
+        proposal is not None and proposal.value == ABSENT and done >> entry & 1
+        for proposals, done in outcome.endings
+        for entry, proposal in enumerate(proposals)
+    )
+
+
+@pytest.mark.parametrize("excessive", [False, True])
+def test_round_decides_false_results_only_if_their_norms_are_possible(excessive):
+    """The liar reports its own vote for them, and leads a ballot. It leaves out a promise, so they may be decided already."""
+    outcome = explore(LiarModel(4, (1, 2), TWO_THIRDS, excessive=excessive))
+    assert outcome.trace == () and outcome.states > 1_000
+    assert decides_false_results(outcome) != excessive
+
+
+@pytest.mark.trial
+def test_round_of_three_ballots_decides_no_false_results_of_excessive_norms():
+    outcome = explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, excessive=True))
+    assert outcome.trace == () and outcome.states > 20_000
+    assert not decides_false_results(outcome)
 
 
 @pytest.mark.parametrize("acceptors", [3, 4])
@@ -62,8 +85,8 @@ def opened(ballot=FIRST, contributors=IDS, **changes):
     return msgspec.structs.replace(usual, **changes)
 
 
-def adopted(ballot=SECOND, digest=A):
-    return opened(ballot, adopted=digest, sources=(ANN,), kept=tuple(IDS))
+def adopted(ballot=SECOND, digest=A, sources=(ANN,)):
+    return opened(ballot, adopted=digest, sources=sources, kept=tuple(IDS))
 
 
 def promised(ballot, votes, lineage=LINEAGE):
@@ -95,12 +118,30 @@ def test_free_choice_is_justified_by_promises_of_a_quorum_without_votes():
     assert not holds(msgspec.structs.replace(twice, reports=(*twice.reports[:2], twice.reports[1])))
 
 
-def test_free_choice_adopts_only_results_that_a_promise_reports():
+def test_free_choice_adopts_no_result_without_a_vote_for_another_one():
+    """Otherwise a leader that lies could have any results adopted, with its own vote alone."""
     votes = promised(SECOND, {ANN: (opened(), A), BEN: None, CID: None, LIAR: None})
     assert holds(justify(opened(SECOND), votes, ())), "one vote of four does not bind"
-    assert holds(justify(adopted(), votes, ()))
-    assert not holds(justify(adopted(digest=B), votes, ()))
+    assert not holds(justify(adopted(), votes, ()))
     assert not holds(justify(adopted(), promised(SECOND, dict.fromkeys(IDS)), ()))
+
+
+@pytest.mark.parametrize("contributors", [IDS, IDS[:3]])
+def test_free_choice_adopts_contested_results(contributors):
+    """Two of four have voted for different results of the same contributors, so an owner has lied. Members do not lie here."""
+    terms = dataclasses.replace(TERMS, fraction=0.5)
+    votes = promised(SECOND, {ANN: (opened(), A), BEN: (opened(contributors=contributors), B), CID: None, LIAR: None})
+    assert holds(justify(opened(SECOND), votes, ()), terms)
+    assert holds(justify(adopted(), votes, ()), terms) == (contributors == IDS)
+    assert not holds(justify(adopted(digest=bytes(32)), votes, ()), terms)
+
+
+def test_ballot_names_only_voters_as_holders_of_adopted_results():
+    """A peer does not check results that have more voters than may lie."""
+    votes = promised(SECOND, {ANN: (opened(), A), BEN: (opened(), A), LIAR: None})
+    assert holds(justify(adopted(sources=(ANN, BEN)), votes, ())) and holds(justify(adopted(), votes, ()))
+    assert not holds(justify(adopted(sources=(ANN, BEN, LIAR)), votes, ()))
+    assert not holds(justify(adopted(sources=(LIAR,)), votes, ()))
 
 
 def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
@@ -144,7 +185,7 @@ def test_value_of_the_highest_ballot_binds_if_no_member_may_lie():
     """Both may have been chosen: one with the votes of ANN and LIAR, the other with those of all others."""
     terms, second = dataclasses.replace(TERMS, fraction=0.5), opened(SECOND, IDS[:3])
     votes = promised(THIRD, {ANN: (opened(), A), BEN: (second, B), CID: (second, B)})
-    value = msgspec.structs.replace(adopted(THIRD, B), contributors=second.contributors)
+    value = msgspec.structs.replace(adopted(THIRD, B, (BEN, CID)), contributors=second.contributors)
     assert holds(justify(value, votes, ()), terms)
     assert not holds(justify(adopted(THIRD, A), votes, ()), terms)
 

@@ -610,6 +610,22 @@ def test_value_with_possible_verdict_is_adopted():
     assert opened.ballot.leader == ids[1] and opened.adopted == A and opened.sources == (ids[0], ids[2])
 
 
+@pytest.mark.parametrize("opens", [False, True])
+def test_ballots_that_a_peer_begins_without_a_proposal_do_not_extend_patience(opens):
+    """A peer that begins one ballot after the other makes no progress; one that has made a proposal may need another one."""
+    peer, ids = _led()
+    for term in (2, 3):
+        peer.on_message(ids[2], Prepare(5, 0, Ballot(term, ids[2])), b"", 1.5 * term)
+        if opens:
+            peer.on_message(ids[2], freely(_open(ids, ids[2], term), ids, sign), b"", 1.5 * term)
+    begun = None
+    for at in range(10, 40):
+        peer.tick(at / 2)
+        if begun is None and any(isinstance(message, Prepare) for _, message in peer.take()):
+            begun = at / 2
+    assert begun == 1.5 * (3 if opens else 2) + 4 * peer.terms.patience
+
+
 def test_ballot_terms_never_exceed_their_bound():
     """However high a peer drives them, the next proposal fits into a message, or does not begin."""
     peer, ids = _led()

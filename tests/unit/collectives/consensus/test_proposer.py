@@ -366,16 +366,34 @@ def voted(term, digest, *contributors):
     [(IDS, IDS, True), (IDS, IDS[1:], False), (IDS[1:], IDS, False), (IDS[:4], IDS, False)],
 )
 def test_results_of_voters_are_tried_again_only_if_votes_for_the_same_contributors_differ(contributors, other, tried):
-    """Two of six voted for two digests, and three promise without a vote, so no value may have been chosen."""
+    """Two of six voted for two digests, and three promise without a vote, so no value may have been chosen.
+
+    Each of the voters may lie. So the results are computed in another ballot first, and adopted in the one after it.
+    """
     terms = replace(TERMS, members=(*IDS, bytes([9]) * 32))
     proposer = prepared(terms=terms)
     votes = {IDS[0]: voted(1, RESULTS, *contributors), IDS[1]: voted(2, OTHER, *other)}
     proposals = {peer: msgspec.structs.replace(one, electorate=terms.electorate) for peer, (one, _) in votes.items()}
-    for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
-        said = promise(3, proposals[peer], votes[peer][1]) if peer in votes else promise(3)
-        proposer.hear_promise(peer, said, SIGNED, counts=True)
+    for term in (3, 4, 5, 6):
+        if term > 3:
+            proposer.prepare(promise(term), SIGNED, float(term))
+        for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
+            said = promise(term, proposals[peer], votes[peer][1]) if peer in votes else promise(term)
+            proposer.hear_promise(peer, said, SIGNED, counts=True)
+        found = proposed(proposer, None, term + 0.1)
+        assert found is not None and (found.adopted is not None) == (tried and term in (4, 5)), "each value once"
+
+
+@pytest.mark.parametrize("second", [RESULTS, OTHER])
+def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(second):
+    terms = replace(TERMS, members=(*IDS, bytes([9]) * 32))
+    proposer, proposal = prepared(terms=terms), voted(1, RESULTS, *IDS)[0]
+    for peer, digest in ((IDS[0], RESULTS), (IDS[1], second), (IDS[2], OTHER), (IDS[4], None)):
+        vote = msgspec.structs.replace(proposal, electorate=terms.electorate), digest
+        proposer.hear_promise(peer, promise(3, *vote) if digest is not None else promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
-    assert found is not None and (found.adopted is not None) == tried
+    assert found is not None and found.adopted == second
+    assert found.sources == (tuple(IDS[:2]) if second == RESULTS else tuple(IDS[1:3]))
 
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():

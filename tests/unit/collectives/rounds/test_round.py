@@ -294,14 +294,63 @@ def test_relay_of_a_false_result_names_the_relay_only():
     assert harness.blamed() == [(OTHER, "result")] and not harness.round.exchange.refused
 
 
-def test_result_that_a_ballot_adopts_is_taken_whatever_its_norm():
+@pytest.mark.parametrize("sources", [(LEADER,), (LEADER, OTHER)])
+def test_adopted_result_beyond_the_bound_is_taken_if_more_peers_have_voted_than_may_lie(sources):
+    """A single voter may lie, and then one peer could give all others any result."""
+    harness, false = bounded(), np.full(GRID.size(0), 1e9, np.float32).tobytes()
+    results = [false, *(harness.result(index) for index in range(1, 6))]
+    wanted = digest_of([blake3.blake3(result).digest() for result in results])
+    harness.open(ballot=SECOND, adopted=wanted, sources=sources, kept=IDS)
+    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
+    for index, result in enumerate(results):
+        harness.on_message(LEADER, Result(1, 0, SECOND, index), result)
+    if len(sources) > 1:
+        assert bytes(harness.round.results[0]) == false and harness.blamed() == [] and harness.sent(Vote)
+    else:
+        assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")] and not harness.sent(Vote)
+
+
+def test_committed_result_beyond_the_bound_is_taken():
     harness, false = bounded(), np.full(GRID.size(0), 1e9, np.float32).tobytes()
     results = [false, *(harness.result(index) for index in range(1, 6))]
     wanted = digest_of([blake3.blake3(result).digest() for result in results])
     harness.open(ballot=SECOND, adopted=wanted, sources=(LEADER,), kept=IDS)
     harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
     harness.on_message(LEADER, Result(1, 0, SECOND, 0), false)
-    assert bytes(harness.round.results[0]) == false and harness.blamed() == []
+    assert harness.round.results[0] is None
+    vote = vote_for(harness.round.agreement.opened, wanted)
+    votes = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
+    harness.on_message(LEADER, Commit(harness.round.agreement.opened, wanted, votes))
+    for index, result in enumerate(results):
+        harness.on_message(OTHER, Result(1, 0, SECOND, index), result)
+    assert harness.round.complete and bytes(harness.round.results[0]) == false
+
+
+def test_peer_computes_and_votes_again_when_a_free_ballot_follows_one_with_false_results():
+    """The results of the voter do not count in the later ballot, and neither does their digest."""
+    harness = Harness()
+    false = [bytes(len(harness.result(index))) for index in range(6)]
+    wanted = digest_of([blake3.blake3(result).digest() for result in false])
+    harness.open(ballot=SECOND, adopted=wanted, sources=(LEADER,), kept=IDS)
+    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(false)))
+    for index in (0, 2):
+        harness.on_message(LEADER, Result(1, 0, SECOND, index), false[index])
+    assert harness.round.results[0] is not None and harness.round.results[2] is not None
+    third = Ballot(3, OTHER)
+    harness.sent(Result)
+    harness.open(ballot=third)
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    mine = [(message.index, payload) for to, message, payload in harness.sent(Result) if to == OTHER]
+    assert mine == [(index, harness.result(index)) for index in (2, 3)]
+    for peer, owned in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        harness.results_of(peer, *owned, ballot=third)
+        harness.record_of(peer, *owned, ballot=third)
+    ((to, vote, _),) = harness.sent(Vote)
+    assert to == OTHER and vote.ballot == third
+    assert vote.digest == digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
+    assert not harness.round.exchange.failed, "the owners have contradicted no result that counts"
 
 
 @pytest.mark.parametrize(
