@@ -267,9 +267,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="of AdamW, for one peer alone"
+        "--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3], help="of AdamW, for one peer alone"
     )
-    parser.add_argument("--muon-rates", type=float, nargs="+", default=[1e-2, 2e-2, 4e-2])
+    parser.add_argument("--muon-rates", type=float, nargs="+", default=[3e-3, 6e-3, 1e-2, 2e-2])
     parser.add_argument("--tune-steps", type=int, default=600, help="inner steps with each rate")
     parser.add_argument("--evaluate-every", type=int, default=1, help="rounds")
     parser.add_argument("--megabytes", type=float, default=64.0, help="most text")
@@ -297,6 +297,9 @@ def main(arguments: Sequence[str]) -> int:
         for (kind, rate), loss in zip(asked, each(partial(_tune, job), asked), strict=True):
             grids[kind][rate] = loss
         rates = [best(grid) for grid in grids]
+        for rate, grid in zip(rates, grids, strict=True):
+            if len(grid) > 1 and rate in (min(grid), max(grid)) and any(grid.values()):
+                job.say(f"the best rate, {rate}, is at the edge of its grid: the figures are not tuned")
         parts = [[seed] for seed in seeds] if workers > 1 else [seeds]
         found: list[tuple[list[Result], dict[str, float]]] = list(each(partial(_compete, job, rates), parts))
     results = cut([one for part, _ in found for one in part])

@@ -51,21 +51,34 @@ def memory_of_process(device: str) -> tuple[int, int]:
     return psutil.Process().memory_info().rss, reserved
 
 
-CGROUP = Path("/sys/fs/cgroup")
-"""Limits of this process's container (Linux, cgroup version 2)."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Limits of groups of processes, such as a container or a service (Linux, cgroup version 2)."""
 
 
-def spare_memory(cgroup: Path = CGROUP) -> int:
-    """Return the bytes that the machine has left, or those of its container if they are fewer.
+def spare_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes of memory that the machine has left, or this process's groups if they have fewer.
 
-    Files that the system caches count as left, unless they are in use.
+    Files that the system caches count as left, unless they are in use. own: the file that names our group.
     """
     import psutil
 
     spare = int(psutil.virtual_memory().available)
     try:
+        named = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return spare
+    group = cgroups / named.strip("/")
+    while group.is_relative_to(cgroups):
+        spare = min(spare, _left(group, spare))
+        group = group.parent
+    return spare
+
+
+def _left(cgroup: Path, spare: int) -> int:
+    """Return the bytes that a group has left, `spare` if it has no limit."""
+    try:
         limit, used, stat = ((cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current", "stat"))
         cached = int(dict(line.split() for line in stat.splitlines()).get("inactive_file", 0))
-        return min(spare, max(0, int(limit) - int(used) + cached))
+        return max(0, int(limit) - int(used) + cached)
     except (OSError, ValueError):  # no such file, or "max"
         return spare

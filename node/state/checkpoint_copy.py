@@ -24,13 +24,15 @@ class CheckpointCopy:
         self._memory: dict[str, Array] = {}
         self._fragments: dict[int, Replica] = {}
         self.complete = False
+        self.allocated = False
+        """True if there is memory from an earlier copy."""
         self.own: dict[int, Tensors] = {}
         self.private: PrivateState | None = None
 
-    @property
-    def allocated(self) -> bool:
-        """True if there is memory from an earlier copy."""
-        return bool(self._memory)
+    def drop(self) -> None:
+        """Give the memory of all copies back."""
+        self._old, self._memory, self._fragments, self.own = {}, {}, {}, {}
+        self.private, self.complete, self.allocated = None, False, False
 
     def begin(self, replica: Replica, layout: Layout, private: PrivateState | None) -> None:
         """Begin a new copy: copy the private state, and the replica unless its fragments have separate rounds."""
@@ -51,6 +53,7 @@ class CheckpointCopy:
         self.own[number] = {name: self._copied(f"own/{number}/{name}", each) for name, each in tensors.items()}
         if len(missing) == 1:
             self.replica, self.complete = replica.with_fragments(self._fragments), True
+            self.allocated = True
             self._old.clear()
 
     def _copied(self, key: str, array: Array) -> Array:

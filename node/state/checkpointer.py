@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.checkpoint_copy import CheckpointCopy
-from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFailed, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
@@ -46,7 +47,7 @@ class Checkpointer:
         self.digest: Digest | None = None
         self.unreadable = ""
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
-        self._copy = CheckpointCopy()
+        self._copy, self._size = CheckpointCopy(), 0
 
     async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
         """Restore the newest trusted checkpoint, if any; return its private state, if any.
@@ -87,15 +88,19 @@ class Checkpointer:
     def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
         """Begin a checkpoint: copy the private state and the replica.
 
-        Return False, without a copy, if the machine would have less memory left afterwards than the copy takes: then `save`.
-        Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in `work`.
+        Return False, without a copy, if the machine would have less memory left after the first copy than the copy takes:
+        then `save`. Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in
+        `work`.
         """
         if not self._copy.allocated:
-            size = sum(one.state.nbytes for _, one, _ in replica.each(layout))
-            size += sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0
-            if self._environment.spare() < 2 * size:
+            self._size = self._size or _size(replica, layout, private)
+            if self._environment.spare() < 2 * self._size:
                 return False
-        self._copy.begin(replica, layout, private)
+        try:
+            self._copy.begin(replica, layout, private)
+        except MemoryError:
+            self._copy.drop()
+            return False
         return True
 
     async def write(self, replica: Replica, layout: Layout, work: Work) -> SaveOutcome:
@@ -104,8 +109,12 @@ class Checkpointer:
         The replica may change meanwhile. Fragments with separate rounds are copied before, each by a separate call of `work`.
         """
         copy = self._copy
-        while not copy.complete:
-            await work(lambda: copy.extend(replica, layout))
+        try:
+            while not copy.complete:
+                await work(lambda: copy.extend(replica, layout))
+        except MemoryError:
+            copy.drop()
+            return SaveFailed("no memory for a copy of the state")
         replica, save = copy.replica, self._saver()
 
         def write() -> tuple[SaveOutcome, Digest]:
@@ -125,9 +134,10 @@ class Checkpointer:
         Blocks for the disk; the replica must not change meanwhile, so call in `work` or while it is idle.
         """
         own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
-        saved = self._saver()(self._snapshot(replica, layout, own, private))
+        snapshot = self._snapshot(replica, layout, own, private)
+        saved = self._saver()(snapshot)
         if isinstance(saved, Saved):
-            self.digest = replica.digest
+            self.digest = snapshot.digest
         return saved
 
     def _saver(self) -> Callable[[Snapshot], SaveOutcome]:
@@ -149,7 +159,8 @@ class Checkpointer:
                 standings[number] = (one.round, one.members, one.lives, one.chain)
         if tensors:
             private = private or PrivateState({}, {})
-            private = PrivateState({**private.tensors, **tensors}, private.values)
+            # Not one dict: it would fetch all moments from a GPU at once.
+            private = PrivateState(ChainMap(tensors, cast(dict[str, Array], private.tensors)), private.values)
         return Snapshot(
             self._run_id,
             replica.round,
@@ -161,6 +172,13 @@ class Checkpointer:
             b"" if standings else replica.lives,
             () if standings else replica.chain,
         )
+
+
+def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int:
+    """Return the bytes of all that a copy contains."""
+    parts = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
+    size = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in parts)
+    return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)
 
 
 def _own(one: Replica, whole: Replica, number: int) -> str:

@@ -45,36 +45,37 @@ def _checked(name: str, tensor: Array) -> Array:
         raise TensorFileError(f"{name}: element type {tensor.dtype} is not one of {', '.join(DTYPES)}")
     if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
         raise TensorFileError(f"{name}: not all values are finite")
-    little = tensor.dtype.newbyteorder("<")
+    return tensor
+
+
+def _little(tensor: Array) -> Array:
     # Not ascontiguousarray: it turns a scalar into a vector.
-    return np.asarray(tensor, dtype=little, order="C")
+    return np.asarray(tensor, dtype=tensor.dtype.newbyteorder("<"), order="C")
 
 
 def pieces(tensors: Tensors, size: int, metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """Yield the file's content in pieces of at most `size` bytes (the header is a separate piece).
 
-    Tensors are not copied if they are C-contiguous and little-endian. All are checked before the first piece. Raises
-    TensorFileError for an element type outside DTYPES and for a value that is not finite.
+    Tensors are not copied if they are C-contiguous and little-endian. All are checked before the first piece. Each is read
+    twice from `tensors`, and only one at a time: the mapping may fetch them from a GPU. Raises TensorFileError for an
+    element type outside DTYPES and for a value that is not finite.
     """
-    ready = {name: _checked(name, tensors[name]) for name in sorted(tensors)}
+    checked = ((name, _checked(name, tensors[name])) for name in sorted(tensors))
+    ready = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in checked}
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     # Wider elements first, in the library's order: every tensor starts at a multiple of its element size.
-    order = sorted(ready, key=lambda name: (-ready[name].dtype.itemsize, name))
+    order = sorted(ready, key=lambda name: (-ready[name][0].itemsize, name))
     for name in order:
-        tensor = ready[name]
-        start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype.name],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        dtype, shape, nbytes = ready[name]
+        start, end = end, end + nbytes
+        header[name] = {"dtype": DTYPES[dtype.name], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in order:
-        if ready[name].nbytes:
-            view = ready[name].reshape(-1).view(np.uint8).data
+        if ready[name][2]:
+            view = _little(tensors[name]).reshape(-1).view(np.uint8).data
             for start in range(0, len(view), size):
                 yield view[start : start + size]
 

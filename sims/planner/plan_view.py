@@ -85,8 +85,8 @@ def _facts(plan: Plan) -> Text:
         ),
         (
             "",
-            f"(per peer, fp32, without activations; {bytes_text(plan.memory.copy)} more for copies of checkpoints, "
-            "if the machine has them)",
+            f"(per peer, fp32, without activations; a copy for checkpoints takes {bytes_text(plan.memory.copy)} more "
+            "where that is at most half of the memory left)",
         ),
         ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
         (

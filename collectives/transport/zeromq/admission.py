@@ -18,7 +18,7 @@ from thinwire.collectives.transport.circuits.circuits import GATE, Route
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.limits import TokenBuckets
+from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
 from thinwire.collectives.transport.zeromq.tcp_relay import CIRCUIT
 from thinwire.swarm import frame
@@ -61,11 +61,8 @@ class AdmissionPort:
         self._station, self._judge, self._wall = station, judge, wall
         self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
         self._returned = 0  # visits in return that have not ended
-        visits = TokenBuckets(limits.visit_burst, limits.visit_rate)
         self._crowd = HalfOpen(
-            limits.visits,
-            lambda source: addresses.take(source, clock()),
-            handshakes=lambda: visits.take("", clock()),
+            limits.visits, lambda source: addresses.take(source, clock()), handshakes=fair_visits(limits, clock)
         )
         self._visits: set[ControlConnection] = set()
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
@@ -178,6 +175,22 @@ class AdmissionPort:
         pieces = size // PIECE if size >= PIECE and self._ballast.take("", clock()) else 0
         ballast = (bytes(PIECE),) * pieces
         return Observed(seen, self._wall(), reached, ballast)
+
+
+def fair_visits(limits: Limits, clock: Callable[[], float]) -> Callable[[str], bool]:
+    """Return the rule that tells whether a visit from a network may begin a handshake now.
+
+    All visits together have a limit. A network with many visits leaves half of it to the others, so that a flood from a few
+    networks does not keep out honest visitors. clock: seconds, monotonic.
+    """
+    visits = TokenBuckets(limits.visit_burst, limits.visit_rate)
+    networks = TokenBuckets(limits.network_burst, limits.network_rate)
+
+    def may_begin(network: str) -> bool:
+        modest = networks.take(network, clock())
+        return visits.take("", clock(), leave=0.0 if modest else limits.visit_burst / 2)
+
+    return may_begin
 
 
 def _version(theirs: int) -> Refuse:

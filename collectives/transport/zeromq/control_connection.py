@@ -178,7 +178,7 @@ class ControlConnection:
 
     def _open(self) -> None:
         bounds, identity = self._bounds, self._station.identity
-        if self._crowd is not None and not self._crowd.handshakes():
+        if self._crowd is not None and not self._crowd.may_begin(self._source):
             self.close("too many handshakes")
             return
         if not descriptors_left(DESCRIPTORS):

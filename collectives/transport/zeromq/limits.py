@@ -19,7 +19,8 @@ class Limits:
       a record once it has begun; silence between records is allowed.
     - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
       were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
-      `visit_*`: token bucket of all visits at the gate that begin a handshake, half a millisecond of a core each.
+      `visit_*`: token bucket of all visits at the gate that begin a handshake, half a millisecond of a core each;
+      `network_*`: of the visits of a network that may use its last half.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
     - `circuits`, `shared`: see there.
@@ -44,6 +45,8 @@ class Limits:
     key_rate: float = 1.0
     visit_burst: int = 512
     visit_rate: float = 200.0
+    network_burst: int = 16
+    network_rate: float = 5.0
     returned: int = 8
     ballast_burst: int = 4
     ballast_rate: float = 0.1
@@ -66,10 +69,10 @@ class TokenBuckets:
         self._burst, self._rate, self._capacity = float(burst), rate, capacity
         self._levels: dict[bytes | str, tuple[float, float]] = {}
 
-    def take(self, key: bytes | str, now: float) -> bool:
-        """Take one token at time `now` (seconds, monotonic).
+    def take(self, key: bytes | str, now: float, leave: float = 0.0) -> bool:
+        """Take one token at time `now` (seconds, monotonic) if at least `leave` tokens are left.
 
-        False: the bucket is empty, or too many keys have buckets that are not full.
+        False: there are fewer, or too many keys have buckets that are not full.
         """
         level, since = self._levels.pop(key, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
@@ -77,7 +80,7 @@ class TokenBuckets:
             self._forget(now)
             if len(self._levels) >= self._capacity:
                 return False
-        granted = level >= 1.0
+        granted = level >= 1.0 + leave
         self._levels[key] = (level - 1.0 if granted else level, now)
         return granted
 

@@ -94,7 +94,7 @@ class HalfOpen:
 
     At random, because a flood that opens connections faster than a distant peer can authenticate would always push out the
     oldest one, and so that peer. By networks (`subnet_of`), because one machine can have all addresses of a network. `rate`
-    tells whether a source address may open another connection now, `handshakes` whether one may begin a handshake now.
+    tells whether a source address may open another connection now, `handshakes` whether a network may begin a handshake.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class HalfOpen:
         cap: int,
         rate: Callable[[str], bool] = lambda source: True,
         rng: random.Random | None = None,
-        handshakes: Callable[[], bool] = lambda: True,
+        handshakes: Callable[[str], bool] = lambda network: True,
     ) -> None:
-        self._cap, self._rate, self._rng, self.handshakes = cap, rate, rng or random.SystemRandom(), handshakes
+        self._cap, self._rate, self._rng, self._handshakes = cap, rate, rng or random.SystemRandom(), handshakes
         self._count = 0
         self._networks: dict[str, dict[Callable[[], None], None]] = {}
 
@@ -128,6 +128,10 @@ class HalfOpen:
         if victim is not None:
             victim()
         return True
+
+    def may_begin(self, source: str) -> bool:
+        """Return whether a connection from address `source` may begin its handshake now."""
+        return self._handshakes(_network(source))
 
     def remove(self, source: str, close: Callable[[], None]) -> None:
         """Remove a connection that has authenticated or closed."""

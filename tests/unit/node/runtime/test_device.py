@@ -21,5 +21,20 @@ def test_memory_left_is_that_of_the_container_if_it_has_a_limit(tmp_path, limit,
     for name, text in (("max", limit), ("current", used), ("stat", stat)):
         if text is not None:
             (tmp_path / f"memory.{name}").write_text(text)
-    found = spare_memory(tmp_path)
+    own = tmp_path / "cgroup"
+    own.write_text("0::/\n")
+    found = spare_memory(tmp_path, own)
     assert found == left if left is not None else 1 << 20 < found < psutil.virtual_memory().total
+
+
+def test_memory_left_is_the_least_of_all_groups_above_this_process(tmp_path):
+    (service := tmp_path / "system.slice" / "thinwire.service").mkdir(parents=True)
+    own = tmp_path / "cgroup"
+    own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/thinwire.service\n")
+    for group, limit in ((service, "9000"), (service.parent, "5000")):
+        for name, text in (("max", limit), ("current", "1000"), ("stat", "inactive_file 0")):
+            (group / f"memory.{name}").write_text(text)
+    assert spare_memory(tmp_path, own) == 4000
+    (service / "memory.max").write_text("1500")
+    assert spare_memory(tmp_path, own) == 500
+    assert spare_memory(tmp_path, tmp_path / "none") > 1 << 20

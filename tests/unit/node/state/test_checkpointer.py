@@ -109,6 +109,41 @@ def test_state_is_not_copied_if_the_copy_would_take_more_than_half_of_the_memory
     assert peer.copy(), "the memory of an earlier copy is used again"
 
 
+def test_state_is_not_copied_if_the_memory_ends_meanwhile(monkeypatch):
+    peer = Peer(SimDisk(random.Random(1)))
+    peer.commit()
+    real, count = np.copyto, 0
+
+    def copyto(*arrays):
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise MemoryError
+        real(*arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", copyto)
+        assert not peer.copy() and count == 2
+    assert isinstance(peer.checkpoint(), Saved), "the next copy begins anew"
+
+
+def test_saved_digest_is_that_of_the_written_state(monkeypatch):
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    peer.commit()
+    digest, create = peer.replica.digest, SimDisk.create
+
+    def late(self, path):
+        peer.replica.members, peer.replica.lives = (b"x" * 32,), b"y" * 16  # a lineage founded meanwhile
+        peer.replica.advance((ME.peer_id,), b"z" * 16)
+        return create(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimDisk, "create", late)
+        assert isinstance(peer.keep.save(peer.replica, LAYOUT, None), Saved)
+    assert peer.keep.digest == digest != peer.replica.digest
+
+
 def test_crash_at_any_operation_of_the_writer_leaves_a_loadable_checkpoint():
     def play(at):
         disk, count = SimDisk(random.Random(at)), 0

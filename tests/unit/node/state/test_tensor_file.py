@@ -1,4 +1,6 @@
 import json
+import weakref
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -131,3 +133,32 @@ def test_garbage_tensor_file_is_a_named_error(data):
         parse(data)
     except TensorFileError:
         pass
+
+
+class Remote(Mapping):
+    """Arrays that are made when they are read; counts how many there are at once."""
+
+    def __init__(self):
+        self.alive = self.most = 0
+
+    def __getitem__(self, name):
+        array = np.full(100, int(name), np.float32)
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(array, self.forget)
+        return array
+
+    def forget(self):
+        self.alive -= 1
+
+    def __iter__(self):
+        return iter("0123456789")
+
+    def __len__(self):
+        return 10
+
+
+def test_tensors_are_fetched_and_written_one_at_a_time():
+    remote = Remote()
+    assert load(written(remote))["7"].tolist() == [7.0] * 100
+    assert remote.most <= 2, "the next one may be made before the last one is forgotten"

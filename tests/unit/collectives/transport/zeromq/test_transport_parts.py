@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.zeromq import record_crypto
+from thinwire.collectives.transport.zeromq.admission import fair_visits
 from thinwire.collectives.transport.zeromq.limits import Limits, Retry, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, own_address, port_of
 from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
@@ -68,6 +69,20 @@ def test_connection_outlives_a_flood_from_many_networks_with_the_probability_of_
 
 def test_source_above_its_rate_gets_no_connection():
     assert not HalfOpen(4, lambda source: source != "x").add("x", lambda: None)
+
+
+@pytest.mark.parametrize(("networks", "rate"), [(1, 400), (20, 400), (20, 4000)])
+def test_flood_of_visits_from_a_few_networks_keeps_out_no_others_and_stays_limited(networks, rate):
+    clock, limits = [0.0], Limits()
+    may_begin = fair_visits(limits, lambda: clock[0])
+    flooded = honest = 0
+    for number in range(20 * rate):
+        clock[0] = number / rate
+        flooded += may_begin(f"10.0.{number % networks}.0")
+        if number % rate == 0:
+            assert may_begin(f"192.0.{number // rate}.0"), clock
+            honest += 1
+    assert honest == 20 and limits.visit_burst / 2 < flooded <= limits.visit_burst + 20 * limits.visit_rate
 
 
 def test_buffer_pool_lends_no_byte_twice():
