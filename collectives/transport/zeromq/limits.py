@@ -46,7 +46,7 @@ class Limits:
     visit_burst: int = 512
     visit_rate: float = 200.0
     network_burst: int = 16
-    network_rate: float = 5.0
+    network_rate: float = 1.0
     returned: int = 8
     ballast_burst: int = 4
     ballast_rate: float = 0.1

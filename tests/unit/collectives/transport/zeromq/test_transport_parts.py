@@ -71,7 +71,7 @@ def test_source_above_its_rate_gets_no_connection():
     assert not HalfOpen(4, lambda source: source != "x").add("x", lambda: None)
 
 
-@pytest.mark.parametrize(("networks", "rate"), [(1, 400), (20, 400), (20, 4000)])
+@pytest.mark.parametrize(("networks", "rate"), [(1, 400), (20, 400), (100, 4000)])
 def test_flood_of_visits_from_a_few_networks_keeps_out_no_others_and_stays_limited(networks, rate):
     clock, limits = [0.0], Limits()
     may_begin = fair_visits(limits, lambda: clock[0])
