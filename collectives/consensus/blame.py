@@ -5,7 +5,8 @@ complaint against a contributor both peers lose only the chunks that they own; b
 still count. The chunk in question goes to another owner. Only the complaint of a second owner, or an observation of the leader
 itself, excludes the contribution. A new contribution of the same peer is accepted once. If it is excluded again, it stays
 excluded; otherwise the peer could block the round for ever. Peers that lack results get them from the others after the round
-has committed. The chunks move to other owners only if the round cannot commit without the peers that complain.
+has committed. The chunks move to other owners only if the round cannot commit without the peers that complain, or if it needs
+the vote of the owner, which has not voted after a patience. In that case the peer that complains loses its chunks, too.
 
 In a ring no peer can find the fault: each partial sum has passed through many peers, and all stop when one stops. So one
 complaint ends the ring for the round, without a blamed peer. The owners that follow find the faulty peer.
@@ -74,11 +75,13 @@ class BlameBook:
         opened: Open,
         suffice: Callable[[Collection[PeerId]], bool],
         *,
+        silent: Callable[[PeerId], bool] = lambda peer: False,
         proven: bool = False,
     ) -> bool:
         """Handle a complaint about a ballot that we lead; return True if it changes the next ballot.
 
-        `suffice`: returns True if these peers can commit the round alone. proven: the complaint shows the fault.
+        `suffice`: returns True if these peers can commit the round alone. silent: returns True if a peer has not voted
+        although it has had time. proven: the complaint shows the fault.
         """
         if accuser not in opened.alive:
             return False
@@ -91,7 +94,7 @@ class BlameBook:
             self.straight |= news
             return news
         if blame.reason in UNSERVED:
-            return self._lacks(accuser, blame.peer, opened, suffice)
+            return self._lacks(accuser, blame.peer, opened, suffice, silent)
         if blame.reason in (SUBTOTAL, UNSUMMED):
             return self._bypass(accuser, blame.peer, opened)
         contributes = any(entry.peer == blame.peer for entry in opened.contributors)
@@ -132,15 +135,25 @@ class BlameBook:
         return True
 
     def _lacks(
-        self, accuser: PeerId, owner: PeerId, opened: Open, suffice: Callable[[Collection[PeerId]], bool]
+        self,
+        accuser: PeerId,
+        owner: PeerId,
+        opened: Open,
+        suffice: Callable[[Collection[PeerId]], bool],
+        silent: Callable[[PeerId], bool],
     ) -> bool:
         if opened.ballot != self._ballot:
             self._ballot, self._unserved = opened.ballot, {}
         if owner not in opened.alive or owner in opened.idle or owner == accuser:
             return False
         self._unserved.setdefault(owner, set()).add(accuser)
-        if suffice(set(opened.alive).difference(*self._unserved.values())):
-            return False
+        able = set(opened.alive).difference(*self._unserved.values())
+        if suffice(able):
+            # The owner may be the liar that does not vote, or the accuser the one that complains without a reason.
+            needed = not suffice(able.difference(filter(silent, self._unserved)))
+            return needed and self._relieve(
+                accuser, owner, set(opened.alive) - set(opened.idle) - self.idle - {accuser}
+            )
         most = max(len(accusers) for accusers in self._unserved.values())
         before = set(self.idle)
         self.idle |= {peer for peer, accusers in self._unserved.items() if len(accusers) == most}

@@ -189,7 +189,7 @@ class Agreement:
         if (blame := self._complaints.make(self.opened, peer, reason, now)) is None:
             return
         if self.opened.ballot.leader == self.me:
-            self._proposer.hear_blame(self.me, blame, self.opened)
+            self._proposer.hear_blame(self.me, blame, self.opened, now)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader does not care.
@@ -299,7 +299,7 @@ class Agreement:
             self._hear_vote(sender, message, signature, now)
         elif isinstance(message, Blame) and self.opened is not None:
             proven = self._check.proves(message, self.opened)
-            self._proposer.hear_blame(sender, message, self.opened, proven=proven)
+            self._proposer.hear_blame(sender, message, self.opened, now, proven=proven)
         elif isinstance(message, Ask) and self.me in self.ready:
             self._out.append((sender, self.ready[self.me]))
         self.tick(now)

@@ -64,6 +64,7 @@ class Proposer:
         self._ballots = 0
         self._rested = 0.0
         self._since = 0.0
+        self._opened_at = 0.0
         self._tried: set[Digest] = set()
         self._free = False  # True if we have led a ballot above the first in which all peers computed the results
 
@@ -161,11 +162,17 @@ class Proposer:
         """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
         self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
 
-    def hear_blame(self, sender: PeerId, message: Blame, opened: Open, *, proven: bool = False) -> None:
+    def hear_blame(self, sender: PeerId, message: Blame, opened: Open, now: float, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
+            late = now >= self._opened_at + self._terms.patience
             news = self.blame_book.on_message(
-                sender, message, opened, lambda peers: self._electorate.suffice(peers, opened), proven=proven
+                sender,
+                message,
+                opened,
+                lambda peers: self._electorate.suffice(peers, opened),
+                silent=lambda peer: late and peer not in self._votes,
+                proven=proven,
             )
             self.urged |= news and self.leads(opened)
 
@@ -203,6 +210,7 @@ class Proposer:
         found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())
         if found is not None:
             self._promises, self._votes, self._informed = None, {}, set(electorate.live)
+            self._opened_at = now
         elif late:
             self.yield_to_others()  # Other peers may be reachable by now.
         return found

@@ -378,6 +378,14 @@ class Butterfly(DataPlane):
             tools = self._reducer, self.codec, self.grid
             self.audit_data = audit_data(commit, self.agreement.announced, self._claims.settle(hashes), *tools)
 
+    @property
+    def waits(self) -> bool:
+        """True if chunks, results, or an owner's signature for its results are missing."""
+        return super().waits or any(owner != self.me and self._unsigned(at) for at, owner in enumerate(self.owners))
+
+    def _unsigned(self, index: int) -> bool:
+        return self.results.wanted is None and not self.results.signed(index)
+
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
         digest, wanted = self.results.digest, self.results.wanted
@@ -410,6 +418,6 @@ class Butterfly(DataPlane):
             if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
                 return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         for index, owner in enumerate(self.owners):
-            if chunks[index] is None and owner != self.me:
+            if owner != self.me and (chunks[index] is None or self._unsigned(index)):
                 return owner, "result missing"
         return None

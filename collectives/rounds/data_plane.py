@@ -156,6 +156,11 @@ class DataPlane(ABC):
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
 
+    @property
+    def waits(self) -> bool:
+        """True if we cannot vote yet because other peers have not sent something."""
+        return bool(self.results.missing)
+
     @abstractmethod
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""

@@ -263,7 +263,7 @@ class Round:
         self._repair.tick(now)
         if opened is not None and not committed and results.missing:
             exchange.nudge()
-        if opened is not None and not committed and results.missing and now >= exchange.moved + patience:
+        if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
                 found = exchange.culprit(opened)
                 early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience

@@ -19,7 +19,7 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.false_messages import change_outgoing, each, repeat
+from thinwire.sims.peers.false_messages import change_outgoing, each, repeat, sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.messages.registry import (
@@ -33,6 +33,7 @@ from thinwire.swarm.messages.registry import (
     Prepare,
     Promise,
     Proof,
+    Record,
     Vote,
 )
 
@@ -254,6 +255,19 @@ class _FalseVote:
         current.exchange.check()
 
 
+def _hide_records(process: Process) -> None:
+    """Send no votes, and records to the half of the peers with the lower ids only."""
+    send_queue, me = process.peer.presence.send_queue, process.peer.identity.peer_id
+    control = send_queue.control
+
+    def send(to: PeerId, message: Message) -> None:
+        others = sorted(peer for session in sessions(process) for peer in session.live if peer != me)
+        if not isinstance(message, Vote) and (not isinstance(message, Record) or to in others[: len(others) // 2]):
+            control(to, message)
+
+    send_queue.control = send  # type: ignore[method-assign]
+
+
 def _lead_twice(session: RoundSession | GossipSession) -> None:
     if isinstance(session, RoundSession):
         _TwoOpens(session)
@@ -279,6 +293,7 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "announce": _storm(_announcements),
     "two-opens": each(_lead_twice),
     "drop-votes": each(_drop_votes),
+    "half-record": _hide_records,
     "false-vote": each(_vote_falsely),
 }
 """Kind of lie -> function that makes the peer of a process tell it.

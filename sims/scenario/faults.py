@@ -72,6 +72,7 @@ VOTE_LIES: Mapping[str, str] = {
     "announce": "announces other attempts, all the time",
     "two-opens": "proposes other contributors to every second peer when it leads, and tries to commit both",
     "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
+    "half-record": "signs for the results of its chunks to only half of the peers, and does not vote",
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",
 }
 """Lies about the agreement, likewise.

@@ -12,11 +12,11 @@ LIAR, BEGINS, SECONDS = 3, 5.0, 30.0
 HONEST = [0, 1, 2]
 
 
-def lied(lie, *, quorum='"two-thirds"', liar=LIAR, more=(), seconds=SECONDS):
+def lied(lie, *, quorum='"two-thirds"', peers=4, liar=LIAR, more=(), seconds=SECONDS, parameters=2_000):
     toml = manifest_of("sync_every = 4\n", codec="fp32").replace("[exchange]\n", f"[exchange]\nquorum = {quorum}\n", 1)
     assert "quorum" in toml
     faults = (*([Fault(BEGINS, "liar", (liar,), 100.0, 0.0, lie)] if lie else []), *more)
-    return played(swarm_of(4, toml, seconds=seconds, seed=2, faults=faults, parameters=2_000))
+    return played(swarm_of(peers, toml, seconds=seconds, seed=2, faults=faults, parameters=parameters))
 
 
 @pytest.mark.parametrize("lie", sorted(VOTE_LIES))
@@ -69,6 +69,14 @@ def test_leader_that_reports_a_false_vote_of_its_own_does_not_change_the_results
     assert not run.violations and refused, "the attack was made"
     found, clean = losses(run), losses(lied("", seconds=40.0))
     assert max(found) >= 4 and found == {number: pytest.approx(clean[number], rel=0.5) for number in found}
+
+
+@pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
+def test_owner_that_signs_to_some_peers_only_slows_rounds_but_does_not_stop_them(quorum):
+    """With two thirds of six, all five honest members must have its signature, or its chunks must move."""
+    size = dict(peers=6, liar=5, seconds=60.0, parameters=300_000)
+    slow, clean = losses(lied("half-record", quorum=quorum, **size)), losses(lied("", quorum=quorum, **size))
+    assert len(slow) >= 0.6 * len(clean) >= 10
 
 
 def test_banned_peer_is_told_the_reason_and_ends(monkeypatch):

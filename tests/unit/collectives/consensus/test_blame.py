@@ -27,10 +27,10 @@ class Bench:
     def __init__(self, count, **more):
         self.blame_book, self.opened = BlameBook(), opened(IDS[:count], **more)
 
-    def say(self, accuser, about, reason="hash"):
-        blame = Blame(1, 0, self.opened.ballot, about, reason)
-        alive = self.opened.alive
-        return self.blame_book.on_message(accuser, blame, self.opened, lambda peers: enough(peers, alive, ()))
+    def say(self, accuser, about, reason="hash", silent=()):
+        blame, alive = Blame(1, 0, self.opened.ballot, about, reason), self.opened.alive
+        suffice = lambda peers: enough(peers, alive, ())  # noqa: E731
+        return self.blame_book.on_message(accuser, blame, self.opened, suffice, silent=lambda peer: peer in silent)
 
     def next(self):
         """Return the next ballot that the blame book asks for."""
@@ -169,6 +169,21 @@ def test_missing_results_count_only_if_they_prevent_the_quorum():
     assert not bench.blame_book.idle, "three of five have all"
     assert bench.say(DAN, CAT, "result missing")
     assert bench.blame_book.idle == {CAT} and not bench.blame_book.rejected
+
+
+def test_silent_owner_and_its_accuser_lose_their_chunks_if_the_quorum_needs_its_vote():
+    """One of them lies, and no peer can tell which. A peer without chunks has no say, so a liar can do this once."""
+    bench = Bench(3)
+    assert not bench.say(ANN, BEN, "result missing")
+    assert bench.say(ANN, BEN, "result missing", silent={BEN})
+    assert bench.blame_book.idle == {ANN, BEN} and not bench.blame_book.rejected
+    bench.next()
+    assert not bench.say(ANN, LEADER, "result missing", silent={LEADER}) and bench.blame_book.idle == {ANN, BEN}
+
+
+def test_vote_of_a_silent_owner_that_is_not_needed_costs_no_chunks():
+    bench = Bench(5)
+    assert not bench.say(ANN, CAT, "result missing", silent={CAT}) and not bench.blame_book.idle
 
 
 @pytest.mark.parametrize(("count", "accuser", "about"), [(2, LEADER, ANN), (3, ANN, BEN)])

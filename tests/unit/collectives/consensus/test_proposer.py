@@ -244,9 +244,9 @@ def test_proposer_wants_no_ballot_of_its_own_at_first():
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])))
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])), 0.0)
     assert not proposer.urged, "it does not take part"
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot))
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
 
@@ -260,7 +260,7 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
 )
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
-    proposer.hear_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led))
+    proposer.hear_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led), 0.0)
     assert not proposer.urged and not proposer.blame_book.idle and not proposer.blame_book.rejected
 
 
@@ -398,7 +398,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot))
+    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
     assert proposer.urged
     proposer.seen()
     assert not proposer.urged and not proposer.preparing

@@ -1090,9 +1090,13 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
         for index in (2, 3):
             harness.chunk(peer, index)
     harness.results_of(LEADER, 0, 1)
+    harness.record_of(LEADER, 0, 1)
     assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
     harness.results_of(OTHER, 4, 5)
-    assert harness.round.exchange.culprit(harness.opened) is None
+    assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing"), "it has not signed"
+    assert harness.round.exchange.waits
+    harness.record_of(OTHER, 4, 5)
+    assert harness.round.exchange.culprit(harness.opened) is None and not harness.round.exchange.waits
 
 
 @pytest.mark.parametrize("index", [6, 60])
