@@ -150,7 +150,7 @@ class BlameBook:
         able = set(opened.alive).difference(*self._unserved.values())
         if suffice(able):
             # The owner may be the liar that does not vote, or the accuser the one that complains without a reason.
-            needed = not suffice(able.difference(filter(silent, self._unserved)))
+            needed = not suffice(able.difference(peer for peer in self._unserved if silent(peer)))
             return needed and self._relieve(
                 accuser, owner, set(opened.alive) - set(opened.idle) - self.idle - {accuser}
             )
