@@ -29,8 +29,9 @@ class Bench:
 
     def say(self, accuser, about, reason="hash", silent=()):
         blame, alive = Blame(1, 0, self.opened.ballot, about, reason), self.opened.alive
-        suffice = lambda peers: enough(peers, alive, ())  # noqa: E731
-        return self.blame_book.on_message(accuser, blame, self.opened, suffice, silent=lambda peer: peer in silent)
+        return self.blame_book.on_message(
+            accuser, blame, self.opened, lambda peers: enough(peers, alive, ()), silent=lambda peer: peer in silent
+        )
 
     def next(self):
         """Return the next ballot that the blame book asks for."""
