@@ -75,8 +75,8 @@ def targets() -> list[Target]:
     made = [_dense(spec) for spec in DENSE] + [_tensor(spec) for spec in TENSOR]
     made += [_rows(spec) for spec in ("rows", "rows(bits=4)", "tah")]
     boundaries = [_boundary(vocabulary) for vocabulary in (0, 300, 70_000)]
-    made += [*boundaries, _run_card(), *map(_after_one, wire.targets()), _ticket()]
-    return [*made, *(_after_one(one) for module in (files, payloads, channels) for one in module.targets())]
+    others = [_run_card(), *wire.targets(), _ticket(), *files.targets(), *payloads.targets(), *channels.targets()]
+    return [*made, *boundaries, *map(_after_one, others)]
 
 
 def _after_one(target: Target) -> Target:
@@ -158,8 +158,7 @@ def _run_card() -> Target:
     first = card()
     signer = identity(1)
 
-    def take(data: bytes) -> None:
-        body = data[1:]
+    def take(body: bytes) -> None:
         try:
             parsed = RunCard.parse(body + signer.sign("card", body), now=NOW)
         except RecordError as error:
