@@ -274,20 +274,18 @@ class SimNet:
         """
         source, sink = pipe.pair
         first = self.loop.now + self._delay(pipe.latency, self.peers[source], self.peers[sink])
-        if first < pipe.last:
-            first = pipe.last
-        if pipe.rate:
-            seconds = max(seconds, packet.size / pipe.rate)
         if pipe.entry is None:
             packet.number, pipe.sent = pipe.sent, pipe.sent + 1
         pipe.in_flight.append(packet)
         if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[pipe.pair])
+        slowest = packet.size / pipe.rate if pipe.rate else 0.0
         if pipe.bulk:
             pipe.source.traffic.bulk_up += packet.size
             if pipe.exit is not None:
                 pipe.exit.bulk += packet.size
-            done = first + seconds
+            first = max(first, pipe.last)
+            done = first + max(seconds, slowest)
             if pipe.entry is not None:  # at a relay, where the last byte may still be missing
                 done = max(done, packet.done + pipe.latency)
             pipe.last = packet.done = done
@@ -296,9 +294,11 @@ class SimNet:
             pipe.source.traffic.control_up += packet.size
             if pipe.exit is not None:
                 pipe.exit.control += packet.size
-            # Control packets do not wait for bulk packets, but delay them; one event is enough for that.
-            rate = pipe.downlink.rate
-            pipe.last = packet.done = first + (max(seconds, packet.size / rate) if rate else seconds)
+            # Control packets do not wait for bulk packets, but delay them; one event is enough for that. `seconds` has the
+            # time of the control packets before this one in the uplink, so it must not be added to their arrival.
+            if rate := pipe.downlink.rate:
+                slowest = max(slowest, packet.size / rate)
+            pipe.last = packet.done = max(first + max(seconds, slowest), pipe.last + slowest)
             self.loop.call_at(packet.done, self._control, pipe, context=self.context)
 
     def _arrive(self, pipe: Pipe) -> None:

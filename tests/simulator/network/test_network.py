@@ -142,6 +142,29 @@ def test_uplink_is_shared_fairly_and_control_overtakes_bulk() -> None:
     virtual_loop.run(main(), seed=1)
 
 
+@pytest.mark.parametrize("receivers", [1, 2])
+def test_burst_of_control_frames_takes_the_time_of_its_bytes(receivers: int) -> None:
+    """The frames leave one after the other; the time that one waits in the uplink must not count for the next ones, too."""
+
+    async def main() -> tuple[float, float]:
+        net = SimNet(1, latency=0.01, bandwidth=1e4)
+        sender, *others = _swarm(net, 1 + receivers)
+        for peer in others:
+            await sender.send(peer.peer_id, _gossip())
+            await peer.recv()
+        start, before = net.loop.time(), sender.traffic.control_up
+        for _ in range(60):
+            for peer in others:
+                assert sender.offer(peer.peer_id, _gossip())
+        for peer in others:
+            for _ in range(60):
+                await peer.recv()
+        return net.loop.time() - start, (sender.traffic.control_up - before) / 1e4
+
+    took, alone = virtual_loop.run(main(), seed=1)
+    assert alone > 0.5 and took == pytest.approx(alone + 0.01, rel=0.01)
+
+
 def test_downlink_limits_the_rate() -> None:
     async def main() -> float:
         net = SimNet(1, latency=0.01)
