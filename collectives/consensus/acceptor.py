@@ -111,6 +111,11 @@ class Acceptor:
         """Return True if a ballot of this peer restarts our patience: after some ballots only progress does."""
         return self._heeded.get(peer, (0, 0.0))[0] <= BALLOTS
 
+    @property
+    def heeded(self) -> tuple[PeerId, ...]:
+        """Peers that have begun ballots above the first which we have followed or promised."""
+        return tuple(self._heeded)
+
     def vote(self, opened: Open, digest: Digest) -> bool:
         """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""
         voted = self._record.voted

@@ -71,8 +71,9 @@ class Agreement:
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
-    their data in earlier rounds. `store`: our stored votes and life; None: in memory. `accuse`: see Equivocation.
-    `banned`: returns peers that must not become members of the next round. `trial`: see Electorate.
+    their data in earlier rounds; `hasty`: peers whose ballots must not stop a leader that makes progress. `store`: our
+    stored votes and life; None: in memory. `accuse`: see Equivocation. `banned`: returns peers that must not become members
+    of the next round. `trial`: see Electorate.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Agreement:
         witness: bool = True,
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
+        hasty: Collection[PeerId] = (),
         store: VoteStore | None = None,
         accuse: Accuse = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
@@ -99,14 +101,16 @@ class Agreement:
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
-        self._sign, self._verify = sign, verify
+        self.sign, self.verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
         self._check = ProposalCheck(me, store.life, self._electorate, verify=verify, accuse=accuse, banned=banned)
         self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
+        self._hasty = hasty
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
         self._complaints = Complaints(terms, self._check, barred)
+        self._shown: set[tuple[PeerId, Ballot]] = set()
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.mute:
             self._electorate.mute.add(me)
@@ -178,7 +182,7 @@ class Agreement:
         self._turn.follow(opened.ballot.leader, now)
         vote = vote_for(opened, digest)
         if opened.ballot.leader == self.me:
-            self._hear_vote(self.me, vote, self._sign(vote), now)
+            self._hear_vote(self.me, vote, self.sign(vote), now)
         else:
             self._out.append((opened.ballot.leader, vote))
 
@@ -222,7 +226,7 @@ class Agreement:
             self._say_farewell()
 
     def _say_farewell(self) -> None:
-        farewell = self._acceptor.farewell(self.me, self._sign)
+        farewell = self._acceptor.farewell(self.me, self.sign)
         if farewell is not None and self.me in self.terms.members:
             self._electorate.farewells.add(farewell)
             self._out.append((None, farewell))
@@ -263,7 +267,7 @@ class Agreement:
         if isinstance(message, Vote) and message.digest is not None:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
-            if self.commit is None and certified(message, self._electorate, self._verify):
+            if self.commit is None and certified(message, self._electorate, self.verify):
                 self.commit = message
                 self._check.note_commit(message)
                 if self._proposer.ballot is not None:
@@ -339,6 +343,13 @@ class Agreement:
         if opened.ballot.leader in opened.sources:
             self._check.refused.add(opened.ballot.leader)
 
+    def show(self, peer: PeerId) -> None:
+        """Send our proposal to a peer that follows another one with the same ballot: both are evidence against the leader."""
+        opened = self.opened
+        if opened is not None and (peer, opened.ballot) not in self._shown:
+            self._shown.add((peer, opened.ballot))
+            self._out.append((peer, opened))
+
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
         ready = self.ready.get(entry.peer)
@@ -347,6 +358,9 @@ class Agreement:
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
         before = self._acceptor.promised
+        # A ballot of this peer has been in vain, in a round before or in this one.
+        hasty = sender in self._hasty or (sender != before.leader and sender in self._acceptor.heeded)
+        refused |= hasty and self._turn.held(self.opened, now)
         if refused or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
@@ -386,7 +400,7 @@ class Agreement:
         elif (due := self._turn.due(self.opened, self._check.refused, now)) is not None and now >= due:
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
             if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
-                self._proposer.first(promise, self._sign(promise))
+                self._proposer.first(promise, self.sign(promise))
                 self._try_open(now)
             else:
                 self._prepare(now)
@@ -397,7 +411,7 @@ class Agreement:
         if promise is None:
             return
         self._turn.progress(now)
-        self._proposer.prepare(promise, self._sign(promise), now)
+        self._proposer.prepare(promise, self.sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
         self._try_open(now)
@@ -405,7 +419,7 @@ class Agreement:
     def _try_open(self, now: float) -> None:
         message = self._proposer.propose(self.opened, now)
         if message is not None:
-            message = sealed(message, self._sign) if self.terms.lineage else message
+            message = sealed(message, self.sign) if self.terms.lineage else message
             self.opened = message if isinstance(message, Open) else message.opened
             self._out.append((None, message))
         if not self._proposer.preparing:

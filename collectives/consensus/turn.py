@@ -40,6 +40,18 @@ class Turn:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
+    def held(self, opened: Open | None, now: float) -> bool:
+        """Return True if a ballot of another peer would only delay the round.
+
+        The proposal in progress has moved within the patience, or so has the first one, which is to come. A ballot without a
+        proposal holds back no other one: several peers may begin ballots at a time, and the highest has to win.
+        """
+        promised = self._acceptor.promised
+        if promised.term > 0 and (opened is None or opened.ballot != promised or promised.leader not in self._electorate.live):
+            return False
+        since = self._moved if promised.term > 0 else self._quorum_since
+        return since is None or now < since + self._terms.patience
+
     def early(self, opened: Open | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
         if opened is not None or self._proposer.preparing or self._proposer.urged:

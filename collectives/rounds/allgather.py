@@ -298,7 +298,7 @@ class AllGather(DataPlane):
         self.check()
         return True
 
-    def _take_record(self, sender: PeerId, record: Record) -> None:
+    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
         """Take the hashes of all results if they match the settled digest; any peer may send them."""
         everything = tuple(range(len(self.results)))
         if self.complete or record.indices != everything or len(record.hashes) != 32 * len(everything):

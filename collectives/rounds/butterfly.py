@@ -17,10 +17,10 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data
+from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data, stated
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
-from thinwire.collectives.topology.owner_backoff import overdue
+from thinwire.collectives.topology.peer_backoff import overdue
 from thinwire.collectives.topology.placement import loads
 from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
@@ -32,6 +32,7 @@ from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
     Chunk,
+    Claim,
     Contribution,
     Digest,
     Open,
@@ -97,7 +98,7 @@ class Butterfly(DataPlane):
         self._contradicted: set[PeerId] = set()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announced)
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
-        self._claims = Claims()
+        self._claims = Claims(agreement, self.results)
         self._overlong = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
@@ -184,9 +185,8 @@ class Butterfly(DataPlane):
 
     def _resume(self, opened: Open) -> None:
         """Send or compute our results as the new ballot requires."""
-        free = self._audited and opened.adopted is None and self.agreement.commit is None
         for index in self._mine:
-            if free and not self._computed((index,)) and self.results.chunks[index] is not None:
+            if self._computes and not self._computed((index,)) and self.results.chunks[index] is not None:
                 self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
             if self.results.chunks[index] is not None:
                 self._send_result(opened, index, self._heirs(opened, index))
@@ -307,10 +307,12 @@ class Butterfly(DataPlane):
             return
         self._recorded = opened.ballot
         mine = tuple(self._mine)
-        own = self._audited and opened.adopted is None and self._computed(mine)
-        record = Record(self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, own)
-        for index in mine:
-            self._note(index, self.me, record)
+        basis = self._key if self._audited and opened.adopted is None and self._computed(mine) else b""
+        record = Record(
+            self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, basis
+        )
+        if basis:
+            self._claims.note(Claim(self.me, record, self.agreement.sign(record)), mine)
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:
@@ -344,39 +346,69 @@ class Butterfly(DataPlane):
                 self.agreement.refute(self.opened)
             self.agreement.accuse(sender, "result", self._now())
 
-    def _take_record(self, sender: PeerId, record: Record) -> None:
-        count = len(self.grid)
-        wrong = len(record.hashes) != 32 * len(record.indices) or any(i >= count for i in record.indices)
-        if wrong or self.complete or len(set(record.indices)) < len(record.indices):
+    def _sound(self, record: Record) -> bool:
+        count, indices = len(self.grid), record.indices
+        return len(record.hashes) == 32 * len(indices) == 32 * len({*indices}) and all(i < count for i in indices)
+
+    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
+        if not self._sound(record) or self.complete:
             return
         # Any peer may send the hashes of all results if they match the settled digest.
-        whole = record.indices == tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted
-        for at, index in enumerate(record.indices):
-            found = record.hashes[32 * at : 32 * at + 32]
+        everything = record.indices == tuple(range(len(self.grid)))
+        whole = everything and blake3.blake3(record.hashes).digest() == self.results.wanted
+        claims = self._audited and record.basis == self._key
+        if self._computes and not claims:
+            # An owner that does not state that it has computed its results could not be convicted.
+            if record.basis and self.opened is not None and record.ballot == self.opened.ballot:
+                self.agreement.show(sender)
+            return
+        for index in record.indices:
+            found = stated(record, index)
             if whole and self.results.denies(index, found):
                 self._contradicted.add(self.owners[index])
             # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
             if whole or (self.owners[index] == sender and not self.results.signed(index)):
                 self.results.sign(index, found)
-                if not whole:
-                    self._note(index, sender, record)
+                if claims:
+                    self._claims.note(Claim(sender, record, signature), (index,))
         if whole:
             self._replay()
         self.check()
 
-    def _note(self, index: int, owner: PeerId, record: Record) -> None:
-        """Store a claim for a result. In a ballot with adopted results, those that have computed them remain."""
-        if self._audited and self.opened is not None:
-            self._claims.note(index, owner, record, again=self.opened.adopted is not None)
+    def _take_claim(self, claim: Claim) -> None:
+        record, opened = claim.record, self.opened
+        if opened is not None and self._audited and record.basis == self._key and self._sound(record):
+            if self._claims.take(claim, opened):
+                self.check()
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the claims of owners to the results."""
+        return self._claims.whole() or ()
+
+    @property
+    def unclaimed(self) -> bool:
+        """True if we need the claims of owners to vote, and all results are here.
+
+        A ballot that adopts results may be that of a liar, which has made them up. With claims to them, an audit names it.
+        """
+        opened = self.opened
+        if not self._audited or opened is None or opened.adopted is None or self.results.missing:
+            return False
+        return not self.agreement.confirms(opened) and self._claims.whole() is None
+
+    @property
+    def _computes(self) -> bool:
+        """True in a ballot whose results are to be audited: owners compute them anew."""
+        opened = self.opened
+        return self._audited and opened is not None and opened.adopted is None and self.agreement.commit is None
 
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""
         super().settle()
         commit = self.agreement.commit
         if self._audited and commit is not None:
-            hashes = self.results.hashes(range(len(self.grid)))
             tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announced, self._claims.settle(hashes), *tools)
+            self.audit_data = audit_data(commit, self.agreement.announced, self._claims.settle(), *tools)
 
     @property
     def waits(self) -> bool:
@@ -389,7 +421,7 @@ class Butterfly(DataPlane):
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
         digest, wanted = self.results.digest, self.results.wanted
-        if digest is None or wanted not in (None, digest):
+        if digest is None or wanted not in (None, digest) or self.unclaimed:
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")

@@ -21,7 +21,7 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Digest, Open, Partial, PeerId, Record, Result
+from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Claim, Digest, Open, Partial, PeerId, Record, Result
 
 STIRRING = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
@@ -171,6 +171,15 @@ class DataPlane(ABC):
     def asked(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only the all-gather uses it
         """Note that a peer asked us for these results."""
 
+    @property
+    def unclaimed(self) -> bool:
+        """True if we need the claims of owners to vote, and all results are here."""
+        return False
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the claims of owners to the results."""
+        return ()
+
     def part(self, digest: Digest) -> bool:
         """Return whether `digest` names the open contributors.
 
@@ -186,8 +195,11 @@ class DataPlane(ABC):
         self._replay()
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """Take a Chunk, Partial, Result or Record; ignore messages of other planes."""
+        """Take a Chunk, Partial, Result, Record or Claim; ignore messages of other planes."""
         message = frame.message
+        if isinstance(message, Claim):
+            self._take_claim(message)
+            return
         if not isinstance(message, (Chunk, Partial, Result, Record)):
             return
         if isinstance(message, Chunk):
@@ -201,7 +213,7 @@ class DataPlane(ABC):
         elif isinstance(message, Chunk):
             self._take_chunk(sender, message, frame)
         elif isinstance(message, Record):
-            self._take_record(sender, message)
+            self._take_record(sender, message, frame.signature)
         elif isinstance(message, Partial):
             self._take_partial(sender, message, frame)
         else:
@@ -218,7 +230,10 @@ class DataPlane(ABC):
         pass
 
     @abstractmethod
-    def _take_record(self, sender: PeerId, record: Record) -> None: ...
+    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None: ...
+
+    def _take_claim(self, claim: Claim) -> None:  # noqa: B027  only audited butterflies have them
+        pass
 
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...

@@ -55,15 +55,15 @@ class OwnerDependentButterfly(Butterfly):
         """Take a frame; once results are settled, any peer's Records and Results count."""
         if self.results.wanted is not None and isinstance(message := frame.message, (Record, Result)):
             if isinstance(message, Record):
-                self._take_record(sender, message)
+                self._take_record(sender, message, frame.signature)
             else:
                 self._take_result(sender, message, frame)
         else:
             super().take(sender, frame)
 
-    def _take_record(self, sender: PeerId, record: Record) -> None:
+    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
         unsigned = [i for i in record.indices if i < len(self.grid) and not self.results.signed(i)]
-        super()._take_record(sender, record)
+        super()._take_record(sender, record, signature)
         if not self.complete and any(map(self.results.signed, unsigned)):
             self._replay()
 

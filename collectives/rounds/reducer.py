@@ -1,21 +1,23 @@
-"""Computation of a chunk's encoded result by the run's rule, at its owner and in audits of the owner."""
+"""Computation of a chunk's encoded result by the run's rule, at its owner and in audits of the owner, which has claimed it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation.means import Rule
+from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Commit, Contribution, Digest, PeerId, Ready, Record
+from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Digest, Open, PeerId, Ready, Record
 
 
 class ChunkReducer(Protocol):
@@ -86,34 +88,54 @@ class AuditData:
 
 
 class Claims:
-    """Records of owners by chunk, about results of the same contributors."""
+    """Claims of owners to results of a round: signed records in which they state that they have computed these.
 
-    def __init__(self) -> None:
-        self._records: dict[int, tuple[PeerId, Record]] = {}
+    They concern the contributors of the ballot in progress, and are stored by chunk and hash of the result.
+    """
+
+    def __init__(self, agreement: Agreement, results: Results) -> None:
+        self._agreement, self._results = agreement, results
+        self._found: dict[int, dict[Digest, Claim]] = {}
 
     def clear(self) -> None:
         """Forget all: the contributors have changed."""
-        self._records.clear()
+        self._found.clear()
 
-    def note(self, index: int, owner: PeerId, record: Record, *, again: bool) -> None:
-        """Store the record in which the owner of a chunk has signed for its result.
+    def note(self, claim: Claim, indices: Iterable[int]) -> None:
+        """Store the claim to the results of these chunks, unless another owner has claimed the same."""
+        for index in indices:
+            self._found.setdefault(index, {}).setdefault(stated(claim.record, index), claim)
 
-        again: the result is that of an earlier ballot, so an earlier claim remains. Otherwise the owner had to compute it,
-        also if its record denies that: the ballot names all contributions.
+    def take(self, claim: Claim, opened: Open) -> bool:
+        """Store a claim that another peer shows; return True if it is valid, and to results that are here or settled.
+
+        The claim of a peer that takes no part would be worth nothing, because its identity is free.
         """
-        if not again or (record.own and index not in self._records):
-            self._records[index] = owner, record
+        record, results = claim.record, self._results
+        known = [i for i in record.indices if stated(record, i) == (results.hashes((i,)) or results.vouched(i))]
+        peers = {*self._agreement.terms.members, *opened.members, *opened.alive}
+        valid = known and claim.owner in peers and self._agreement.verify(claim.owner, record, claim.signature)
+        if valid:
+            self.note(claim, known)
+        return bool(valid)
 
-    def settle(self, hashes: bytes) -> dict[int, tuple[PeerId, Digest]]:
-        """Return the claims of owners for committed results, and forget them. hashes: of all results."""
-        claims = dict[int, tuple[PeerId, Digest]]()
-        for index, (owner, record) in self._records.items():
-            at = record.indices.index(index)
-            found = record.hashes[32 * at : 32 * at + 32]
-            if found == hashes[32 * index : 32 * index + 32]:
-                claims[index] = owner, found
-        self._records.clear()
-        return claims
+    def whole(self) -> list[Claim] | None:
+        """Return the claims to all results, each of them once; None if a result or its claim is missing."""
+        found = [self._found.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
+        claims = {claim.signature: claim for claim in found if claim is not None}
+        return None if None in found else list(claims.values())
+
+    def settle(self) -> dict[int, tuple[PeerId, Digest]]:
+        """Return owner and hash of each result that is claimed, and forget all."""
+        found = {index: (self._found.get(index, {}).get(one), one) for index, one in enumerate(self._results.each())}
+        self._found.clear()
+        return {index: (claim.owner, one) for index, (claim, one) in found.items() if claim is not None}
+
+
+def stated(record: Record, index: int) -> Digest:
+    """Return the hash of a chunk's result in a record that has one."""
+    at = record.indices.index(index)
+    return record.hashes[32 * at : 32 * at + 32]
 
 
 def audit_data(

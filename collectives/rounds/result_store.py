@@ -60,6 +60,10 @@ class Results:
         """Return the concatenated hashes of these results, all of which must be here."""
         return b"".join(found for index in indices if (found := self._hashes[index]) is not None)
 
+    def each(self) -> list[Digest]:
+        """Return the hash of each result, empty where one is missing."""
+        return [found or b"" for found in self._hashes]
+
     def signed(self, index: int) -> bool:
         """Return whether an owner has signed for the result of this chunk."""
         return self._signed[index] is not None

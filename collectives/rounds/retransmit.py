@@ -55,6 +55,7 @@ class Repair:
     ) -> None:
         self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
         self._requests = Retransmitter()
+        self._claims_at, self._claims_asked = 0.0, 0
         self._spent: set[PeerId] = set()
 
     @property
@@ -111,6 +112,7 @@ class Repair:
         if results.missing and (lost or untouched or self._agreement.commit is None):
             self._fetch_all()
         exchange.check()
+        self._fetch_claims(self._now())
 
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
@@ -135,6 +137,8 @@ class Repair:
     def tick(self, now: float) -> None:
         """Let time pass: repeat requests."""
         results, patience = self._exchange.results, self._agreement.terms.patience
+        if now >= self._claims_at + self._exchange.hurry * patience:
+            self._fetch_claims(now)
         if results.wanted is None or not results.missing:
             return
         # Voters continue with the next round and free the results soon after it.
@@ -145,6 +149,15 @@ class Repair:
             hurry = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
         if now >= max(self._requests.at, self._exchange.moved) + hurry * patience:
             self._fetch_all()
+
+    def _fetch_claims(self, now: float) -> None:
+        """Ask one source after the other for the claims of owners if only these are missing."""
+        wanted, sources = self._exchange.results.wanted, self.sources
+        if wanted is not None and sources and self._exchange.unclaimed:
+            self._claims_at, peer = now, sources[self._claims_asked % len(sources)]
+            self._claims_asked += 1
+            terms = self._agreement.terms
+            self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, ()))
 
     def _ask_others(self, peer: PeerId) -> None:
         missing = self._requests.owed(peer).intersection(self._exchange.results.lacks())

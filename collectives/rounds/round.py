@@ -30,6 +30,7 @@ from thinwire.swarm.identity.identity import peer_id_of
 from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
+    Claim,
     Commit,
     Decided,
     Fetch,
@@ -203,7 +204,7 @@ class Round:
         message, lineage = frame.message, self.agreement.terms.lineage
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Partial, Result, Record, Subtotal)):
+        if isinstance(message, (Chunk, Partial, Result, Record, Claim, Subtotal)):
             if getattr(message, "lineage", lineage) == lineage:  # One ballot may exist in several lineages.
                 self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
@@ -345,6 +346,8 @@ class Round:
                 opened.lineage,
             )
             self._send_queue.control(sender, record)
+            for claim in exchange.claims() if agreement.commit is None else ():
+                self._send_queue.control(sender, claim)
         for index in dict.fromkeys(message.indices):
             if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)

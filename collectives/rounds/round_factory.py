@@ -27,7 +27,7 @@ from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Opinions, Paced, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import Patience
-from thinwire.collectives.topology.owner_backoff import Backoff, OwnerBackoff
+from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
@@ -127,7 +127,7 @@ class RoundFactory:
         self._pool = BufferPool()
         self._sieve: SparseShardedReduce | None = None
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
-        self.owner_backoff, self._audited = OwnerBackoff(), audited
+        self.peer_backoff, self._audited = PeerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
         self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
@@ -169,8 +169,9 @@ class RoundFactory:
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self.verify,
             live=self._live,
-            idle={*self.owner_backoff.resting(terms.round), *self.sick()},
-            barred=self.owner_backoff.barred(terms.round),
+            idle={*self.peer_backoff.resting(terms.round), *self.sick()},
+            barred=self.peer_backoff.barred(terms.round),
+            hasty=self.peer_backoff.hasty(terms.round),
             store=store,
             accuse=self._accuse,
             banned=self._banned,
@@ -241,7 +242,8 @@ class RoundFactory:
         if outcome.commit is not None and not current.booked:
             current.booked = True  # callers that follow rounds ask again for the outcome of the next one
             withheld = current.exchange.withheld & set(self._live)  # a broken link shows nothing
-            self.owner_backoff.settle(outcome.commit.opened, current.exchange.failed, withheld)
+            led = current.agreement.acceptor.heeded
+            self.peer_backoff.settle(outcome.commit.opened, current.exchange.failed, withheld, led)
             self._settle(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)

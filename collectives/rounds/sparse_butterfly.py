@@ -49,7 +49,7 @@ from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Op
 from thinwire.swarm.rendezvous_hash import rank
 
 HOLD = 8
-"""Rounds for which a former owner keeps its residual: the pause after three failures (`OwnerBackoff`)."""
+"""Rounds for which a former owner keeps its residual: the pause after three failures (`PeerBackoff`)."""
 
 PARTS = 128
 """Chunks of a fragment, if it is large enough: as many peers can share the work."""

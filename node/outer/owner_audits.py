@@ -23,7 +23,7 @@ did not send the contributions, an accuser is not followed any more.
 
 Refusals. A contributor that does not send its chunk to the auditor prevents one audit. It frames no peer. It pauses as owner
 in rounds that the auditor leads, and from the third refusal on as contributor, for 8, 16, 32 and 64 rounds
-(`OwnerBackoff.audited`). The auditor audits the owner of that chunk in each round in which it owns something, until an
+(`PeerBackoff.audited`). The auditor audits the owner of that chunk in each round in which it owns something, until an
 audit is decided. So after some rounds a refusal protects no owner, also not an owner that refuses its own contribution.
 """
 
@@ -38,7 +38,7 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import AuditData
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.topology.owner_backoff import OwnerBackoff
+from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.own_contributions import OwnContributions, name_of
@@ -102,7 +102,7 @@ class Audits:
         presence: Presence,
         own_contributions: OwnContributions,
         fragment: int,
-        backoff: OwnerBackoff,
+        backoff: PeerBackoff,
         emit: Emit,
     ) -> None:
         self._identity, self._me, self._run_id = identity, identity.peer_id, run_id

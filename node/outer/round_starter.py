@@ -92,7 +92,7 @@ class RoundStarter:
             presence=presence,
             own_contributions=own_contributions,
             fragment=fragment,
-            backoff=self.factory.owner_backoff,
+            backoff=self.factory.peer_backoff,
             emit=emit,
         )
         """Audits of past rounds."""

@@ -46,6 +46,9 @@ DELAY = 0.005
 HUGE = 1e3
 """Values of false results."""
 
+WITHIN = -0.5
+"""Factor of a liar's own contribution in false results whose norms are usual."""
+
 ATTEMPTS = 20
 """Number of false announcements that are sent at once."""
 
@@ -198,12 +201,14 @@ class _DroppedVotes:
 
 
 class _FalseVote:
-    """Member that answers each proposal with its own ballot, and reports its vote for huge results.
+    """Member that answers each proposal with its own ballot, and reports its vote for false results.
 
     It uses no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
+    The results are huge, or, if `bounded`, a negative share of its own contribution.
     """
 
-    def __init__(self, session: RoundSession) -> None:
+    def __init__(self, session: RoundSession, bounded: bool = False) -> None:
+        self._bounded = bounded
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
         self._chunks: list[Buffer] = []
         self._heard: set[PeerId] = set()
@@ -227,15 +232,23 @@ class _FalseVote:
         session, agreement = self._session, current.agreement
         if agreement.opened is None or agreement.commit is not None or agreement.opened.adopted is not None:
             return
-        sizes, codec = [session.grid.size(index) for index in range(len(session.grid))], session.codec
-        payloads = [np.empty(codec.nbytes(size), np.uint8) for size in sizes]
-        for size, payload in zip(sizes, payloads, strict=True):
-            codec.encode(np.full(size, HUGE, np.float32), payload)
-        self._chunks = [payload.data for payload in payloads]
+        if self._bounded and not current.exchange.source:
+            return
+        self._chunks = [self._false(index, current) for index in range(len(session.grid))]
         agreement.acceptor.vote(agreement.opened, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
         self._heard = {session.me}
         agreement._prepare(session._now())
         current.pump()
+
+    def _false(self, index: int, current: Round) -> Buffer:
+        """Return a false result of a chunk."""
+        codec, size = self._session.codec, self._session.grid.size(index)
+        payload, values = np.empty(codec.nbytes(size), np.uint8), np.full(size, HUGE, np.float32)
+        if self._bounded:
+            codec.decode(np.frombuffer(current.exchange.source[index], np.uint8), values)
+            values *= np.float32(WITHIN)
+        codec.encode(values, payload)
+        return payload.data
 
     def _send(self, to: PeerId, message: Message) -> None:
         session, adopted = self._session, message.opened.adopted if isinstance(message, Justified) else None
@@ -283,6 +296,11 @@ def _vote_falsely(session: RoundSession | GossipSession) -> None:
         _FalseVote(session)
 
 
+def _vote_within_bounds(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _FalseVote(session, bounded=True)
+
+
 LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "double-vote": each(_vote_twice),
     "other-vote": lambda process: change_outgoing(process, _other_vote),
@@ -295,6 +313,7 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "drop-votes": each(_drop_votes),
     "half-record": _hide_records,
     "false-vote": each(_vote_falsely),
+    "bounded-vote": each(_vote_within_bounds),
 }
 """Kind of lie -> function that makes the peer of a process tell it.
 

@@ -74,6 +74,7 @@ VOTE_LIES: Mapping[str, str] = {
     "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
     "half-record": "signs for the results of its chunks to only half of the peers, and does not vote",
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",
+    "bounded-vote": "the same for results with usual norms: a negative share of its own contribution",
 }
 """Lies about the agreement, likewise.
 

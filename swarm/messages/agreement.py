@@ -241,8 +241,9 @@ class Blame(Message, frozen=True):
 class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
-    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `own`: the
-    sender has computed these results itself, from the contributions that the ballot names.
+    `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `basis`: name
+    of the contributions from which the sender has computed these results itself (blake3, see `DataPlane.basis`); empty: it
+    does not state that it has.
     """
 
     limit: ClassVar[int] = 40_000
@@ -253,7 +254,35 @@ class Record(Message, frozen=True):
     indices: Annotated[tuple[U16, ...], Meta(max_length=MAX_CHUNKS)]
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
     lineage: Lineage = b""
-    own: bool = False
+    basis: Annotated[bytes, Meta(max_length=32)] = b""
+
+
+class Claim(Message, frozen=True):
+    """Record in which an owner states that it has computed results, as another peer shows it.
+
+    A peer votes for results that a later ballot adopts if it has one for each of them: then an audit can name a liar.
+    """
+
+    limit: ClassVar[int] = 40_200
+
+    owner: Id
+    record: Record
+    signature: Signature
+
+    @property
+    def round(self) -> int:
+        """Round of the record."""
+        return self.record.round
+
+    @property
+    def fragment(self) -> int:
+        """Fragment of the record."""
+        return self.record.fragment
+
+    @property
+    def lineage(self) -> Lineage:
+        """Lineage of the record."""
+        return self.record.lineage
 
 
 class Verdict(Message, frozen=True):

@@ -14,6 +14,7 @@ from thinwire.swarm.messages.agreement import (
     Base,
     Behind,
     Blame,
+    Claim,
     Commit,
     Decided,
     Decline,
@@ -122,6 +123,7 @@ __all__ = [
     "Chunk",
     "Circuit",
     "CircuitAsk",
+    "Claim",
     "Close",
     "Commit",
     "Contribution",
@@ -208,7 +210,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 13
+VERSION = 14
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(
@@ -269,6 +271,7 @@ TYPES: dict[int, type[Message]] = dict(
             Verdict,
             Announced,
             Decided,
+            Claim,
         ],
         start=1,
     )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from thinwire.collectives.topology.owner_backoff import Backoff
+from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.presence import Handler

@@ -172,7 +172,8 @@ class Scene:
         opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
         self.on_message(ANN, msgspec.structs.replace(freely(opened, (ANN, BEN), sign), keys=keys))
-        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage))
+        basis = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage, basis))
         self.on_message(ANN, Result(number, 0, ballot, 0, terms.lineage), values)
         digest = digest_of([blake3.blake3(values).digest()])
         vote = vote_for(opened, digest)

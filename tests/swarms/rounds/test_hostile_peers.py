@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.topology.owner_backoff import Backoff
+from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (

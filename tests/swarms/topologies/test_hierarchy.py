@@ -240,7 +240,7 @@ def test_relay_that_lies_about_its_site_loses_its_chunks(swarm, change, liar):
         s.check()
         for node in s.nodes.values():
             assert len(node.contributors[3]) == 6 and node.missing[3] == {}
-        assert any(s.nodes[liar].id in n.round_factory.owner_backoff.resting(5) for n in s.nodes.values())
+        assert any(s.nodes[liar].id in n.round_factory.peer_backoff.resting(5) for n in s.nodes.values())
 
     virtual_loop.run(main(), seed=4)
 

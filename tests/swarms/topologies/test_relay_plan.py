@@ -100,7 +100,7 @@ def test_weak_uplink_sends_its_payload_about_once(uneven, slow):
 
 def resting(s, number):
     """Return the peers that each live peer has found to be no helper."""
-    return [node.round_factory.owner_backoff.resting(number) for node in s.nodes.values() if node.transport.alive]
+    return [node.round_factory.peer_backoff.resting(number) for node in s.nodes.values() if node.transport.alive]
 
 
 @pytest.mark.trial

@@ -12,7 +12,7 @@ from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.reducer import AuditData, Reducer
-from thinwire.collectives.topology.owner_backoff import OwnerBackoff
+from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.node.outer.own_contributions import name_of
 from thinwire.node.outer.owner_audits import REFUTED, Audits
@@ -44,7 +44,7 @@ class Scene:
     def __init__(self, audit="1.0", false=(), members=tuple(KEYS)):
         self.queue, self.events, self.expelled, self.false = FakeSendQueue(), [], [], false
         self.lifted = []
-        self.members, self.backoff = members, OwnerBackoff()
+        self.members, self.backoff = members, PeerBackoff()
         self.roster = SimpleNamespace(banned=[], bans=())
         self.live = set(KEYS) - {ME}
         presence = SimpleNamespace(

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
-from thinwire.collectives.topology.owner_backoff import FELT, LATE, STEPS, OwnerBackoff, overdue
+from thinwire.collectives.topology.peer_backoff import FELT, LATE, STEPS, PeerBackoff, overdue
 from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(4)]
@@ -30,18 +30,18 @@ def live(standing, rounds, fails):
 
 
 def test_silent_owner_costs_ever_fewer_rounds():
-    costly = live(OwnerBackoff(), range(1, 200), lambda round: {DAN})
+    costly = live(PeerBackoff(), range(1, 200), lambda round: {DAN})
     assert costly == [1, 4, 9, 18, 35, 68, 133, 198]
 
 
 def test_single_failure_is_soon_forgotten():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     assert live(standing, range(1, 20), lambda round: {BEN, CAT} if round == 3 else set()) == [3]
     assert not standing.resting(20) and not standing.remembered
 
 
 def test_departed_owner_is_forgotten():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     standing.settle(opened(1), {DAN})
     for round in range(2, 5):
         standing.settle(opened(round, alive=IDS[:3]), ())
@@ -50,7 +50,7 @@ def test_departed_owner_is_forgotten():
 
 @given(st.lists(st.sets(st.sampled_from(IDS)), max_size=40))
 def test_back_off_is_bounded(story):
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     live(standing, range(len(story)), lambda round: story[round])
     assert not standing.resting(len(story) + 2**STEPS)
 
@@ -87,14 +87,14 @@ def commit(standing, round, withholds):
 
 
 def test_withholding_contributor_is_out_after_three_rounds_for_ever_longer():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     took_part = [round for round in range(1, 100) if not commit(standing, round, True)]
     assert took_part == [1, 2, 3, 12, 29, 62]
     assert DAN in standing.resting(100), "and it owns nothing in between"
 
 
 def test_contributor_that_withheld_once_owns_nothing_until_it_has_contributed():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     commit(standing, 1, True)
     assert standing.resting(2) == {DAN} and not standing.barred(2)
     commit(standing, 2, False)
@@ -102,12 +102,12 @@ def test_contributor_that_withheld_once_owns_nothing_until_it_has_contributed():
 
 
 def test_contributor_that_sends_more_often_than_not_is_never_out():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     assert not any(commit(standing, round, round % 2 == 1) for round in range(1, 200))
 
 
 def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     for round in range(1, 4):
         commit(standing, round, True)
     standing.settle(opened(4, alive=IDS[:3]), ())
@@ -118,7 +118,7 @@ def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
 
 
 def test_contributor_that_serves_no_audit_pauses_longer_each_time_and_works_it_off_by_serving():
-    standing = OwnerBackoff()
+    standing = PeerBackoff()
     for round in (1, 2, 3):
         standing.audited(DAN, round, served=False)
         standing.settle(opened(round), ())

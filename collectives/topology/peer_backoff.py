@@ -1,4 +1,4 @@
-"""Back-off of owners: peers that cost a round its time own no chunks in the next rounds.
+"""Back-off of peers that cost a round its time: in the next rounds they own no chunks, or lead no ballots.
 
 A round finds out which owners fail, moves their chunks to others and commits. Without memory, the next round would
 start with the same owners and lose the same patience again. So a peer that ended a round without its chunks pauses for
@@ -9,6 +9,10 @@ should.
 
 A contributor that announces and does not send its data costs a round as much. It owns nothing until it has made up for
 each such round by one in which it contributed, and after PATIENT of them it pauses as contributor, too.
+
+A member that begins a ballot stops the one in progress. If its own ballot does not commit, it has cost the round a patience.
+Then others do not follow its ballots, for as many rounds, while another leader makes progress (`Turn.held`). If the leader is
+gone or stuck, they do. So a member that always begins ballots can delay few rounds, and an honest one loses nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ STEPS = 6
 PATIENT = 3
 """Rounds without a contributor's data, less the rounds with it, after which it pauses."""
 
+
+FORGOTTEN = 64
+"""Rounds after its last pause as leader in which a peer that begins another vain ballot pauses for longer than then."""
 
 LATE, FELT = 1.5, 0.5
 """An owner of many chunks is slower than announced if it takes LATE times its time, plus FELT seconds."""
@@ -68,7 +75,7 @@ class Backoff:
         self.failures = max(0, self.failures - 1)
 
 
-class OwnerBackoff:
+class PeerBackoff:
     """One peer's memory of the failures of others.
 
     The leader's own memory decides; all peers have seen much the same.
@@ -78,6 +85,7 @@ class OwnerBackoff:
         self._known: dict[PeerId, Backoff] = {}
         self._withheld: dict[PeerId, Backoff] = {}
         self._unserved: dict[PeerId, Backoff] = {}
+        self._vain: dict[PeerId, Backoff] = {}
 
     def resting(self, round: int) -> set[PeerId]:
         """Return the peers that are to own no chunks in this round."""
@@ -89,10 +97,14 @@ class OwnerBackoff:
         known = [*self._withheld.items(), *self._unserved.items()]
         return {peer for peer, one in known if one.failures >= PATIENT and round <= one.until}
 
+    def hasty(self, round: int) -> set[PeerId]:
+        """Return the peers whose ballots are not to stop a leader that makes progress in this round."""
+        return {peer for peer, one in self._vain.items() if round <= one.until}
+
     @property
     def remembered(self) -> set[PeerId]:
         """Peers whose failures are not forgotten yet."""
-        return self._known.keys() | self._withheld.keys() | self._unserved.keys()
+        return self._known.keys() | self._withheld.keys() | self._unserved.keys() | self._vain.keys()
 
     def audited(self, peer: PeerId, round: int, *, served: bool) -> None:
         """Record whether a contributor has sent its data to an audit.
@@ -109,11 +121,27 @@ class OwnerBackoff:
         for one in list(self._unserved)[:-MAX_GROUP]:
             del self._unserved[one]
 
-    def settle(self, opened: Open, failed: Collection[PeerId], withheld: Collection[PeerId] = ()) -> None:
+    def settle(
+        self,
+        opened: Open,
+        failed: Collection[PeerId],
+        withheld: Collection[PeerId] = (),
+        led: Collection[PeerId] = (),
+    ) -> None:
         """Record that a round has committed with this ballot.
 
-        `failed` lost their chunks or lied about them; `withheld` did not send the data that they had announced.
+        `failed` lost their chunks or lied about them; `withheld` did not send the data that they had announced; `led` began
+        ballots above the first.
         """
+        leader = opened.ballot.leader
+        for peer in sorted(set(led) - {leader}):
+            self._vain.setdefault(peer, Backoff()).fail(opened.round)
+        if leader in led and leader in self._vain:
+            self._vain[leader].succeed()
+        for peer in [one for one, pauses in self._vain.items() if opened.round > pauses.until + FORGOTTEN]:
+            del self._vain[peer]
+        for peer in list(self._vain)[:-MAX_GROUP]:
+            del self._vain[peer]
         contributed = {entry.peer for entry in opened.contributors}
         for peer in withheld:
             self._withheld.setdefault(peer, Backoff()).fail(opened.round)
