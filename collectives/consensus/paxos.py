@@ -339,12 +339,15 @@ class Agreement:
         return self.commit is not None or self._electorate.confirmed(opened.sources)
 
     def refute(self, opened: Open) -> None:
-        """Follow no further ballot of a leader that has voted for results which cannot be right."""
+        """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
         if opened.ballot.leader in opened.sources:
             self._check.refused.add(opened.ballot.leader)
 
     def show(self, peer: PeerId) -> None:
-        """Send our proposal to a peer that follows another one with the same ballot: both are evidence against the leader."""
+        """Send our proposal to a peer that follows another one with its ballot.
+
+        Both together are evidence against the leader.
+        """
         opened = self.opened
         if opened is not None and (peer, opened.ballot) not in self._shown:
             self._shown.add((peer, opened.ballot))

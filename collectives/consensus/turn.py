@@ -47,7 +47,9 @@ class Turn:
         proposal holds back no other one: several peers may begin ballots at a time, and the highest has to win.
         """
         promised = self._acceptor.promised
-        if promised.term > 0 and (opened is None or opened.ballot != promised or promised.leader not in self._electorate.live):
+        if promised.term > 0 and (
+            opened is None or opened.ballot != promised or promised.leader not in self._electorate.live
+        ):
             return False
         since = self._moved if promised.term > 0 else self._quorum_since
         return since is None or now < since + self._terms.patience

@@ -398,7 +398,7 @@ class Butterfly(DataPlane):
 
     @property
     def _computes(self) -> bool:
-        """True in a ballot whose results are to be audited: owners compute them anew."""
+        """True in a ballot whose owners compute the results, which audits compute again."""
         opened = self.opened
         return self._audited and opened is not None and opened.adopted is None and self.agreement.commit is None
 

@@ -1,4 +1,4 @@
-"""Computation of a chunk's encoded result by the run's rule, at its owner and in audits of the owner, which has claimed it."""
+"""Computation of a chunk's encoded result at its owner, the owner's claim to it, and audits of that."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AuditData:
 
 
 class Claims:
-    """Claims of owners to results of a round: signed records in which they state that they have computed these.
+    """Signed records in which owners state that they have computed results of a round.
 
     They concern the contributors of the ballot in progress, and are stored by chunk and hash of the result.
     """
@@ -107,9 +107,10 @@ class Claims:
             self._found.setdefault(index, {}).setdefault(stated(claim.record, index), claim)
 
     def take(self, claim: Claim, opened: Open) -> bool:
-        """Store a claim that another peer shows; return True if it is valid, and to results that are here or settled.
+        """Store a claim that another peer shows; return True if it is valid.
 
-        The claim of a peer that takes no part would be worth nothing, because its identity is free.
+        It must concern results that are here or settled. The claim of a peer that takes no part would be worth nothing,
+        because its identity is free.
         """
         record, results = claim.record, self._results
         known = [i for i in record.indices if stated(record, i) == (results.hashes((i,)) or results.vouched(i))]

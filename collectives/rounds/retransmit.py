@@ -5,6 +5,7 @@ Each of a few sources is asked for a part, and never the same source twice in a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from thinwire.collectives.consensus.paxos import Agreement
@@ -55,7 +56,7 @@ class Repair:
     ) -> None:
         self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
         self._requests = Retransmitter()
-        self._claims_at, self._claims_asked = 0.0, 0
+        self._claims_at, self._claims_asked = -math.inf, 0
         self._spent: set[PeerId] = set()
 
     @property

@@ -264,6 +264,8 @@ class Round:
         self._repair.tick(now)
         if opened is not None and not committed and results.missing:
             exchange.nudge()
+        if opened is not None and exchange.unclaimed and now >= exchange.moved + patience:
+            self.agreement.refute(opened)
         if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
                 found = exchange.culprit(opened)

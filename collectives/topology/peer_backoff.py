@@ -1,4 +1,4 @@
-"""Back-off of peers that cost a round its time: in the next rounds they own no chunks, or lead no ballots.
+"""Back-off of peers that cost a round its time: for some rounds they own no chunks, or lead less.
 
 A round finds out which owners fail, moves their chunks to others and commits. Without memory, the next round would
 start with the same owners and lose the same patience again. So a peer that ended a round without its chunks pauses for
@@ -32,7 +32,7 @@ PATIENT = 3
 
 
 FORGOTTEN = 64
-"""Rounds after its last pause as leader in which a peer that begins another vain ballot pauses for longer than then."""
+"""Rounds for which a pause as leader is remembered: after another vain ballot the next one is longer."""
 
 LATE, FELT = 1.5, 0.5
 """An owner of many chunks is slower than announced if it takes LATE times its time, plus FELT seconds."""

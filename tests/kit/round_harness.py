@@ -181,6 +181,11 @@ def farewell(peer: PeerId, promised: Ballot = START) -> Farewell:
     return leaving(peer, promised).farewell
 
 
+def basis_of(opened: Open) -> bytes:
+    """Return the name of the contributors of a proposal, as in a Record."""
+    return blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+
+
 class RoundHarness:
     """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has the frames that ME sends.
 
@@ -198,6 +203,7 @@ class RoundHarness:
     ) -> None:
         """Create the round. `options`: arguments of the data plane, beside those that all planes have."""
         self.now, self.queue, self.peers = 0.0, FakeSendQueue(), tuple(peers)
+        self.audited = bool(options.get("audited"))
         self.usual: dict[Any, Any] = {}
         self.slow, self.asked = frozenset[PeerId](), list[tuple[PeerId, int]]()
         """Peers that get results with pauses, and for whom and which round that was asked."""
@@ -266,4 +272,10 @@ class DenseHarness(RoundHarness):
 
     def record_of(self, owner: PeerId, *indices: int, ballot: Ballot = FIRST) -> None:
         """Deliver an owner's record of these chunks' results."""
-        self.on_message(owner, Record(1, 0, ballot, indices, hashes_of(map(self.result, indices))))
+        self.on_message(owner, self.record(*indices, ballot=ballot))
+
+    def record(self, *indices: int, ballot: Ballot = FIRST) -> Record:
+        """Return an owner's record of these chunks' results; in audited rounds it has computed them."""
+        opened = self.round.agreement.opened
+        basis = basis_of(opened) if self.audited and opened is not None else b""
+        return Record(1, 0, ballot, indices, hashes_of(map(self.result, indices)), b"", basis)

@@ -54,8 +54,8 @@ def _losses(run: Run) -> dict[int, float]:
     return {event.fields["round"]: event.fields["loss"] for event in events_of(run, "round", 0)}
 
 
-def _check(exchange: str, lie: str, liars: int = 1) -> None:
-    run, clean = _run(exchange, lie, liars=liars), _losses(_run(exchange, ""))
+def _check(exchange: str, lie: str, liars: int = 1, seconds: float = 28.0) -> None:
+    run, clean = _run(exchange, lie, liars=liars, seconds=seconds), _losses(_run(exchange, "", seconds=seconds))
     losses = _losses(run)
     assert run.violations == ()
     assert losses != clean, "the attack was made"
@@ -105,7 +105,8 @@ def test_every_exchange_bounds_every_lie(exchange: str, lie: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["hierarchy", "ring", "sparse-butterfly"])
 def test_other_exchanges_bound_a_tenfold_sign_flip(exchange: str) -> None:
-    _check(exchange, "flip10")
+    # A ring does not notice the liar while its contributions are small: it moves a round or two, from which the run recovers.
+    _check(exchange, "flip10", seconds=44.0)
 
 
 def test_bounded_divisor_keeps_one_liar_of_six_from_holding_up_a_sparse_run() -> None:

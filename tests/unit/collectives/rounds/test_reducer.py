@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import blake3
 import numpy as np
 import pytest
-from kit.round_harness import CODEC, DENSE, FIRST, GRID, PEERS, dense_payloads, hashes_of, mean, opening, ready
+from kit.round_harness import (
+    CODEC,
+    DENSE,
+    FIRST,
+    GRID,
+    PEERS,
+    basis_of,
+    dense_payloads,
+    hashes_of,
+    mean,
+    opening,
+    ready,
+    signature,
+)
 from thinwire.collectives.consensus.proposal import names
 from thinwire.collectives.rounds.reducer import Claims, Reducer, audit_data
+from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.swarm.messages.registry import Commit, Contribution, Record
+from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Record
 
 ANN, BEN, CAT = IDS = PEERS[:3]
 SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(IDS)}
@@ -19,15 +35,26 @@ RESULTS = [mean([SOURCES[peer][index] for peer in IDS], [10.0] * 3) for index in
 MINE = (2, 3)
 
 
-def record(results=RESULTS, *, own=True):
-    return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", own)
+def record(results=RESULTS):
+    return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED))
 
 
-def settled(one, *, committed=RESULTS, again=False):
-    claims = Claims()
-    for index in MINE:
-        claims.note(index, BEN, one, again=again)
-    return claims.settle(hashes_of(committed))
+def claims_of(committed, verify=lambda peer, message, proof: proof == signature(peer, message)):
+    """Return Claims of a round with these results, without claims so far."""
+    results = Results(lambda chunk, index: None, len(GRID))
+    for index, one in enumerate(committed):
+        results.put(index, one)
+    return Claims(SimpleNamespace(terms=SimpleNamespace(members=IDS), verify=verify), results)
+
+
+def claim(one, owner=BEN, signer=BEN):
+    return Claim(owner, one, signature(signer, one))
+
+
+def settled(one, *, committed=RESULTS):
+    claims = claims_of(committed)
+    claims.note(claim(one), MINE)
+    return claims.settle()
 
 
 def made(claims, *, opened=OPENED, announced=READY):
@@ -82,9 +109,8 @@ def test_owner_that_uses_other_contributions_than_the_decided_ones_is_not_confir
     """The decided proposal names the announcements, so an owner cannot claim that it was told other data."""
     told = {**SOURCES, CAT: dense_payloads(9)}
     false = [mean([told[peer][index] for peer in IDS], [10.0] * 3) for index in range(len(GRID))]
-    for own in (True, False):
-        one = made(settled(record(false, own=own), committed=false))
-        assert set(one.claims) == set(MINE) and not any(one.confirms(index, payloads(index)) for index in MINE)
+    one = made(settled(record(false), committed=false))
+    assert set(one.claims) == set(MINE) and not any(one.confirms(index, payloads(index)) for index in MINE)
 
 
 def test_other_announcement_than_the_decided_one_gives_no_claim():
@@ -93,6 +119,32 @@ def test_other_announcement_than_the_decided_one_gives_no_claim():
         assert not made(settled(record()), announced={**READY, CAT: other}).claims
 
 
-def test_result_of_an_earlier_ballot_counts_if_its_owner_has_computed_it():
-    assert set(settled(record(), again=True)) == set(MINE)
-    assert not settled(record(own=False), again=True)
+def test_claim_counts_for_the_results_that_have_its_hashes_only():
+    """An earlier owner of a chunk may have claimed another result; the claim to the committed one is found."""
+    other = [bytes(len(one)) for one in RESULTS]
+    claims = claims_of(RESULTS)
+    claims.note(claim(record(other), ANN, ANN), MINE)
+    claims.note(claim(record()), MINE)
+    claims.note(claim(record(), CAT, CAT), MINE)
+    assert {owner for owner, _ in claims.settle().values()} == {BEN}
+    assert claims.settle() == {}
+
+
+def test_shown_claim_is_taken_if_a_peer_of_the_round_has_signed_it():
+    claims = claims_of(RESULTS)
+    assert not claims.take(claim(record(), BEN, ANN), OPENED), "another signature"
+    assert not claims.take(claim(record(), PEERS[3], PEERS[3]), OPENED), "a stranger"
+    assert not claims.take(claim(record([bytes(len(one)) for one in RESULTS])), OPENED), "other results"
+    assert claims.settle() == {}
+    assert claims.take(claim(record()), OPENED) and set(claims.settle()) == set(MINE)
+
+
+def test_whole_needs_a_claim_to_each_result_and_names_each_claim_once():
+    claims, rest = claims_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
+    claims.note(claim(record()), MINE)
+    assert claims.whole() is None
+    one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED))
+    claims.note(claim(one, ANN, ANN), rest)
+    assert {found.owner for found in claims.whole()} == {ANN, BEN} and len(claims.whole()) == 2
+    claims.clear()
+    assert claims.whole() is None

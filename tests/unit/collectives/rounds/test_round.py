@@ -22,6 +22,7 @@ from kit.round_harness import (
     SECOND,
     DenseHarness,
     RoundHarness,
+    basis_of,
     dense_payloads,
     hashes_of,
     mean,
@@ -42,10 +43,12 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
     Chunk,
+    Claim,
     Commit,
     Contribution,
     Exclusion,
     Fetch,
+    Open,
     Prepare,
     Promise,
     Proof,
@@ -116,7 +119,8 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
     assert harness.sent(Result) and not harness.sent(Record)
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 3)
-    right = Record(1, 0, FIRST, (2, 3), hashes_of(map(harness.result, (2, 3))), own=audited)
+    right = harness.record(2, 3)
+    assert bool(right.basis) == audited
     assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, right), (OTHER, right)]
     harness.results_of(LEADER, 0, 1)
     assert not harness.sent(Record)
@@ -1022,12 +1026,120 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
     harness.finish()
     hashes = hashes_of(map(harness.result, range(6)))
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, own=True))
+    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.opened)))
     harness.on_message(LEADER, _commit(harness.opened, harness))
     assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
     if audited:
         claims = harness.round.exchange.audit_data.claims
         assert {index: owner for index, (owner, _) in claims.items()} == dict(enumerate(harness.round.exchange.owners))
+
+
+def adopting(sources=(OTHER,)):
+    """Return an audited round in which a later ballot adopts results, all of which are here; there are no claims to these."""
+    harness = Harness(audited=True)
+    harness.wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
+    # Other contributors first: then we have computed nothing of what is adopted.
+    harness.open(ballot=SECOND, contributors=(Contribution(LEADER, 1, 10),))
+    third = Ballot(3, OTHER)
+    harness.open(ballot=third, adopted=harness.wanted, sources=sources, kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
+    harness.results_of(OTHER, *range(6), ballot=third)
+    assert not harness.round.results.count(None)
+    return harness
+
+
+def shown(harness, owner, *indices, signer=None, **changes):
+    """Return the claim of an owner to results, from the first ballot."""
+    record = msgspec.structs.replace(harness.record(*indices), **changes)
+    return Claim(owner, record, signature(signer or owner, record))
+
+
+def test_adopted_results_get_our_vote_with_a_claim_to_each_of_them():
+    """Otherwise a leader could have results decided that it has made up, and no audit could name an owner."""
+    harness = adopting()
+    harness.round.tick()
+    assert not harness.sent(Vote) and [(to, one.indices) for to, one, _ in harness.sent(Fetch)][-1] == (OTHER, ())
+    harness.on_message(OTHER, shown(harness, LEADER, 0, 1))
+    harness.on_message(OTHER, shown(harness, ME, 2, 3))
+    assert not harness.sent(Vote)
+    harness.on_message(OTHER, shown(harness, OTHER, 4, 5))
+    assert [(to, vote.digest) for to, vote, _ in harness.sent(Vote)] == [(OTHER, harness.wanted)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"signer": OTHER},
+        {"basis": b""},
+        {"basis": bytes(32)},
+        {"hashes": bytes(192)},
+        {"hashes": bytes(32)},
+        {"fragment": 1},
+        {"lineage": bytes(16)},
+        {"indices": (0, 1, 2, 3, 4, 9)},
+    ],
+)
+def test_false_claim_is_not_taken(changes):
+    harness = adopting()
+    harness.on_message(OTHER, shown(harness, LEADER, *range(6), **changes))
+    assert not harness.sent(Vote)
+    harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
+    assert harness.sent(Vote)
+
+
+def test_results_with_more_voters_than_liars_need_no_claims():
+    assert adopting(sources=(LEADER, OTHER)).sent(Vote)
+
+
+def test_sources_are_asked_for_claims_in_turn_until_these_are_here():
+    harness = adopting()
+    harness.sent(Fetch)
+    harness.now += harness.terms.patience
+    harness.round.tick()
+    assert [(to, one.indices) for to, one, _ in harness.sent(Fetch)] == [(OTHER, ())]
+    harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
+    harness.now += harness.terms.patience
+    harness.round.tick()
+    assert not harness.sent(Fetch)
+
+
+def test_voter_shows_the_claims_of_all_owners_until_the_commit():
+    harness = Harness(audited=True)
+    harness.finish()
+    wanted = harness.sent(Vote)[0][1].digest
+    harness.sent(Record)
+    harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
+    assert {(to, one.owner) for to, one, _ in harness.sent(Claim)} == {(OTHER, peer) for peer in IDS}
+    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
+    assert not harness.sent(Claim)
+
+
+def test_record_without_basis_does_not_vouch_for_results_that_are_audited():
+    """An owner that does not state that it has computed them could not be convicted; it is named as one that is missing."""
+    harness = Harness(audited=True)
+    harness.finish()
+    assert harness.sent(Vote)
+    harness = Harness(audited=True)
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    harness.results_of(LEADER, 0, 1)
+    harness.results_of(OTHER, 4, 5)
+    harness.record_of(OTHER, 4, 5)
+    harness.on_message(LEADER, msgspec.structs.replace(harness.record(0, 1), basis=b""))
+    assert not harness.sent(Vote) and not harness.sent(Open)
+    harness.now += 2 * harness.terms.patience
+    harness.round.tick()
+    assert harness.blamed() == [(LEADER, "result missing")]
+
+
+def test_owner_that_follows_another_proposal_with_this_ballot_is_shown_ours():
+    """Its record names other contributors. Two proposals of one leader are evidence."""
+    harness = Harness(audited=True)
+    for _ in range(3):
+        harness.on_message(OTHER, msgspec.structs.replace(harness.record(4, 5), basis=bytes(32)))
+    assert [(to, one) for to, one, _ in harness.sent(Open)] == [(OTHER, harness.opened)]
 
 
 def shared():
