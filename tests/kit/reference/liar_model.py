@@ -7,8 +7,8 @@ accept, and two proposals may have one ballot. Honest acceptors accept what the 
 is more than the product's peers do.
 
 The value of the proposal that does not exist stands for false results. No honest acceptor computes these; it can only adopt
-them. If they are excessive, the announced norms show it, and an honest acceptor votes for them only if more members report
-them than may lie (`Electorate.confirmed`).
+them. If the announced norms show that they are excessive, or no owner has claimed them, an honest acceptor votes for them
+only if more members report them than may lie (`Electorate.confirmed`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ ABSENT = 99
 class LiarModel(Model):
     """Transitions of a round in which the last acceptor lies.
 
-    fraction: share of the members that a quorum exceeds. excessive: True if the norms exclude the false results.
+    fraction: share of the members that a quorum exceeds. refutable: True if the norms, or missing claims, exclude the false results.
     """
 
     def __init__(
-        self, acceptors: int, ballots: Sequence[int], fraction: float, mistake: str = "", *, excessive: bool = False
+        self, acceptors: int, ballots: Sequence[int], fraction: float, mistake: str = "", *, refutable: bool = False
     ) -> None:
         super().__init__(acceptors, ballots, eager=True, fraction=fraction)
         self._fraction, self._lie = fraction, mistake
         self._liars = tolerated(acceptors, fraction)
-        self._doubted = max(1, self._liars) if excessive else 0
+        self._doubted = max(1, self._liars) if refutable else 0
         """Number of voters from which an honest acceptor does not adopt the false results."""
 
     def start(self) -> State:

@@ -33,17 +33,17 @@ def decides_false_results(outcome):
     )
 
 
-@pytest.mark.parametrize("excessive", [False, True])
-def test_round_decides_false_results_only_if_their_norms_are_possible(excessive):
+@pytest.mark.parametrize("refutable", [False, True])
+def test_round_decides_false_results_only_if_they_are_possible_and_claimed(refutable):
     """The liar reports its own vote for them, and leads a ballot. It leaves out a promise, so they may be decided already."""
-    outcome = explore(LiarModel(4, (1, 2), TWO_THIRDS, excessive=excessive))
+    outcome = explore(LiarModel(4, (1, 2), TWO_THIRDS, refutable=refutable))
     assert outcome.trace == () and outcome.states > 1_000
-    assert decides_false_results(outcome) != excessive
+    assert decides_false_results(outcome) != refutable
 
 
 @pytest.mark.trial
-def test_round_of_three_ballots_decides_no_false_results_of_excessive_norms():
-    outcome = explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, excessive=True))
+def test_round_of_three_ballots_decides_no_refutable_results():
+    outcome = explore(LiarModel(4, (1, 2, 3), TWO_THIRDS, refutable=True))
     assert outcome.trace == () and outcome.states > 20_000
     assert not decides_false_results(outcome)
 

@@ -64,7 +64,7 @@ def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, witness=True, life=b"")
     return Ready(5, 0, attempt, base, plan, weight, b"", witness, 0.0, 0.0, life=life)
 
 
-def agreement(me, members, live, *, witness=True, store=None, **more):
+def agreement(me, members, live, *, witness=True, store=None, hasty=(), **more):
     return Agreement(
         me,
         terms(members, **more),
@@ -73,6 +73,7 @@ def agreement(me, members, live, *, witness=True, store=None, **more):
         live=live,
         witness=witness,
         store=store,
+        hasty=hasty,
     )
 
 
@@ -626,6 +627,43 @@ def test_ballots_that_a_peer_begins_without_a_proposal_do_not_extend_patience(op
     assert begun == 1.5 * (3 if opens else 2) + 4 * peer.terms.patience
 
 
+def _promises(peer, leader, term, now):
+    """Return True if the peer answers a ballot."""
+    peer.on_message(leader, Prepare(5, 0, Ballot(term, leader)), b"", now)
+    return any(isinstance(message, Promise) for _, message in peer.take())
+
+
+@pytest.mark.parametrize("hasty", [(), (2,)])
+def test_ballot_of_a_hasty_peer_does_not_stop_a_proposal_that_moves(hasty):
+    peer, ids = _led(hasty=hasty)
+    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.progress(2.0)
+    assert _promises(peer, ids[2], 2, 1.9 + peer.terms.patience) != bool(hasty)
+    assert _promises(peer, ids[2], 3, 2.1 + peer.terms.patience), "the leader is stuck"
+
+
+def test_ballot_of_a_hasty_peer_is_followed_if_the_leader_is_gone():
+    peer, ids = _led(hasty=(2,))
+    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.on_link_down(ids[0], 1.0)
+    assert _promises(peer, ids[2], 2, 1.1)
+
+
+def test_ballot_of_a_hasty_peer_does_not_forestall_the_first_proposal():
+    peer, ids = _led(hasty=(2,))
+    assert not _promises(peer, ids[2], 2, 1.0)
+    assert _promises(peer, ids[2], 2, 1.0 + peer.terms.patience)
+
+
+def test_peer_is_hasty_once_another_ballot_has_followed_its_own():
+    peer, ids = _led()
+    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    assert _promises(peer, ids[2], 2, 1.0) and _promises(peer, ids[2], 3, 1.0), "nothing is open that could move"
+    assert _promises(peer, ids[3], 4, 1.0)
+    peer.on_message(ids[3], freely(_open(ids, ids[3], 4), ids, sign), b"", 1.0)
+    assert not _promises(peer, ids[2], 5, 1.0) and _promises(peer, ids[3], 5, 1.0), "its leader may need another one"
+
+
 def test_ballot_terms_never_exceed_their_bound():
     """However high a peer drives them, the next proposal fits into a message, or does not begin."""
     peer, ids = _led()
@@ -662,10 +700,10 @@ def test_changed_votes_of_one_peer_do_not_extend_patience():
 # --- lies: each leaves the agreement as it was
 
 
-def _led(me=1, n=4, store=None):
-    """Peer `me` of n, all ready; 0 leads."""
+def _led(me=1, n=4, store=None, hasty=()):
+    """Peer `me` of n, all ready; 0 leads. `hasty`: numbers of peers."""
     ids = [name(i) for i in range(n)]
-    peer = agreement(ids[me], ids, ids, store=store)
+    peer = agreement(ids[me], ids, ids, store=store, hasty=[ids[one] for one in hasty])
     for other in ids:
         if other != peer.me:
             peer.on_message(other, ready(), b"", 0.0)

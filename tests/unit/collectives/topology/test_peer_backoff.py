@@ -48,6 +48,39 @@ def test_departed_owner_is_forgotten():
     assert not standing.remembered
 
 
+def lead(standing, round, leader, *others):
+    """Commit a round in which this leader's ballot came after those of the others."""
+    one = opened(round)
+    standing.settle(msgspec.structs.replace(one, ballot=Ballot(2, leader)), (), led=(*others, leader))
+
+
+def test_peer_with_ballots_in_vain_is_hasty_for_ever_more_rounds():
+    """A peer that begins a ballot whenever others follow it stops few rounds."""
+    standing, stopped = PeerBackoff(), []
+    for round in range(1, 200):
+        begins = DAN not in standing.hasty(round)
+        stopped += [round] if begins else []
+        lead(standing, round, ANN, *([DAN] if begins else []))
+    assert stopped == [1, 4, 9, 18, 35, 68, 133, 198]
+
+
+def test_leader_whose_ballot_commits_is_not_hasty_and_takes_a_step_back():
+    standing = PeerBackoff()
+    lead(standing, 1, ANN, DAN)
+    assert standing.hasty(2) == standing.hasty(3) == {DAN} and not standing.hasty(4)
+    lead(standing, 4, DAN)
+    lead(standing, 5, ANN, DAN)
+    assert standing.hasty(7) == {DAN} and not standing.hasty(8), "two rounds again"
+
+
+def test_peer_that_begins_no_ballots_in_vain_is_forgotten():
+    standing = PeerBackoff()
+    lead(standing, 1, ANN, DAN)
+    assert standing.remembered == {DAN}
+    lead(standing, 100, ANN)
+    assert not standing.remembered
+
+
 @given(st.lists(st.sets(st.sampled_from(IDS)), max_size=40))
 def test_back_off_is_bounded(story):
     standing = PeerBackoff()
