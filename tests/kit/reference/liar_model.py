@@ -35,7 +35,7 @@ ABSENT = 99
 class LiarModel(Model):
     """Transitions of a round in which the last acceptor lies.
 
-    fraction: share of the members that a quorum exceeds. refutable: True if the norms, or missing claims, exclude the false results.
+    fraction: share of the members that a quorum exceeds. refutable: True if norms, or missing claims, exclude the false ones.
     """
 
     def __init__(
