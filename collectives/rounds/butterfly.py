@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
-import blake3
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.reducer import AuditData, ChunkReducer, Claims, Reducer, audit_data, stated
+from thinwire.collectives.rounds.owner_results import AuditData, ChunkReducer, OwnerRecords, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.peer_backoff import overdue
@@ -34,7 +33,6 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Claim,
     Contribution,
-    Digest,
     Open,
     Partial,
     PeerId,
@@ -95,10 +93,8 @@ class Butterfly(DataPlane):
         self._first: Open | None = None
         self._first_at = 0.0
         self._done: dict[PeerId, float] = {}
-        self._contradicted: set[PeerId] = set()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announced)
-        self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
-        self._claims = Claims(agreement, self.results)
+        self._records = OwnerRecords(agreement, self.results, audited=audited)
         self._overlong = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
@@ -116,7 +112,7 @@ class Butterfly(DataPlane):
         if first is None or last is None:
             return set()
         lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
-        return lost | self._contradicted | (self._overdue(first) if first is last else set())
+        return lost | self._records.contradicted | (self._overdue(first) if first is last else set())
 
     def _overdue(self, opened: Open) -> set[PeerId]:
         contributors = {entry.peer for entry in opened.contributors}
@@ -157,6 +153,7 @@ class Butterfly(DataPlane):
             self._renew(opened)
         before = self.owners
         self._assign(opened)
+        self._records.open(opened, self.owners, self._key)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
@@ -169,9 +166,7 @@ class Butterfly(DataPlane):
     def _renew(self, opened: Open) -> None:
         """Drop results: they do not belong to this ballot."""
         self.results.clear()
-        self._made.clear()
-        self._contradicted.clear()
-        self._claims.clear()
+        self._records.clear()
 
     def _assign(self, opened: Open) -> None:
         """Determine the owner of each chunk and the peer that receives the contributions to it."""
@@ -186,7 +181,8 @@ class Butterfly(DataPlane):
     def _resume(self, opened: Open) -> None:
         """Send or compute our results as the new ballot requires."""
         for index in self._mine:
-            if self._computes and not self._computed((index,)) and self.results.chunks[index] is not None:
+            here = self.results.chunks[index] is not None
+            if here and self._records.computes and not self._records.computed((index,)):
                 self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
             if self.results.chunks[index] is not None:
                 self._send_result(opened, index, self._heirs(opened, index))
@@ -278,7 +274,7 @@ class Butterfly(DataPlane):
 
     def _publish(self, opened: Open, index: int, result: Buffer) -> None:
         self.results.put(index, result)
-        self._made[index] = self.results.hashes((index,))
+        self._records.note_computed(index)
         self._progress()
         self._done[self.me] = self.moved
         self.check()
@@ -296,23 +292,13 @@ class Butterfly(DataPlane):
                 if peer != self.me:
                     self._send_queue.bulk(peer, frame)
 
-    def _computed(self, indices: Sequence[int]) -> bool:
-        """Return True if the results of these chunks are those that were computed here."""
-        return all(self._made.get(index) == self.results.hashes((index,)) for index in indices)
-
     def _record(self) -> None:
         opened = self.opened
         done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
         if opened is None or not done or self._recorded == opened.ballot:
             return
         self._recorded = opened.ballot
-        mine = tuple(self._mine)
-        basis = self._key if self._audited and opened.adopted is None and self._computed(mine) else b""
-        record = Record(
-            self.round, self.fragment, opened.ballot, mine, self.results.hashes(mine), opened.lineage, basis
-        )
-        if basis:
-            self._claims.note(Claim(self.me, record, self.agreement.sign(record)), mine)
+        record = self._records.sign(opened, tuple(self._mine))
         self._phase(self.round, "record")
         for peer in opened.alive:
             if peer != self.me:
@@ -346,61 +332,24 @@ class Butterfly(DataPlane):
                 self.agreement.refute(self.opened)
             self.agreement.accuse(sender, "result", self._now())
 
-    def _sound(self, record: Record) -> bool:
-        count, indices = len(self.grid), record.indices
-        return len(record.hashes) == 32 * len(indices) == 32 * len({*indices}) and all(i < count for i in indices)
-
     def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
-        if not self._sound(record) or self.complete:
-            return
-        # Any peer may send the hashes of all results if they match the settled digest.
-        everything = record.indices == tuple(range(len(self.grid)))
-        whole = everything and blake3.blake3(record.hashes).digest() == self.results.wanted
-        claims = self._audited and record.basis == self._key
-        if self._computes and not claims:
-            # An owner that does not state that it has computed its results could not be convicted.
-            if record.basis and self.opened is not None and record.ballot == self.opened.ballot:
-                self.agreement.show(sender)
-            return
-        for index in record.indices:
-            found = stated(record, index)
-            if whole and self.results.denies(index, found):
-                self._contradicted.add(self.owners[index])
-            # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
-            if whole or (self.owners[index] == sender and not self.results.signed(index)):
-                self.results.sign(index, found)
-                if claims:
-                    self._claims.note(Claim(sender, record, signature), (index,))
-        if whole:
-            self._replay()
-        self.check()
+        if self._records.sound(record) and not self.complete:
+            if self._records.take(sender, record, signature):
+                self._replay()
+            self.check()
 
     def _take_claim(self, claim: Claim) -> None:
-        record, opened = claim.record, self.opened
-        if opened is not None and self._audited and record.basis == self._key and self._sound(record):
-            if self._claims.take(claim, opened):
-                self.check()
+        if self._records.take_claim(claim):
+            self.check()
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of owners to the results."""
-        return self._claims.whole() or ()
+        return self._records.claims() or ()
 
     @property
     def unclaimed(self) -> bool:
-        """True if we need the claims of owners to vote, and all results are here.
-
-        A ballot that adopts results may be that of a liar, which has made them up. With claims to them, an audit names it.
-        """
-        opened = self.opened
-        if not self._audited or opened is None or opened.adopted is None or self.results.missing:
-            return False
-        return not self.agreement.confirms(opened) and self._claims.whole() is None
-
-    @property
-    def _computes(self) -> bool:
-        """True in a ballot whose owners compute the results, which audits compute again."""
-        opened = self.opened
-        return self._audited and opened is not None and opened.adopted is None and self.agreement.commit is None
+        """True if we need the claims of owners to vote, and all results are here."""
+        return self._records.unclaimed
 
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""
@@ -408,7 +357,7 @@ class Butterfly(DataPlane):
         commit = self.agreement.commit
         if self._audited and commit is not None:
             tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announced, self._claims.settle(), *tools)
+            self.audit_data = audit_data(commit, self.agreement.announced, self._records.settle(), *tools)
 
     @property
     def waits(self) -> bool:

@@ -27,7 +27,7 @@ from thinwire.collectives.consensus.blame import BROKEN
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
-from thinwire.collectives.rounds.reducer import Reducer
+from thinwire.collectives.rounds.owner_results import Reducer
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec

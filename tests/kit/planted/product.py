@@ -12,7 +12,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
-from thinwire.collectives.rounds.reducer import Reducer
+from thinwire.collectives.rounds.owner_results import Reducer
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.outer.round_starter import RoundStarter

@@ -11,7 +11,7 @@ from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.reducer import AuditData, Reducer
+from thinwire.collectives.rounds.owner_results import AuditData, Reducer
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.node.outer.own_contributions import name_of

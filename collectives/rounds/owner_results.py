@@ -87,49 +87,131 @@ class AuditData:
         return blake3.blake3(self.reducer.result(rows, weights, size)).digest() == self.claims[index][1]
 
 
-class Claims:
-    """Signed records in which owners state that they have computed results of a round.
+class OwnerRecords:
+    """Records in which the owners of a round sign for their results.
 
-    They concern the contributors of the ballot in progress, and are stored by chunk and hash of the result.
+    If the round is `audited`, an owner has to state that it has computed them, and from which contributions: its claim.
+    Claims concern the contributors of the ballot in progress.
     """
 
-    def __init__(self, agreement: Agreement, results: Results) -> None:
-        self._agreement, self._results = agreement, results
-        self._found: dict[int, dict[Digest, Claim]] = {}
+    def __init__(self, agreement: Agreement, results: Results, *, audited: bool) -> None:
+        self.contradicted: set[PeerId] = set()
+        """Owners that have signed for another result than the settled one."""
+        self._agreement, self._results, self._audited = agreement, results, audited
+        self._opened: Open | None = None
+        self._owners: Sequence[PeerId] = ()
+        self._basis = b""
+        self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
+        self._claims: dict[int, dict[Digest, Claim]] = {}
 
     def clear(self) -> None:
         """Forget all: the contributors have changed."""
-        self._found.clear()
+        self.contradicted.clear()
+        self._made.clear()
+        self._claims.clear()
 
-    def note(self, claim: Claim, indices: Iterable[int]) -> None:
+    def open(self, opened: Open, owners: Sequence[PeerId], basis: bytes) -> None:
+        """Begin a ballot. owners: of each chunk in it. basis: name of its contributors."""
+        self._opened, self._owners, self._basis = opened, owners, basis
+
+    def note_computed(self, index: int) -> None:
+        """Note that the result of a chunk was computed here."""
+        self._made[index] = self._results.hashes((index,))
+
+    def computed(self, indices: Sequence[int]) -> bool:
+        """Return True if the results of these chunks are those that were computed here."""
+        return all(self._made.get(index) == self._results.hashes((index,)) for index in indices)
+
+    @property
+    def _free(self) -> bool:
+        return self._audited and self._opened is not None and self._opened.adopted is None
+
+    @property
+    def computes(self) -> bool:
+        """True if the owners compute the results of the ballot, and audits compute them again."""
+        return self._free and self._agreement.commit is None
+
+    def sign(self, opened: Open, indices: tuple[int, ...]) -> Record:
+        """Return our record of these results in a ballot, and store our claim if we have computed them."""
+        claims = self._free and self.computed(indices)
+        place, hashes = (opened.round, opened.fragment, opened.ballot), self._results.hashes(indices)
+        record = Record(*place, indices, hashes, opened.lineage, self._basis if claims else b"")
+        if claims:
+            self._note(Claim(self._agreement.me, record, self._agreement.sign(record)), indices)
+        return record
+
+    def sound(self, record: Record) -> bool:
+        """Return True if a record has one hash for each of its chunks, which are in the grid."""
+        count, indices = len(self._results), record.indices
+        return len(record.hashes) == 32 * len(indices) == 32 * len({*indices}) and all(i < count for i in indices)
+
+    def take(self, sender: PeerId, record: Record, signature: bytes) -> bool:
+        """Take a sound record of a peer; return True if it has the hashes of all results, which are settled."""
+        results, opened, owners = self._results, self._opened, self._owners
+        # Any peer may send the hashes of all results if they match the settled digest.
+        everything = record.indices == tuple(range(len(results)))
+        whole = everything and blake3.blake3(record.hashes).digest() == results.wanted
+        claims = self._audited and record.basis == self._basis
+        if self.computes and not claims:
+            # An owner that does not state that it has computed its results could not be convicted.
+            if record.basis and opened is not None and record.ballot == opened.ballot:
+                self._agreement.show(sender)
+            return False
+        for index in record.indices:
+            found = stated(record, index)
+            if whole and results.denies(index, found):
+                self.contradicted.add(owners[index])
+            # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
+            if whole or (owners[index] == sender and not results.signed(index)):
+                results.sign(index, found)
+                if claims:
+                    self._note(Claim(sender, record, signature), (index,))
+        return whole
+
+    # --- claims
+
+    def _note(self, claim: Claim, indices: Iterable[int]) -> None:
         """Store the claim to the results of these chunks, unless another owner has claimed the same."""
         for index in indices:
-            self._found.setdefault(index, {}).setdefault(stated(claim.record, index), claim)
+            self._claims.setdefault(index, {}).setdefault(stated(claim.record, index), claim)
 
-    def take(self, claim: Claim, opened: Open) -> bool:
+    def take_claim(self, claim: Claim) -> bool:
         """Store a claim that another peer shows; return True if it is valid.
 
         It must concern results that are here or settled. The claim of a peer that takes no part would be worth nothing,
         because its identity is free.
         """
-        record, results = claim.record, self._results
+        record, results, opened = claim.record, self._results, self._opened
+        if opened is None or not self._audited or record.basis != self._basis or not self.sound(record):
+            return False
         known = [i for i in record.indices if stated(record, i) == (results.hashes((i,)) or results.vouched(i))]
         peers = {*self._agreement.terms.members, *opened.members, *opened.alive}
         valid = known and claim.owner in peers and self._agreement.verify(claim.owner, record, claim.signature)
         if valid:
-            self.note(claim, known)
+            self._note(claim, known)
         return bool(valid)
 
-    def whole(self) -> list[Claim] | None:
+    def claims(self) -> list[Claim] | None:
         """Return the claims to all results, each of them once; None if a result or its claim is missing."""
-        found = [self._found.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
+        found = [self._claims.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
         claims = {claim.signature: claim for claim in found if claim is not None}
         return None if None in found else list(claims.values())
 
+    @property
+    def unclaimed(self) -> bool:
+        """True if we need the claims of owners to vote, and all results are here.
+
+        A ballot that adopts results may be that of a liar, which has made them up. With claims to them, an audit names it.
+        """
+        opened = self._opened
+        if opened is None or not self._audited or opened.adopted is None or self._results.missing:
+            return False
+        return not self._agreement.confirms(opened) and self.claims() is None
+
     def settle(self) -> dict[int, tuple[PeerId, Digest]]:
-        """Return owner and hash of each result that is claimed, and forget all."""
-        found = {index: (self._found.get(index, {}).get(one), one) for index, one in enumerate(self._results.each())}
-        self._found.clear()
+        """Return owner and hash of each result that is claimed, and forget all claims."""
+        found = {index: (self._claims.get(index, {}).get(one), one) for index, one in enumerate(self._results.each())}
+        self._claims.clear()
         return {index: (claim.owner, one) for index, (claim, one) in found.items() if claim is not None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import blake3
+import msgspec
 import numpy as np
 import pytest
 from kit.round_harness import (
@@ -22,7 +23,7 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.reducer import Claims, Reducer, audit_data
+from thinwire.collectives.rounds.owner_results import OwnerRecords, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Record
@@ -39,12 +40,23 @@ def record(results=RESULTS):
     return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED))
 
 
-def claims_of(committed, verify=lambda peer, message, proof: proof == signature(peer, message)):
-    """Return Claims of a round with these results, without claims so far."""
-    results = Results(lambda chunk, index: None, len(GRID))
-    for index, one in enumerate(committed):
-        results.put(index, one)
-    return Claims(SimpleNamespace(terms=SimpleNamespace(members=IDS), verify=verify), results)
+def records_of(results, *, audited=True):
+    """Return the OwnerRecords of a round whose results are all here, and known to be settled; no owner has signed yet."""
+    stored = Results(lambda chunk, index: None, len(GRID))
+    for index, one in enumerate(results):
+        stored.put(index, one)
+    agreement = SimpleNamespace(
+        me=ANN,
+        terms=SimpleNamespace(members=IDS),
+        commit=None,
+        opened=OPENED,
+        confirms=lambda opened: False,
+        sign=lambda message: signature(ANN, message),
+        verify=lambda peer, message, proof: proof == signature(peer, message),
+    )
+    records = OwnerRecords(agreement, stored, audited=audited)
+    records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID), basis_of(OPENED))
+    return records
 
 
 def claim(one, owner=BEN, signer=BEN):
@@ -52,9 +64,9 @@ def claim(one, owner=BEN, signer=BEN):
 
 
 def settled(one, *, committed=RESULTS):
-    claims = claims_of(committed)
-    claims.note(claim(one), MINE)
-    return claims.settle()
+    records = records_of(committed)
+    assert records.take_claim(claim(one))
+    return records.settle()
 
 
 def made(claims, *, opened=OPENED, announced=READY):
@@ -122,29 +134,42 @@ def test_other_announcement_than_the_decided_one_gives_no_claim():
 def test_claim_counts_for_the_results_that_have_its_hashes_only():
     """An earlier owner of a chunk may have claimed another result; the claim to the committed one is found."""
     other = [bytes(len(one)) for one in RESULTS]
-    claims = claims_of(RESULTS)
-    claims.note(claim(record(other), ANN, ANN), MINE)
-    claims.note(claim(record()), MINE)
-    claims.note(claim(record(), CAT, CAT), MINE)
-    assert {owner for owner, _ in claims.settle().values()} == {BEN}
-    assert claims.settle() == {}
+    records = records_of(RESULTS)
+    assert not records.take_claim(claim(record(other), ANN, ANN))
+    assert records.take_claim(claim(record())) and records.take_claim(claim(record(), CAT, CAT))
+    assert {owner for owner, _ in records.settle().values()} == {BEN}
+    assert records.settle() == {}
 
 
 def test_shown_claim_is_taken_if_a_peer_of_the_round_has_signed_it():
-    claims = claims_of(RESULTS)
-    assert not claims.take(claim(record(), BEN, ANN), OPENED), "another signature"
-    assert not claims.take(claim(record(), PEERS[3], PEERS[3]), OPENED), "a stranger"
-    assert not claims.take(claim(record([bytes(len(one)) for one in RESULTS])), OPENED), "other results"
-    assert claims.settle() == {}
-    assert claims.take(claim(record()), OPENED) and set(claims.settle()) == set(MINE)
+    records, other = records_of(RESULTS), record([bytes(len(one)) for one in RESULTS])
+    assert not records.take_claim(claim(record(), BEN, ANN)), "another signature"
+    assert not records.take_claim(claim(record(), PEERS[3], PEERS[3])), "a stranger"
+    assert not records.take_claim(claim(other)), "other results"
+    assert not records.take_claim(claim(msgspec.structs.replace(record(), basis=bytes(32)))), "other contributors"
+    assert not records_of(RESULTS, audited=False).take_claim(claim(record()))
+    assert records.settle() == {}
+    assert records.take_claim(claim(record())) and set(records.settle()) == set(MINE)
 
 
-def test_whole_needs_a_claim_to_each_result_and_names_each_claim_once():
-    claims, rest = claims_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
-    claims.note(claim(record()), MINE)
-    assert claims.whole() is None
+def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
+    records, rest = records_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
+    assert records.take_claim(claim(record()))
+    assert records.unclaimed and records.claims() is None
     one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED))
-    claims.note(claim(one, ANN, ANN), rest)
-    assert {found.owner for found in claims.whole()} == {ANN, BEN} and len(claims.whole()) == 2
-    claims.clear()
-    assert claims.whole() is None
+    assert records.take_claim(claim(one, ANN, ANN))
+    assert not records.unclaimed
+    assert {found.owner for found in records.claims()} == {ANN, BEN} and len(records.claims()) == 2
+    records.clear()
+    assert records.unclaimed
+
+
+def test_record_claims_what_was_computed_here_in_a_ballot_without_adopted_results():
+    records = records_of(RESULTS)
+    for index in MINE:
+        records.note_computed(index)
+    assert records.sign(OPENED, MINE).basis == b""
+    records.open(OPENED, [ANN] * len(GRID), basis_of(OPENED))
+    assert records.sign(OPENED, (0, 1)).basis == b"", "computed by another peer"
+    assert records.sign(OPENED, MINE) == record()
+    assert {owner for owner, _ in records.settle().values()} == {ANN}
