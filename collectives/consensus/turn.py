@@ -43,16 +43,16 @@ class Turn:
     def held(self, opened: Open | None, now: float) -> bool:
         """Return True if a ballot of another peer would only delay the round.
 
-        The proposal in progress has moved within the patience, or so has the first one, which is to come. A ballot without a
-        proposal holds back no other one: several peers may begin ballots at a time, and the highest has to win.
+        The proposal in progress has moved within the patience, or the first one is to come. A ballot without a proposal holds
+        back no other one: several peers may begin ballots at a time, and the highest has to win.
         """
         promised = self._acceptor.promised
-        if promised.term > 0 and (
-            opened is None or opened.ballot != promised or promised.leader not in self._electorate.live
-        ):
-            return False
-        since = self._moved if promised.term > 0 else self._quorum_since
-        return since is None or now < since + self._terms.patience
+        if promised.term == 0:
+            if self._quorum_since is None:
+                return self._electorate.able  # Otherwise the peer may have announcements that we lack.
+            return now < self._quorum_since + self._terms.patience
+        moves = opened is not None and opened.ballot == promised and promised.leader in self._electorate.live
+        return moves and now < self._moved + self._terms.patience
 
     def early(self, opened: Open | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""

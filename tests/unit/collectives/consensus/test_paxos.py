@@ -655,6 +655,17 @@ def test_ballot_of_a_hasty_peer_does_not_forestall_the_first_proposal():
     assert _promises(peer, ids[2], 2, 1.0 + peer.terms.patience)
 
 
+@pytest.mark.parametrize("reached", [1, 3])
+def test_ballot_of_a_hasty_peer_is_followed_by_a_peer_that_reaches_no_quorum(reached):
+    """The hasty peer may be the only one that all others reach."""
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[1], ids, [*ids[1 : 1 + reached]], hasty=[ids[3]])
+    peer.reach(ids[3])
+    peer.announce(ready(), 0.0)
+    peer.take()
+    assert _promises(peer, ids[3], 2, 1.0) == (reached < 2)
+
+
 def test_peer_is_hasty_once_another_ballot_has_followed_its_own():
     peer, ids = _led()
     peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
