@@ -50,7 +50,7 @@ class Turn:
         if promised.term == 0:
             if self._quorum_since is None:
                 return self._electorate.able  # Otherwise the peer may have announcements that we lack.
-            return now < self._quorum_since + self._terms.patience
+            return now < self._quorum_since + self._terms.grace + self._terms.patience
         moves = opened is not None and opened.ballot == promised and promised.leader in self._electorate.live
         return moves and now < self._moved + self._terms.patience
 
