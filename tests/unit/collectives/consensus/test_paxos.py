@@ -652,7 +652,8 @@ def test_ballot_of_a_hasty_peer_is_followed_if_the_leader_is_gone():
 def test_ballot_of_a_hasty_peer_does_not_forestall_the_first_proposal():
     peer, ids = _led(hasty=(2,))
     assert not _promises(peer, ids[2], 2, 1.0)
-    assert _promises(peer, ids[2], 2, 1.0 + peer.terms.patience)
+    assert not _promises(peer, ids[2], 2, peer.terms.grace + 0.9 * peer.terms.patience)
+    assert _promises(peer, ids[2], 2, peer.terms.grace + 1.1 * peer.terms.patience)
 
 
 @pytest.mark.parametrize("reached", [1, 3])
