@@ -36,7 +36,7 @@ from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import RoundTerms, names, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
@@ -60,6 +60,7 @@ from thinwire.swarm.messages.registry import (
     Prepare,
     Promise,
     Ready,
+    ShownReady,
     Vote,
 )
 
@@ -270,6 +271,7 @@ class Agreement:
             if self.commit is None and certified(message, self._electorate, self.verify):
                 self.commit = message
                 self._check.note_commit(message)
+                self._check.keep(message.opened)
                 if self._proposer.ballot is not None:
                     self._out.append((None, message))  # Peers that we have asked wait for us now.
             elif self.commit is not None and conflicting(self.commit, message):
@@ -281,8 +283,13 @@ class Agreement:
         elif self.commit is not None:
             if isinstance(message, Blame):
                 self._check.proves(message, self.commit.opened)
+            elif isinstance(message, (Open, Justified)):
+                self._check.note(message if isinstance(message, Open) else message.opened)
             if isinstance(message, (Ready, Prepare, Blame, Ask)):
                 self._out.append((sender, self.commit))
+        elif isinstance(message, ShownReady):
+            if self.opened is not None:
+                self._check.take_shown(message, self.opened)
         elif isinstance(message, Ready):
             self._hear_ready(sender, message, signature, now)
             for peer, reason in self._complaints.doubted(self.opened):
@@ -314,6 +321,8 @@ class Agreement:
             if self._check.hear(sender, message, signature):
                 self._proposer.hear_again(sender)
             self.diverged |= self._check.outnumbered
+        if self.opened is not None:
+            self._check.keep(self.opened)
         if self._check.deferred is not None:
             self._hear_open(*self._check.deferred, now)
 
@@ -327,6 +336,7 @@ class Agreement:
             return
         self._proposer.yield_to_others()
         self.opened = opened
+        self._check.keep(opened)
         self._turn.follow(sender, now)
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
@@ -355,15 +365,20 @@ class Agreement:
 
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
-        ready = self.ready.get(entry.peer)
-        return ready if ready is not None and names(entry, ready) else None
+        return self._check.announced(entry)
+
+    def announcements(self) -> list[ShownReady]:
+        """Return the announcements that the proposal in progress names, for a peer that may lack them."""
+        mine = [one for one in self._check.named if one.peer == self.me]
+        signed = [ShownReady(self.me, one.ready, self.sign(one.ready.statement())) for one in mine]
+        return signed + [one for one in self._check.named if one.peer != self.me and one.signature]
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
         before = self._acceptor.promised
         # A ballot of this peer has been in vain, in a round before or in this one.
-        hasty = sender in self._hasty or (sender != before.leader and sender in self._acceptor.heeded)
-        refused |= hasty and self._turn.held(self.opened, now)
+        hasty = sender in self._hasty or sender in self._acceptor.heeded
+        refused |= hasty and sender != before.leader and self._turn.held(self.opened, now)
         if refused or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
@@ -424,6 +439,7 @@ class Agreement:
         if message is not None:
             message = sealed(message, self.sign) if self.terms.lineage else message
             self.opened = message if isinstance(message, Open) else message.opened
+            self._check.keep(self.opened)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.progress(now)

@@ -22,7 +22,20 @@ from thinwire.collectives.consensus.proposal import (
 )
 from thinwire.swarm.evidence import Accuse, Equivocation
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Announced, Blame, Commit, Justified, Open, PeerId, Ready, Said, Vote
+from thinwire.swarm.messages.registry import (
+    Announced,
+    Blame,
+    Commit,
+    Contribution,
+    Digest,
+    Justified,
+    Open,
+    PeerId,
+    Ready,
+    Said,
+    ShownReady,
+    Vote,
+)
 
 
 class ProposalCheck:
@@ -47,6 +60,7 @@ class ProposalCheck:
         """Proposal with a newcomer that lacks endorsements here, and its sender."""
         self.ready: dict[PeerId, Ready] = {}
         """The newest announcement of each peer, our own included."""
+        self._named: dict[Digest, ShownReady] = {}  # announcements that the proposal in progress names
         self._me, self._life, self._electorate = me, life, electorate
         self._differ = False
         self._verify, self._banned = verify, banned
@@ -114,6 +128,46 @@ class ProposalCheck:
     def note_vote(self, voter: PeerId, vote: Vote, signature: bytes) -> None:
         """Note a vote with a valid signature."""
         self._equivocation.note(voter, vote, signature)
+
+    def announced(self, entry: Contribution) -> Ready | None:
+        """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
+        ready = self.ready.get(entry.peer)
+        if ready is not None and names(entry, ready):
+            return ready
+        shown = self._named.get(entry.announced)
+        return shown.ready if shown is not None else None
+
+    def keep(self, opened: Open) -> None:
+        """Keep the announcements that a proposal names.
+
+        Their peers may replace them, but the results depend on these.
+        """
+        before, self._named = self._named, {}
+        for entry in opened.contributors:
+            if entry.announced and (shown := before.get(entry.announced) or self._present(entry)) is not None:
+                self._named[entry.announced] = shown
+
+    def _present(self, entry: Contribution) -> ShownReady | None:
+        ready = self.ready.get(entry.peer)
+        if ready is None or not names(entry, ready):
+            return None
+        # Our own announcement has no signature here.
+        return ShownReady(entry.peer, ready, self._equivocation.signature_of(entry.peer, ready.statement()) or b"")
+
+    @property
+    def named(self) -> Collection[ShownReady]:
+        """Known announcements that the proposal in progress names."""
+        return self._named.values()
+
+    def take_shown(self, shown: ShownReady, opened: Open) -> None:
+        """Store an announcement that the proposal in progress names, and that another peer shows."""
+        peer, ready = shown.peer, shown.ready
+        entry = next((one for one in opened.contributors if one.peer == peer), None)
+        if entry is None or not entry.announced or not names(entry, ready) or self.announced(entry) is not None:
+            return
+        if self._verify(peer, ready.statement(), shown.signature):
+            self.note_announcement(peer, ready.statement(), shown.signature)
+            self._named[entry.announced] = shown
 
     def hear(self, sender: PeerId, message: Ready, signature: bytes) -> bool:
         """Note an announcement; return True if it replaces an earlier one of its sender."""

@@ -48,6 +48,8 @@ class Turn:
         """
         promised = self._acceptor.promised
         if promised.term == 0:
+            if self._terms.members[0] not in self._electorate.live:
+                return False
             if self._quorum_since is None:
                 return self._electorate.able  # Otherwise the peer may have announcements that we lack.
             return now < self._quorum_since + self._terms.grace + self._terms.patience

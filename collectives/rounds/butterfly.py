@@ -33,6 +33,7 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Claim,
     Contribution,
+    Digest,
     Open,
     Partial,
     PeerId,
@@ -51,7 +52,7 @@ class Butterfly(DataPlane):
     `bound`: largest norm of an aggregate by the norms of the contributions, which are announced then; None: no results are
     refused for their norms. `audited`: other peers may compute results again after the round. Then an owner signs for
     results that it has computed itself only; `audit_data` has what an audit needs. Subclasses have neither: their owners do
-    not have all contributions, or use other values, too.
+    not have all contributions, or use other values, too. `results`: store of results with another check.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -74,10 +75,11 @@ class Butterfly(DataPlane):
         reducer: ChunkReducer | None = None,
         audited: bool = False,
         bound: NormBound | None = None,
+        results: Results | None = None,
     ) -> None:
         super().__init__(
             agreement,
-            results=Results(self._check_result, len(grid)),
+            results=Results(self._check_result, len(grid)) if results is None else results,
             contributions=Contributions(codec, grid, usual),
             early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             send_queue=send_queue,
@@ -90,6 +92,7 @@ class Butterfly(DataPlane):
         self._mine: list[int] = []
         self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
+        self._sources: dict[Key, Digest] = {}  # announcement with which we have checked the data of each contributor
         self._first: Open | None = None
         self._first_at = 0.0
         self._done: dict[PeerId, float] = {}
@@ -233,6 +236,7 @@ class Butterfly(DataPlane):
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
         norm = norm_bytes(ready.norms, index) if self._screen.bounded else None
+        self._sources[key] = ready.digest
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self._now())
@@ -260,13 +264,18 @@ class Butterfly(DataPlane):
         if opened is None or self.results.chunks[index] is not None:
             return
         payloads = self._contributions.of(opened.contributors, index)
-        if payloads is None:
+        if payloads is None or not self._announced(opened):
             return
         for peer in (far := self._contributions.beyond(opened.contributors, self._key, index)):
             self.agreement.accuse(peer, "norm", self._now())
         if far:
             return
         self._make(opened, index, payloads, [float(entry.weight) for entry in opened.contributors])
+
+    def _announced(self, opened: Open) -> bool:
+        """Return True if our data of each contributor is that of the announcement in the proposal."""
+        named = [one for one in opened.contributors if one.announced]
+        return all(self._sources.get((one.peer, one.attempt), one.announced) == one.announced for one in named)
 
     def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Compute the result of a chunk that we own from all contributions to it."""
@@ -339,16 +348,16 @@ class Butterfly(DataPlane):
             self.check()
 
     def _take_claim(self, claim: Claim) -> None:
-        if self._records.take_claim(claim):
-            self.check()
+        self._records.take_claim(claim)
+        self.check()
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of owners to the results."""
-        return self._records.claims() or ()
+        return self._records.claims()
 
     @property
     def unclaimed(self) -> bool:
-        """True if we need the claims of owners to vote, and all results are here."""
+        """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
         return self._records.unclaimed
 
     def settle(self) -> None:
@@ -370,7 +379,9 @@ class Butterfly(DataPlane):
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
         digest, wanted = self.results.digest, self.results.wanted
-        if digest is None or wanted not in (None, digest) or self.unclaimed:
+        if digest is None or wanted not in (None, digest):
+            return
+        if self.opened is not None and self.unclaimed and not self.agreement.confirms(self.opened):
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")

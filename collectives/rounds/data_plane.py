@@ -173,7 +173,7 @@ class DataPlane(ABC):
 
     @property
     def unclaimed(self) -> bool:
-        """True if we need the claims of owners to vote, and all results are here."""
+        """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
         return False
 
     def claims(self) -> Sequence[Claim]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
+import msgspec
 import numpy as np
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.consensus.paxos import Agreement
@@ -91,7 +92,8 @@ class OwnerRecords:
     """Records in which the owners of a round sign for their results.
 
     If the round is `audited`, an owner has to state that it has computed them, and from which contributions: its claim.
-    Claims concern the contributors of the ballot in progress.
+    Claims are stored by contributors, chunk and hash of the result: for those of the ballot in progress, and for those of our
+    last vote, which a later ballot may adopt.
     """
 
     def __init__(self, agreement: Agreement, results: Results, *, audited: bool) -> None:
@@ -102,17 +104,22 @@ class OwnerRecords:
         self._owners: Sequence[PeerId] = ()
         self._basis = b""
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
-        self._claims: dict[int, dict[Digest, Claim]] = {}
+        self._claims: dict[bytes, dict[int, dict[Digest, Claim]]] = {}
+        self._trusted: set[PeerId] = set()  # owners in ballots that we have followed, and whose results they computed
 
     def clear(self) -> None:
-        """Forget all: the contributors have changed."""
+        """Forget the results: the contributors have changed."""
         self.contradicted.clear()
         self._made.clear()
-        self._claims.clear()
 
     def open(self, opened: Open, owners: Sequence[PeerId], basis: bytes) -> None:
         """Begin a ballot. owners: of each chunk in it. basis: name of its contributors."""
         self._opened, self._owners, self._basis = opened, owners, basis
+        voted = self._agreement.acceptor.voted
+        kept = {basis, basis_of(voted.contributors) if voted is not None else basis}
+        self._claims = {one: claims for one, claims in self._claims.items() if one in kept}
+        if opened.adopted is None:
+            self._trusted.update(owners)
 
     def note_computed(self, index: int) -> None:
         """Note that the result of a chunk was computed here."""
@@ -157,68 +164,78 @@ class OwnerRecords:
             if record.basis and opened is not None and record.ballot == opened.ballot:
                 self._agreement.show(sender)
             return False
-        for index in record.indices:
-            found = stated(record, index)
+        for index, found in stated(record).items():
             if whole and results.denies(index, found):
                 self.contradicted.add(owners[index])
             # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
             if whole or (owners[index] == sender and not results.signed(index)):
                 results.sign(index, found)
-                if claims:
-                    self._note(Claim(sender, record, signature), (index,))
+        if claims and sender in self._claimants():
+            known = [index for index, found in stated(record).items() if owners[index] == sender or whole]
+            self._note(Claim(sender, record, signature), known)
         return whole
 
     # --- claims
 
+    def _claimants(self) -> set[PeerId]:
+        """Return the peers that may claim results. A claim of others is worth nothing: identities are free."""
+        return {*self._agreement.terms.members, *self._trusted}
+
     def _note(self, claim: Claim, indices: Iterable[int]) -> None:
         """Store the claim to the results of these chunks, unless another owner has claimed the same."""
+        found, known = stated(claim.record), self._claims.setdefault(claim.record.basis, {})
         for index in indices:
-            self._claims.setdefault(index, {}).setdefault(stated(claim.record, index), claim)
+            known.setdefault(index, {}).setdefault(found[index], claim)
 
-    def take_claim(self, claim: Claim) -> bool:
-        """Store a claim that another peer shows; return True if it is valid.
-
-        It must concern results that are here or settled. The claim of a peer that takes no part would be worth nothing,
-        because its identity is free.
-        """
-        record, results, opened = claim.record, self._results, self._opened
-        if opened is None or not self._audited or record.basis != self._basis or not self.sound(record):
-            return False
-        known = [i for i in record.indices if stated(record, i) == (results.hashes((i,)) or results.vouched(i))]
-        peers = {*self._agreement.terms.members, *opened.members, *opened.alive}
-        valid = known and claim.owner in peers and self._agreement.verify(claim.owner, record, claim.signature)
-        if valid:
+    def take_claim(self, claim: Claim) -> None:
+        """Store a claim that another peer shows, if it is valid and concerns results that are here or settled."""
+        record, results = claim.record, self._results
+        if not self._audited or record.basis != self._basis or claim.owner not in self._claimants():
+            return
+        if not self.sound(record):
+            return
+        known = [i for i, found in stated(record).items() if found == (results.hashes((i,)) or results.vouched(i))]
+        if known and self._agreement.verify(claim.owner, record, claim.signature):
             self._note(claim, known)
-        return bool(valid)
 
-    def claims(self) -> list[Claim] | None:
-        """Return the claims to all results, each of them once; None if a result or its claim is missing."""
-        found = [self._claims.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
-        claims = {claim.signature: claim for claim in found if claim is not None}
-        return None if None in found else list(claims.values())
+    def _by_chunk(self) -> list[Claim | None]:
+        """Return the claim to each result in grid order."""
+        claims = self._claims.get(self._basis, {})
+        return [claims.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
+
+    def claims(self) -> list[Claim]:
+        """Return the claims to the results, each of them once."""
+        return list({claim.signature: claim for claim in self._by_chunk() if claim is not None}.values())
 
     @property
     def unclaimed(self) -> bool:
-        """True if we need the claims of owners to vote, and all results are here.
+        """True if all results that the ballot adopts are here, and not all that an audit of them needs.
 
-        A ballot that adopts results may be that of a liar, which has made them up. With claims to them, an audit names it.
+        A ballot that adopts results may be that of a liar, which has made them up. With claims to them and the announcements
+        of the contributors, an audit names it.
         """
         opened = self._opened
         if opened is None or not self._audited or opened.adopted is None or self._results.missing:
             return False
-        return not self._agreement.confirms(opened) and self.claims() is None
+        known = all(self._agreement.announced(entry) is not None for entry in opened.contributors)
+        return not known or None in self._by_chunk()
 
     def settle(self) -> dict[int, tuple[PeerId, Digest]]:
         """Return owner and hash of each result that is claimed, and forget all claims."""
-        found = {index: (self._claims.get(index, {}).get(one), one) for index, one in enumerate(self._results.each())}
+        found = enumerate(zip(self._by_chunk(), self._results.each(), strict=True))
+        settled = {index: (claim.owner, one) for index, (claim, one) in found if claim is not None}
         self._claims.clear()
-        return {index: (claim.owner, one) for index, (claim, one) in found.items() if claim is not None}
+        return settled
 
 
-def stated(record: Record, index: int) -> Digest:
-    """Return the hash of a chunk's result in a record that has one."""
-    at = record.indices.index(index)
-    return record.hashes[32 * at : 32 * at + 32]
+def stated(record: Record) -> dict[int, Digest]:
+    """Return the hash of each chunk's result in a sound record."""
+    return {index: record.hashes[32 * at : 32 * at + 32] for at, index in enumerate(record.indices)}
+
+
+def basis_of(contributors: Sequence[Contribution]) -> Digest:
+    """Return the name of contributors (`Record.basis`)."""
+    return blake3.blake3(msgspec.msgpack.encode(contributors)).digest()
 
 
 def audit_data(

@@ -12,7 +12,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.state_sync import LATEST
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.swarm.messages.registry import Digest, Fetch, PeerId
+from thinwire.swarm.messages.registry import Digest, Fetch, Open, PeerId
 
 MAX_SOURCES = 4
 """Peers that a repair asks at once."""
@@ -57,6 +57,7 @@ class Repair:
         self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
         self._requests = Retransmitter()
         self._claims_at, self._claims_asked = -math.inf, 0
+        self._leader_asked: tuple[Open, float] | None = None
         self._spent: set[PeerId] = set()
 
     @property
@@ -152,13 +153,32 @@ class Repair:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
-        """Ask one source after the other for the claims of owners if only these are missing."""
-        wanted, sources = self._exchange.results.wanted, self.sources
-        if wanted is not None and sources and self._exchange.unclaimed:
-            self._claims_at, peer = now, sources[self._claims_asked % len(sources)]
+        """Ask one source after the other, the leader first, for what an audit of the results needs."""
+        wanted, opened, exchange = self._exchange.results.wanted, self._exchange.opened, self._exchange
+        sources = self.sources
+        if (
+            wanted is None
+            or opened is None
+            or not sources
+            or not exchange.unclaimed
+            or self._agreement.commit is not None
+        ):
+            return
+        leader, terms = opened.ballot.leader, self._agreement.terms
+        if leader in sources and (self._leader_asked is None or self._leader_asked[0] is not opened):
+            peer, self._leader_asked = leader, (opened, now)
+        else:
+            peer = sources[self._claims_asked % len(sources)]
             self._claims_asked += 1
-            terms = self._agreement.terms
-            self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, ()))
+        self._claims_at = now
+        self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, ()))
+
+    def unproved(self, now: float) -> bool:
+        """Return True if the leader has not shown within a patience that owners claim the results of its vote."""
+        asked, exchange = self._leader_asked, self._exchange
+        if asked is None or asked[0] is not exchange.opened or self._agreement.confirms(asked[0]):
+            return False
+        return exchange.unclaimed and now >= asked[1] + self._agreement.terms.patience
 
     def _ask_others(self, peer: PeerId) -> None:
         missing = self._requests.owed(peer).intersection(self._exchange.results.lacks())

@@ -13,6 +13,7 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -40,6 +41,7 @@ from thinwire.swarm.messages.registry import (
     Ready,
     Record,
     Result,
+    ShownReady,
     Span,
     Subtotal,
 )
@@ -100,6 +102,7 @@ class Round:
         self.booked = False
         """True if other objects have recorded the round's lessons about peers."""
         self._settled = asyncio.Event()
+        self._proved: dict[PeerId, float] = {}  # when we have shown claims to each peer
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
         self._came: tuple[float, dict[PeerId, int]] = (now(), {})
@@ -217,6 +220,8 @@ class Round:
                 self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
             before = self.agreement.ready.get(sender)
             self.agreement.on_message(sender, message, frame.signature, self._now())
+            if isinstance(message, ShownReady) and self.exchange.opened is not None:
+                self.exchange.check()
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.exchange.announced(sender)
         self.pump()
@@ -264,7 +269,7 @@ class Round:
         self._repair.tick(now)
         if opened is not None and not committed and results.missing:
             exchange.nudge()
-        if opened is not None and exchange.unclaimed and now >= exchange.moved + patience:
+        if opened is not None and not committed and self._repair.unproved(now):
             self.agreement.refute(opened)
         if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
@@ -348,8 +353,13 @@ class Round:
                 opened.lineage,
             )
             self._send_queue.control(sender, record)
-            for claim in exchange.claims() if agreement.commit is None else ():
-                self._send_queue.control(sender, claim)
+            if (
+                agreement.commit is None
+                and self._now() >= self._proved.get(sender, -math.inf) + agreement.terms.patience
+            ):
+                self._proved[sender] = self._now()
+                for proof in (*exchange.claims(), *agreement.announcements()):
+                    self._send_queue.control(sender, proof)
         for index in dict.fromkeys(message.indices):
             if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)

@@ -206,9 +206,9 @@ class SparseShardedReduce(OwnerDependentButterfly):
             grid=grid,
             rule=mean,
             seed=keeps,
+            results=Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid)),
             **sharded,
         )
-        self.results = Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid))
         self._sifts, self._kept, self._aside = codec, kept, aside
         self._rests: dict[int, dict[Digest, Floats]] = {}
         self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}

@@ -242,7 +242,7 @@ class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
     `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `basis`: name
-    of the contributions from which the sender has computed these results itself (blake3, see `DataPlane.basis`); empty: it
+    of the contributions from which the sender has computed these results itself (blake3 of `Open.contributors`); empty: it
     does not state that it has.
     """
 
@@ -255,6 +255,26 @@ class Record(Message, frozen=True):
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
     lineage: Lineage = b""
     basis: Annotated[bytes, Meta(max_length=32)] = b""
+
+
+class ShownReady(Message, frozen=True):
+    """Announcement of a peer, with its signature of `Ready.statement`, as another peer shows it."""
+
+    limit: ClassVar[int] = 45_200
+
+    peer: Id
+    ready: Ready
+    signature: Signature
+
+    @property
+    def round(self) -> int:
+        """Round of the announcement."""
+        return self.ready.round
+
+    @property
+    def fragment(self) -> int:
+        """Fragment of the announcement."""
+        return self.ready.fragment
 
 
 class Claim(Message, frozen=True):

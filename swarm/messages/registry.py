@@ -27,6 +27,7 @@ from thinwire.swarm.messages.agreement import (
     Record,
     Report,
     Said,
+    ShownReady,
     Span,
     Verdict,
     Vote,
@@ -190,6 +191,7 @@ __all__ = [
     "Result",
     "Route",
     "Said",
+    "ShownReady",
     "Signature",
     "Span",
     "StateAsk",
@@ -272,6 +274,7 @@ TYPES: dict[int, type[Message]] = dict(
             Announced,
             Decided,
             Claim,
+            ShownReady,
         ],
         start=1,
     )

@@ -642,6 +642,13 @@ def test_ballot_of_a_hasty_peer_does_not_stop_a_proposal_that_moves(hasty):
     assert _promises(peer, ids[2], 3, 2.1 + peer.terms.patience), "the leader is stuck"
 
 
+def test_hasty_leader_may_replace_its_own_proposal_at_once():
+    """Otherwise a round in which a member departs would wait for a patience."""
+    peer, ids = _led(hasty=(0,))
+    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    assert _promises(peer, ids[0], 2, 1.0)
+
+
 def test_ballot_of_a_hasty_peer_is_followed_if_the_leader_is_gone():
     peer, ids = _led(hasty=(2,))
     peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
@@ -656,15 +663,17 @@ def test_ballot_of_a_hasty_peer_does_not_forestall_the_first_proposal():
     assert _promises(peer, ids[2], 2, peer.terms.grace + 1.1 * peer.terms.patience)
 
 
-@pytest.mark.parametrize("reached", [1, 3])
-def test_ballot_of_a_hasty_peer_is_followed_by_a_peer_that_reaches_no_quorum(reached):
-    """The hasty peer may be the only one that all others reach."""
-    ids = [name(i) for i in range(4)]
-    peer = agreement(ids[1], ids, [*ids[1 : 1 + reached]], hasty=[ids[3]])
-    peer.reach(ids[3])
+@pytest.mark.parametrize(("members", "first"), [(4, True), (4, False), (7, True)])
+def test_hasty_peer_may_begin_if_no_first_proposal_can_come(members, first):
+    """We do not reach its leader, or no quorum: the hasty peer may be the only one that all others reach."""
+    ids = [name(i) for i in range(members)]
+    hasty = ids[-1]
+    peer = agreement(ids[1], ids, [*ids[: 2 if first else 0], ids[1], ids[2], hasty], hasty=[hasty])
+    if members > 4:
+        peer.on_link_down(ids[2], 0.0)
     peer.announce(ready(), 0.0)
     peer.take()
-    assert _promises(peer, ids[3], 2, 1.0) == (reached < 2)
+    assert _promises(peer, hasty, 2, 1.0) == (members > 4 or not first)
 
 
 def test_peer_is_hasty_once_another_ballot_has_followed_its_own():

@@ -40,8 +40,12 @@ def record(results=RESULTS):
     return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED))
 
 
-def records_of(results, *, audited=True):
-    """Return the OwnerRecords of a round whose results are all here, and known to be settled; no owner has signed yet."""
+def records_of(results, *, audited=True, known=IDS, voted=None):
+    """Return the OwnerRecords of a round that adopts results, all of which are here; no owner has signed yet.
+
+    known: contributors whose announcements are here. voted: proposal that we have voted for. `results` of the returned object
+    has the results.
+    """
     stored = Results(lambda chunk, index: None, len(GRID))
     for index, one in enumerate(results):
         stored.put(index, one)
@@ -49,12 +53,13 @@ def records_of(results, *, audited=True):
         me=ANN,
         terms=SimpleNamespace(members=IDS),
         commit=None,
-        opened=OPENED,
-        confirms=lambda opened: False,
+        acceptor=SimpleNamespace(voted=voted),
+        announced=lambda entry: READY[entry.peer] if entry.peer in known else None,
         sign=lambda message: signature(ANN, message),
         verify=lambda peer, message, proof: proof == signature(peer, message),
     )
     records = OwnerRecords(agreement, stored, audited=audited)
+    records.results = stored
     records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID), basis_of(OPENED))
     return records
 
@@ -65,7 +70,7 @@ def claim(one, owner=BEN, signer=BEN):
 
 def settled(one, *, committed=RESULTS):
     records = records_of(committed)
-    assert records.take_claim(claim(one))
+    records.take_claim(claim(one))
     return records.settle()
 
 
@@ -132,36 +137,74 @@ def test_other_announcement_than_the_decided_one_gives_no_claim():
 
 
 def test_claim_counts_for_the_results_that_have_its_hashes_only():
-    """An earlier owner of a chunk may have claimed another result; the claim to the committed one is found."""
+    """Another owner may have claimed another result before; the claim to the committed one is found."""
     other = [bytes(len(one)) for one in RESULTS]
     records = records_of(RESULTS)
-    assert not records.take_claim(claim(record(other), ANN, ANN))
-    assert records.take_claim(claim(record())) and records.take_claim(claim(record(), CAT, CAT))
+    for one, owner in ((record(other), ANN), (record(), BEN), (record(), CAT)):
+        records.take_claim(claim(one, owner, owner))
     assert {owner for owner, _ in records.settle().values()} == {BEN}
     assert records.settle() == {}
 
 
-def test_shown_claim_is_taken_if_a_peer_of_the_round_has_signed_it():
-    records, other = records_of(RESULTS), record([bytes(len(one)) for one in RESULTS])
-    assert not records.take_claim(claim(record(), BEN, ANN)), "another signature"
-    assert not records.take_claim(claim(record(), PEERS[3], PEERS[3])), "a stranger"
-    assert not records.take_claim(claim(other)), "other results"
-    assert not records.take_claim(claim(msgspec.structs.replace(record(), basis=bytes(32)))), "other contributors"
-    assert not records_of(RESULTS, audited=False).take_claim(claim(record()))
+@pytest.mark.parametrize(
+    "false",
+    [
+        claim(record(), BEN, ANN),
+        claim(record(), PEERS[3], PEERS[3]),
+        claim(record([bytes(len(one)) for one in RESULTS])),
+        claim(msgspec.structs.replace(record(), basis=bytes(32))),
+        claim(msgspec.structs.replace(record(), basis=b"")),
+    ],
+    ids=["signature", "stranger", "results", "contributors", "nothing computed"],
+)
+def test_false_claim_is_not_taken(false):
+    records = records_of(RESULTS)
+    records.take_claim(false)
     assert records.settle() == {}
-    assert records.take_claim(claim(record())) and set(records.settle()) == set(MINE)
+
+
+def test_claim_of_a_newcomer_counts_if_we_have_followed_a_ballot_in_which_it_owns_chunks():
+    records, newcomer = records_of(RESULTS), PEERS[3]
+    records.open(OPENED, [newcomer] * len(GRID), basis_of(OPENED))
+    records.take_claim(claim(record(), newcomer, newcomer))
+    assert {owner for owner, _ in records.settle().values()} == {newcomer}
+
+
+@pytest.mark.parametrize("sender", [ANN, BEN, PEERS[3]])
+def test_record_of_all_results_is_a_claim_only_if_a_member_sends_it(sender):
+    records, every = records_of(RESULTS), tuple(range(len(GRID)))
+    hashes = hashes_of(RESULTS)
+    records.results.settle(blake3.blake3(hashes).digest())
+    one = Record(1, 0, FIRST, every, hashes, b"", basis_of(OPENED))
+    assert records.take(sender, one, signature(sender, one))
+    assert records.unclaimed == (sender == PEERS[3])
 
 
 def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
     records, rest = records_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
-    assert records.take_claim(claim(record()))
-    assert records.unclaimed and records.claims() is None
+    records.take_claim(claim(record()))
+    assert records.unclaimed and len(records.claims()) == 1
     one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED))
-    assert records.take_claim(claim(one, ANN, ANN))
-    assert not records.unclaimed
-    assert {found.owner for found in records.claims()} == {ANN, BEN} and len(records.claims()) == 2
-    records.clear()
-    assert records.unclaimed
+    records.take_claim(claim(one, ANN, ANN))
+    assert not records.unclaimed and {found.owner for found in records.claims()} == {ANN, BEN}
+
+
+def test_audit_needs_the_announcement_of_each_contributor():
+    records = records_of(RESULTS, known=(ANN, BEN))
+    every = tuple(range(len(GRID)))
+    records.take_claim(claim(Record(1, 0, FIRST, every, hashes_of(RESULTS), b"", basis_of(OPENED))))
+    assert len(records.claims()) == 1 and records.unclaimed
+
+
+def test_claims_outlive_a_ballot_with_other_contributors_only_if_we_have_voted_for_their_results():
+    for voted in (OPENED, None):
+        records = records_of(RESULTS, voted=voted)
+        records.take_claim(claim(record()))
+        records.open(
+            msgspec.structs.replace(OPENED, contributors=OPENED.contributors[:1]), [BEN] * len(GRID), bytes(32)
+        )
+        records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID), basis_of(OPENED))
+        assert len(records.claims()) == (voted is not None)
 
 
 def test_record_claims_what_was_computed_here_in_a_ballot_without_adopted_results():
