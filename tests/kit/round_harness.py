@@ -224,7 +224,7 @@ class RoundHarness:
 
     def on_message(self, sender: PeerId, message: Message, payload: bytes = b"") -> None:
         """Deliver a frame, signed by its sender."""
-        self.round.on_frame(sender, Frame(message, payload, signature(sender, message)))
+        self.round.on_frame(sender, Frame(message, payload, signature(sender, message.statement())))
 
     def open(self, **changes: Any) -> Open:
         """Let the leader open the round; return how."""

@@ -55,6 +55,7 @@ from thinwire.swarm.messages.registry import (
     Ready,
     Record,
     Result,
+    ShownReady,
     Vote,
 )
 
@@ -1091,18 +1092,6 @@ def test_results_with_more_voters_than_liars_need_no_claims():
     assert adopting(sources=(LEADER, OTHER)).sent(Vote)
 
 
-def test_sources_are_asked_for_claims_in_turn_until_these_are_here():
-    harness = adopting()
-    harness.sent(Fetch)
-    harness.now += harness.terms.patience
-    harness.round.tick()
-    assert [(to, one.indices) for to, one, _ in harness.sent(Fetch)] == [(OTHER, ())]
-    harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
-    harness.now += harness.terms.patience
-    harness.round.tick()
-    assert not harness.sent(Fetch)
-
-
 def test_voter_shows_the_claims_of_all_owners_until_the_commit():
     harness = Harness(audited=True)
     harness.finish()
@@ -1140,6 +1129,114 @@ def test_owner_that_follows_another_proposal_with_this_ballot_is_shown_ours():
     for _ in range(3):
         harness.on_message(OTHER, msgspec.structs.replace(harness.record(4, 5), basis=bytes(32)))
     assert [(to, one) for to, one, _ in harness.sent(Open)] == [(OTHER, harness.opened)]
+
+
+def entries(harness, **other):
+    """Return entries that name the announcements here. other: digests by name of a peer."""
+    known = harness.round.agreement.ready
+    return tuple(Contribution(peer, 1, 10, other.get(peer.hex(), known[peer].digest)) for peer in IDS)
+
+
+def test_claims_outlive_a_ballot_with_other_contributors():
+    """We have voted; a ballot of fewer contributors fails; then our vote is adopted, and only we can show claims to it."""
+    harness = Harness(audited=True)
+    harness.finish()
+    wanted = harness.sent(Vote)[0][1].digest
+    harness.open(ballot=SECOND, contributors=(Contribution(LEADER, 1, 10), Contribution(ME, 1, 10)))
+    third = Ballot(3, LEADER)
+    harness.open(ballot=third, adopted=wanted, sources=(ME,), kept=IDS)
+    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        harness.results_of(owner, *indices, ballot=third)
+    assert [vote.ballot for _, vote, _ in harness.sent(Vote)] == [third]
+    harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
+    assert {one.owner for _, one, _ in harness.sent(Claim)} == {*IDS}
+
+
+def test_owner_signs_no_result_of_data_that_another_announcement_covers():
+    """A contributor has told it other data than the others; with the decided announcement, its result would seem false."""
+    harness = Harness(audited=True)
+    harness.open(ballot=SECOND, contributors=entries(harness))
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    assert harness.sent(Record)
+    harness.open(ballot=Ballot(3, LEADER), contributors=entries(harness, **{OTHER.hex(): bytes([7]) * 32}))
+    assert not harness.sent(Record) and harness.round.results[2] is None
+
+
+def test_announcement_that_its_peer_replaces_remains_for_audits():
+    harness = Harness(audited=True)
+    opened = harness.open(ballot=SECOND, contributors=entries(harness))
+    first = harness.round.agreement.ready[OTHER]
+    harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
+    named = opened.contributors[IDS.index(OTHER)]
+    assert harness.round.agreement.ready[OTHER] != first and harness.round.agreement.announced(named) == first
+    harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
+    assert harness.round.agreement.announced(named) is None
+
+
+def test_adopted_results_of_an_unknown_announcement_get_our_vote_once_it_is_shown():
+    """Without it no audit is possible. A liar may report a vote for contributors that do not exist."""
+    harness, late = Harness(audited=True), ready(dense_payloads(7), attempt=5)
+    named = (*entries(harness)[:2], Contribution(OTHER, 5, 10, late.digest))
+    third = Ballot(3, OTHER)
+    wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
+    harness.open(ballot=third, contributors=named, adopted=wanted, sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
+    harness.results_of(OTHER, *range(6), ballot=third)
+    harness.on_message(OTHER, shown(harness, OTHER, *range(6)))
+    assert not harness.sent(Vote)
+    for false in (ready(dense_payloads(8), attempt=5), ready(dense_payloads(7), attempt=6)):
+        harness.on_message(LEADER, ShownReady(OTHER, false, signature(OTHER, false.statement())))
+    harness.on_message(LEADER, ShownReady(OTHER, late, signature(LEADER, late.statement())))
+    assert not harness.sent(Vote)
+    harness.on_message(LEADER, ShownReady(OTHER, late, signature(OTHER, late.statement())))
+    assert harness.sent(Vote)
+
+
+def test_voter_shows_the_announcements_that_its_proposal_names():
+    harness = Harness(audited=True)
+    harness.open(ballot=SECOND, contributors=entries(harness))
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        harness.results_of(owner, *indices, ballot=SECOND)
+        harness.record_of(owner, *indices, ballot=SECOND)
+    wanted = harness.sent(Vote)[-1][1].digest
+    harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
+    told = {one.peer: one for _, one, _ in harness.sent(ShownReady)}
+    assert told.keys() == {*IDS}
+    assert all(one.signature == signature(one.peer, one.ready.statement()) for one in told.values())
+    harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
+    assert not harness.sent(ShownReady), "once in a patience"
+
+
+@pytest.mark.parametrize("proves", [False, True])
+def test_leader_that_shows_no_claims_to_its_vote_within_a_patience_leads_no_more(proves):
+    harness = adopting()
+    harness.round.tick()
+    if proves:
+        harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
+    harness.now += 1.1 * harness.terms.patience
+    harness.round.tick()
+    fourth = Ballot(4, OTHER)
+    harness.open(ballot=fourth)
+    assert (harness.round.agreement.opened.ballot == fourth) == proves
+
+
+def test_sources_are_asked_in_turn_and_the_leader_first():
+    harness = adopting(sources=(LEADER, OTHER))
+    asked = []
+    for _ in range(4):
+        harness.round.tick()
+        asked += [to for to, one, _ in harness.sent(Fetch) if not one.indices]
+        harness.now += harness.terms.patience / 3
+    assert asked == [OTHER, LEADER, OTHER, LEADER]
+    harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
+    harness.now += harness.terms.patience
+    harness.round.tick()
+    assert not harness.sent(Fetch)
 
 
 def shared():
