@@ -1,4 +1,4 @@
-"""Back-off of peers that cost a round its time: for some rounds they own no chunks, or lead less.
+"""Back-off of peers that cost a round its time: for some rounds they own no chunks, or stop no leader.
 
 A round finds out which owners fail, moves their chunks to others and commits. Without memory, the next round would
 start with the same owners and lose the same patience again. So a peer that ended a round without its chunks pauses for
@@ -12,7 +12,8 @@ each such round by one in which it contributed, and after PATIENT of them it pau
 
 A member that begins a ballot stops the one in progress. If its own ballot does not commit, it has cost the round a patience.
 Then others do not follow its ballots, for as many rounds, while another leader makes progress (`Turn.held`). If the leader is
-gone or stuck, they do. So a member that always begins ballots can delay few rounds, and an honest one loses nothing.
+gone or stuck, they do. So a member that always begins ballots can delay few rounds, and an honest one that has lost a duel
+of ballots loses little.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ STEPS = 6
 PATIENT = 3
 """Rounds without a contributor's data, less the rounds with it, after which it pauses."""
 
-
 FORGOTTEN = 64
 """Rounds for which a pause as leader is remembered: after another vain ballot the next one is longer."""
+
 
 LATE, FELT = 1.5, 0.5
 """An owner of many chunks is slower than announced if it takes LATE times its time, plus FELT seconds."""

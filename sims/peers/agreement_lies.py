@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
 from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
@@ -204,11 +205,12 @@ class _FalseVote:
     """Member that answers each proposal with its own ballot, and reports its vote for false results.
 
     It uses no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
-    The results are huge, or, if `bounded`, a negative share of its own contribution.
+    The results are huge, or, if `bounded`, a negative share of its own contribution. If it `claims` them, it signs for having
+    computed them, and replaces its announcement, which an audit needs.
     """
 
-    def __init__(self, session: RoundSession, bounded: bool = False) -> None:
-        self._bounded = bounded
+    def __init__(self, session: RoundSession, *, bounded: bool = False, claims: bool = False) -> None:
+        self._bounded, self._claims = bounded, claims
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
         self._chunks: list[Buffer] = []
         self._heard: set[PeerId] = set()
@@ -235,6 +237,8 @@ class _FalseVote:
         if self._bounded and not current.exchange.source:
             return
         self._chunks = [self._false(index, current) for index in range(len(session.grid))]
+        if self._claims and (ready := agreement.ready.get(session.me)) is not None:
+            self._tell(replace(ready, attempt=ready.attempt + 1))
         agreement.acceptor.vote(agreement.opened, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
         self._heard = {session.me}
         agreement._prepare(session._now())
@@ -265,7 +269,17 @@ class _FalseVote:
             if results.chunks[index] is not None:
                 results.drop(index)
             results.put(index, chunk)
+        opened = current.exchange.opened
+        if self._claims and opened is not None:
+            hashes = b"".join(results.each())
+            place = opened.round, opened.fragment, opened.ballot
+            basis = basis_of(opened.contributors)
+            self._tell(Record(*place, tuple(range(len(results))), hashes, opened.lineage, basis))
         current.exchange.check()
+
+    def _tell(self, message: Message) -> None:
+        for peer in sorted(self._session.live):
+            self._control(peer, message)
 
 
 def _hide_records(process: Process) -> None:
@@ -301,6 +315,11 @@ def _vote_within_bounds(session: RoundSession | GossipSession) -> None:
         _FalseVote(session, bounded=True)
 
 
+def _claim_falsely(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _FalseVote(session, bounded=True, claims=True)
+
+
 LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "double-vote": each(_vote_twice),
     "other-vote": lambda process: change_outgoing(process, _other_vote),
@@ -314,6 +333,7 @@ LIES_TOLD: dict[str, Callable[[Process], None]] = {
     "half-record": _hide_records,
     "false-vote": each(_vote_falsely),
     "bounded-vote": each(_vote_within_bounds),
+    "false-claim": each(_claim_falsely),
 }
 """Kind of lie -> function that makes the peer of a process tell it.
 

@@ -75,6 +75,7 @@ VOTE_LIES: Mapping[str, str] = {
     "half-record": "signs for the results of its chunks to only half of the peers, and does not vote",
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",
     "bounded-vote": "the same for results with usual norms: a negative share of its own contribution",
+    "false-claim": "the same, and it signs for having computed them, and replaces its announcement",
 }
 """Lies about the agreement, likewise.
 

@@ -12,8 +12,9 @@ LIAR, BEGINS, SECONDS = 3, 5.0, 30.0
 HONEST = [0, 1, 2]
 
 
-def lied(lie, *, quorum='"two-thirds"', peers=4, liar=LIAR, more=(), seconds=SECONDS, parameters=2_000):
-    toml = manifest_of("sync_every = 4\n", codec="fp32").replace("[exchange]\n", f"[exchange]\nquorum = {quorum}\n", 1)
+def lied(lie, *, quorum='"two-thirds"', peers=4, liar=LIAR, more=(), seconds=SECONDS, parameters=2_000, exchange=""):
+    lines = f"[exchange]\nquorum = {quorum}\n{exchange}"
+    toml = manifest_of("sync_every = 4\n", codec="fp32").replace("[exchange]\n", lines, 1)
     assert "quorum" in toml
     faults = (*([Fault(BEGINS, "liar", (liar,), 100.0, 0.0, lie)] if lie else []), *more)
     return played(swarm_of(peers, toml, seconds=seconds, seed=2, faults=faults, parameters=parameters))
@@ -73,6 +74,19 @@ def test_leader_that_reports_a_vote_for_bounded_false_results_does_not_change_th
     """No owner has claimed them, so no honest peer votes for them."""
     found, clean = losses(lied("bounded-vote", seconds=40.0)), losses(lied("", seconds=40.0))
     assert max(found) >= 8 and found == {number: clean[number] for number in found}
+
+
+@pytest.mark.trial
+def test_leader_that_claims_made_up_results_is_banned():
+    """An audit names it, although it has replaced the announcement that the decided proposal names."""
+    run = lied("false-claim", seconds=60.0, exchange="audit = 1.0\n")
+    assert not run.violations
+    liar = next(event.fields["peer"] for event in run.journal.of("start") if event.peer == LIAR)
+    bans = [event for event in run.journal.of("banned") if event.peer in HONEST]
+    assert {event.peer for event in bans} == set(HONEST)
+    assert all(event.fields["peer"] == liar and "a false result" in event.fields["detail"] for event in bans)
+    last = max(event.at for event in bans)
+    assert len([event for event in run.journal.of("round") if event.peer == 0 and event.at > last]) >= 5
 
 
 @pytest.mark.trial
