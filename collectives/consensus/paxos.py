@@ -104,7 +104,9 @@ class Agreement:
         """Peers that report to be in a later round."""
         self.sign, self.verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
-        self._check = ProposalCheck(me, store.life, self._electorate, verify=verify, accuse=accuse, banned=banned)
+        self._check = ProposalCheck(
+            me, store.life, self._electorate, sign=sign, verify=verify, accuse=accuse, banned=banned
+        )
         self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
@@ -369,9 +371,7 @@ class Agreement:
 
     def announcements(self) -> list[ShownReady]:
         """Return the announcements that the proposal in progress names, for a peer that may lack them."""
-        mine = [one for one in self._check.named if one.peer == self.me]
-        signed = [ShownReady(self.me, one.ready, self.sign(one.ready.statement())) for one in mine]
-        return signed + [one for one in self._check.named if one.peer != self.me and one.signature]
+        return self._check.named
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused

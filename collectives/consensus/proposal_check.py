@@ -29,6 +29,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Digest,
     Justified,
+    Message,
     Open,
     PeerId,
     Ready,
@@ -50,6 +51,7 @@ class ProposalCheck:
         life: bytes,
         electorate: Electorate,
         *,
+        sign: Callable[[Message], bytes],
         verify: Verify,
         accuse: Accuse,
         banned: Callable[[], Collection[PeerId]],
@@ -63,7 +65,7 @@ class ProposalCheck:
         self._named: dict[Digest, ShownReady] = {}  # announcements that the proposal in progress names
         self._me, self._life, self._electorate = me, life, electorate
         self._differ = False
-        self._verify, self._banned = verify, banned
+        self._sign, self._verify, self._banned = sign, verify, banned
         self._equivocation = Equivocation(accuse)
 
     def admits(self, sender: PeerId, message: Open | Justified, present: Open | None) -> bool:
@@ -151,13 +153,14 @@ class ProposalCheck:
         ready = self.ready.get(entry.peer)
         if ready is None or not names(entry, ready):
             return None
-        # Our own announcement has no signature here.
-        return ShownReady(entry.peer, ready, self._equivocation.signature_of(entry.peer, ready.statement()) or b"")
+        said = ready.statement()
+        signature = self._sign(said) if entry.peer == self._me else self._equivocation.signature_of(entry.peer, said)
+        return ShownReady(entry.peer, ready, signature or b"")
 
     @property
-    def named(self) -> Collection[ShownReady]:
-        """Known announcements that the proposal in progress names."""
-        return self._named.values()
+    def named(self) -> list[ShownReady]:
+        """Announcements that the proposal in progress names, for a peer that may lack them."""
+        return [shown for shown in self._named.values() if shown.signature]
 
     def take_shown(self, shown: ShownReady, opened: Open) -> None:
         """Store an announcement that the proposal in progress names, and that another peer shows."""

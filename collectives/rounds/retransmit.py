@@ -114,7 +114,6 @@ class Repair:
         if results.missing and (lost or untouched or self._agreement.commit is None):
             self._fetch_all()
         exchange.check()
-        self._fetch_claims(self._now())
 
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
