@@ -212,6 +212,7 @@ def test_another_life_contradicts_free_proposals_only(adopted):
         BEN,
         LIVES[BEN],
         Electorate(BEN, TERMS, IDS, verify),
+        sign=lambda message: bytes(64),
         verify=verify,
         accuse=lambda *conflict: None,
         banned=tuple,
