@@ -21,6 +21,7 @@ vote, it does not bind (`justification.bound`).
     Blame      participant -> leader   that peer stops our progress
     Ask        any -> any              a latecomer asks for announcements, or for the end of the round
     Leave      member -> all           the last vote, and no further one in this round
+    ShownReady any -> any              an announcement that an adopted proposal names
 
 Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
 them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), commits that other peers
