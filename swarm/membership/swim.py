@@ -87,6 +87,11 @@ class Roster:
         return self._members.live.others()
 
     @property
+    def dead(self) -> list[PeerId]:
+        """Peers that have died and not come back, sorted."""
+        return sorted(peer for peer, _ in self._dead())
+
+    @property
     def banned(self) -> list[PeerId]:
         """Peers that are out for good, or with a verdict for as long as its lineage continues.
 
@@ -322,13 +327,15 @@ class Roster:
         return self._rng.sample(pool, min(count, len(pool)))
 
     def _dead(self) -> Iterator[tuple[PeerId, Member]]:
-        return ((peer, member) for peer, member in self._members.table.items() if member.state == "dead")
+        table = self._members.table
+        if self._members.live.size > len(table):
+            return iter(())  # All are in the view, as nearly always.
+        return ((peer, member) for peer, member in table.items() if member.state == "dead")
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
         pool, table = self._members.live.others(), self._members.table
-        if len(pool) < len(table):
-            pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
+        pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
             if not self._news and not table[peer].note and peer not in self._members.behind:
