@@ -159,7 +159,8 @@ class Roster:
 
     def alive(self, peer: PeerId) -> bool:
         """Return True if a peer is in the view."""
-        return peer == self._members.me or (peer in self._members.table and self._members.table[peer].live)
+        member = self._members.table.get(peer)
+        return member.live if member is not None else peer == self._members.me
 
     def met(self, peer: PeerId) -> bool:
         """Return True if a peer has proved its keys to this one; False if we know it from others only."""
@@ -168,9 +169,10 @@ class Roster:
 
     def record_of(self, peer: PeerId) -> PeerRecord | None:
         """Return the newest record of a peer, alive or not."""
-        if peer == self._members.me:
-            return self.record
-        return self._members.table[peer].record if peer in self._members.table else None
+        member = self._members.table.get(peer)
+        if member is not None:
+            return member.record
+        return self.record if peer == self._members.me else None
 
     def states(self) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id."""
@@ -178,7 +180,8 @@ class Roster:
 
     def progress_of(self, peer: PeerId) -> int:
         """Return the round that a peer last reported, or 0."""
-        return self._members.table[peer].progress if peer in self._members.table else 0
+        member = self._members.table.get(peer)
+        return member.progress if member is not None else 0
 
     # --- inputs
 
