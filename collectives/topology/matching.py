@@ -71,17 +71,18 @@ class _Tree:
     """
 
     def __init__(self, ordered: NDArray[np.uint64], size: int) -> None:
-        self._ordered, self._size = ordered, size
+        # A memory view returns Python integers, which take less time than arrays of a few values.
+        self._ordered, self._size = ordered.data, size
 
     def _split(self, low: int, high: int, bit: int) -> int:
         """Return the start of the half in which this bit is set."""
         if bit < 0:
             return (low + high) // 2  # equal labels: any rule that all peers know will do
-        lowest = int(self._ordered[low])
+        lowest = self._ordered[low]
         edge = (lowest >> bit | 1) << bit
         if lowest >= edge:
             return low
-        return low + int(self._ordered[low:high].searchsorted(np.uint64(edge)))
+        return bisect_left(self._ordered, edge, low, high)
 
     def _left_over(self, low: int, high: int, bit: int) -> list[int]:
         """Return the peers that are in no full group of the subtree, fewer than a group."""

@@ -42,9 +42,8 @@ class LostPeers:
         Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
         """
         roster = self._presence().roster
-        dead = [peer for peer, state in roster.states().items() if state == "dead"]
         sought = [contact for contact in self._unknown if contact not in self._claims]
-        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
+        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, roster.dead))}
         return [found[key] for key in sorted(found)]
 
     def seek(self, known: Sequence[Contact], claimed: Sequence[Contact]) -> None:
@@ -75,6 +74,8 @@ class LostPeers:
     @property
     def _unknown(self) -> list[Contact]:
         """Those that we seek and the roster does not know."""
+        if not self._sought:
+            return []
         roster = self._presence().roster
         records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
         known = {record.transport_key for record in records}

@@ -47,9 +47,11 @@ class Reachability:
 
         Ends if we listen on loopback only.
         """
+        if all(scope_of(address) == "machine" for address in self._own):
+            return
         asked: frozenset[Contact] = frozenset()
         at, seen, turn = 0.0, -1, 0
-        while not all(scope_of(address) == "machine" for address in self._own):
+        while True:
             await asyncio.sleep(CHECK_SECONDS)
             roster, due = self._roster, self._now() >= at
             if not due and roster.view.number == seen:

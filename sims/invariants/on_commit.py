@@ -118,6 +118,7 @@ class CommitInvariants:
         self._longest: dict[int, NDArray[np.float64]] = {}
         self._given: dict[int, tuple[str, int]] = {}
         self._merged: dict[int, int] = {}
+        self._oldest = -KEPT
 
     turns = 1
     """Number of rounds that `frontier` counts in one round of every fragment."""
@@ -204,7 +205,9 @@ class CommitInvariants:
             self._check(index, old, new, outcome.commit)
         if self.pairs is not None and outcome.commit is not None:
             self.pairs.committed(index, round, state, outcome.commit)
-        self._forget(self.frontier - KEPT)
+        oldest = self.frontier - KEPT
+        if oldest != self._oldest or round < oldest:
+            self._forget(oldest)
 
     # Checks
 
@@ -219,6 +222,7 @@ class CommitInvariants:
             self._tell("agreement", index, f"{place}: peers {others[:5]} had another state")
 
     def _forget(self, oldest: int) -> None:
+        self._oldest = oldest
         self._states = {digest: state for digest, state in self._states.items() if state.round >= oldest}
         self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= oldest}
 

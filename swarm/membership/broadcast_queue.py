@@ -23,8 +23,8 @@ SKIPS = 3
 
 @dataclass(slots=True)
 class _News:
+    subject: Subject
     item: bytes
-    order: int
     times_sent: int = 0
 
 
@@ -35,29 +35,30 @@ class Broadcast:
     """
 
     def __init__(self) -> None:
-        self._news: dict[Subject, _News] = {}
-        # Indexed by the number of sends: (order, subject), the next entry last. An entry is void if its item is gone or
-        # replaced.
-        self._levels: list[list[tuple[int, Subject]]] = [[]]
+        self._orders: dict[Subject, int] = {}
+        self._news: dict[int, _News] = {}
+        # Orders, indexed by the number of sends, the next one last. An order is void if its item is gone or replaced.
+        self._levels: list[list[int]] = [[]]
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._news)
 
     def add(self, subject: Subject, item: bytes) -> None:
+        self.forget(subject)
         self._count += 1
-        self._news[subject] = _News(item, self._count)
-        self._levels[0].append((self._count, subject))
+        self._orders[subject] = self._count
+        self._news[self._count] = _News(subject, item)
+        self._levels[0].append(self._count)
         if len(self._news) > MAX_QUEUE:
-            del self._news[max(self._news, key=lambda key: (self._news[key].times_sent, -self._news[key].order))]
+            self.forget(max(self._news.items(), key=lambda entry: (entry[1].times_sent, -entry[0]))[1].subject)
         if sum(map(len, self._levels)) > 2 * len(self._news) + 64:
-            self._levels = [
-                [entry for entry in level if self._valid(times_sent, *entry)]
-                for times_sent, level in enumerate(self._levels)
-            ]
+            self._levels = [[order for order in level if order in self._news] for level in self._levels]
 
     def forget(self, subject: Subject) -> None:
-        self._news.pop(subject, None)
+        order = self._orders.pop(subject, None)
+        if order is not None:
+            del self._news[order]
 
     def take(self, budget: int, most: int, times: int) -> list[bytes]:
         """Return at most `most` items with at most `budget` bytes in total.
@@ -65,13 +66,15 @@ class Broadcast:
         An item that has been sent `times` times is dropped.
         """
         chosen: list[bytes] = []
-        later: list[tuple[int, tuple[int, Subject]]] = []
+        later: list[tuple[int, int]] = []
         skipped = 0
+        if not self._news:
+            return chosen
         for level in self._levels:
             while level and len(chosen) < most and skipped < SKIPS:
-                entry = level.pop()
-                news = self._news.get(entry[1])
-                if news is None or news.order != entry[0]:
+                order = level.pop()
+                news = self._news.get(order)
+                if news is None:
                     continue
                 if (size := len(news.item)) <= budget:
                     budget -= size
@@ -80,15 +83,11 @@ class Broadcast:
                 else:
                     skipped += 1
                 if news.times_sent < times:
-                    later.append((news.times_sent, entry))
+                    later.append((news.times_sent, order))
                 else:
-                    del self._news[entry[1]]
-        for times_sent, entry in later:
+                    self.forget(news.subject)
+        for times_sent, order in later:
             if times_sent == len(self._levels):
                 self._levels.append([])
-            insort(self._levels[times_sent], entry)
+            insort(self._levels[times_sent], order)
         return chosen
-
-    def _valid(self, times_sent: int, order: int, subject: Subject) -> bool:
-        news = self._news.get(subject)
-        return news is not None and news.times_sent == times_sent and news.order == order

@@ -87,6 +87,11 @@ class Roster:
         return self._members.live.others()
 
     @property
+    def dead(self) -> list[PeerId]:
+        """Peers that have died and not come back, sorted."""
+        return sorted(peer for peer, _ in self._dead())
+
+    @property
     def banned(self) -> list[PeerId]:
         """Peers that are out for good, or with a verdict for as long as its lineage continues.
 
@@ -154,7 +159,8 @@ class Roster:
 
     def alive(self, peer: PeerId) -> bool:
         """Return True if a peer is in the view."""
-        return peer == self._members.me or (peer in self._members.table and self._members.table[peer].live)
+        member = self._members.table.get(peer)
+        return member.live if member is not None else peer == self._members.me
 
     def met(self, peer: PeerId) -> bool:
         """Return True if a peer has proved its keys to this one; False if we know it from others only."""
@@ -163,9 +169,10 @@ class Roster:
 
     def record_of(self, peer: PeerId) -> PeerRecord | None:
         """Return the newest record of a peer, alive or not."""
-        if peer == self._members.me:
-            return self.record
-        return self._members.table[peer].record if peer in self._members.table else None
+        member = self._members.table.get(peer)
+        if member is not None:
+            return member.record
+        return self.record if peer == self._members.me else None
 
     def states(self) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id."""
@@ -173,7 +180,8 @@ class Roster:
 
     def progress_of(self, peer: PeerId) -> int:
         """Return the round that a peer last reported, or 0."""
-        return self._members.table[peer].progress if peer in self._members.table else 0
+        member = self._members.table.get(peer)
+        return member.progress if member is not None else 0
 
     # --- inputs
 
@@ -322,13 +330,15 @@ class Roster:
         return self._rng.sample(pool, min(count, len(pool)))
 
     def _dead(self) -> Iterator[tuple[PeerId, Member]]:
-        return ((peer, member) for peer, member in self._members.table.items() if member.state == "dead")
+        table = self._members.table
+        if self._members.live.size > len(table):
+            return iter(())  # All are in the view, as nearly always.
+        return ((peer, member) for peer, member in table.items() if member.state == "dead")
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
         pool, table = self._members.live.others(), self._members.table
-        if len(pool) < len(table):
-            pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
+        pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
             if not self._news and not table[peer].note and peer not in self._members.behind:

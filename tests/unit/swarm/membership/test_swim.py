@@ -394,11 +394,11 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
     number = roster.view.number
     roster.handle(NAMES[2], Gossip(tuple(_accuse(i, 1, 2) for i in (2, 3, 4))), 0.3)
     assert _until_dead(roster, 1, answer=True) < 12.0
-    assert roster.view.number == number + 1 and NAMES[1] not in roster.view
+    assert roster.view.number == number + 1 and NAMES[1] not in roster.view and roster.dead == [NAMES[1]]
     roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 2)),)), 20.0)
     assert not roster.alive(NAMES[1])
     roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 3)),)), 20.0)
-    assert roster.alive(NAMES[1]) and roster.view.number == number + 2
+    assert roster.alive(NAMES[1]) and roster.view.number == number + 2 and roster.dead == []
 
 
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
