@@ -274,7 +274,7 @@ class Agreement:
             if self.commit is None and certified(message, self._electorate, self.verify):
                 self.commit = message
                 self._check.note_commit(message)
-                self._check.keep(message.opened)
+                self._check.keep(message.opened, self._acceptor.voted)
                 if self._proposer.ballot is not None:
                     self._out.append((None, message))  # Peers that we have asked wait for us now.
             elif self.commit is not None and conflicting(self.commit, message):
@@ -325,7 +325,7 @@ class Agreement:
                 self._proposer.hear_again(sender)
             self.diverged |= self._check.outnumbered
         if self.opened is not None:
-            self._check.keep(self.opened)
+            self._check.keep(self.opened, self._acceptor.voted)
         if self._check.deferred is not None:
             self._hear_open(*self._check.deferred, now)
 
@@ -339,7 +339,7 @@ class Agreement:
             return
         self._proposer.yield_to_others()
         self.opened = opened
-        self._check.keep(opened)
+        self._check.keep(opened, self._acceptor.voted)
         self._turn.follow(sender, now)
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
@@ -440,7 +440,7 @@ class Agreement:
         if message is not None:
             message = sealed(message, self.sign) if self.terms.lineage else message
             self.opened = message if isinstance(message, Open) else message.opened
-            self._check.keep(self.opened)
+            self._check.keep(self.opened, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.progress(now)

@@ -139,13 +139,13 @@ class ProposalCheck:
         shown = self._named.get(entry.announced)
         return shown.ready if shown is not None else None
 
-    def keep(self, opened: Open) -> None:
-        """Keep the announcements that a proposal names.
+    def keep(self, opened: Open, voted: Open | None) -> None:
+        """Keep the announcements that a proposal and our last vote name.
 
-        Their peers may replace them, but the results depend on these.
+        Their peers may replace them, but the results depend on these, and a later ballot may adopt those of our vote.
         """
         before, self._named = self._named, {}
-        for entry in opened.contributors:
+        for entry in (*opened.contributors, *(voted.contributors if voted is not None else ())):
             if entry.announced and (shown := before.get(entry.announced) or self._present(entry)) is not None:
                 self._named[entry.announced] = shown
 
@@ -159,7 +159,7 @@ class ProposalCheck:
 
     @property
     def named(self) -> list[ShownReady]:
-        """Announcements that the proposal in progress names, for a peer that may lack them."""
+        """Announcements that are kept, for a peer that may lack them."""
         return [shown for shown in self._named.values() if shown.signature]
 
     def take_shown(self, shown: ShownReady, opened: Open) -> None:

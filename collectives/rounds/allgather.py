@@ -337,7 +337,7 @@ class AllGather(DataPlane):
             if far:
                 return
         self._phase(self.round, "vote")
-        self.agreement.complete(digest, self._now())
+        self._vote(digest)
 
     def _senders(self, opened: Open) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""

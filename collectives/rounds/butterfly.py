@@ -156,7 +156,7 @@ class Butterfly(DataPlane):
             self._renew(opened)
         before = self.owners
         self._assign(opened)
-        self._records.open(opened, self.owners, self._key)
+        self._records.open(opened, self.owners)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
@@ -347,6 +347,20 @@ class Butterfly(DataPlane):
                 self._replay()
             self.check()
 
+    def recheck(self) -> None:
+        """Check adopted results by the norms in announcements that have come later; vote if all are right."""
+        opened = self.opened
+        if opened is None or opened.adopted is None or self.agreement.confirms(opened):
+            return
+        for index, chunk in enumerate(self.results.chunks):
+            try:
+                if chunk is not None:
+                    self._check_result(chunk, index)
+            except CodecError:
+                self.results.drop(index)
+                self.agreement.refute(opened)
+        self.check()
+
     def _take_claim(self, claim: Claim) -> None:
         self._records.take_claim(claim)
         self.check()
@@ -385,7 +399,7 @@ class Butterfly(DataPlane):
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")
-            self.agreement.complete(digest, self._now())
+            self._vote(digest)
 
     def owing(self, opened: Open) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""

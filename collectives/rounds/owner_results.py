@@ -105,18 +105,18 @@ class OwnerRecords:
         self._basis = b""
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
         self._claims: dict[bytes, dict[int, dict[Digest, Claim]]] = {}
-        self._trusted: set[PeerId] = set()  # owners in ballots that we have followed, and whose results they computed
+        self._trusted: set[PeerId] = set()  # owners in the ballots that we have followed and that adopt no results
 
     def clear(self) -> None:
         """Forget the results: the contributors have changed."""
         self.contradicted.clear()
         self._made.clear()
 
-    def open(self, opened: Open, owners: Sequence[PeerId], basis: bytes) -> None:
-        """Begin a ballot. owners: of each chunk in it. basis: name of its contributors."""
-        self._opened, self._owners, self._basis = opened, owners, basis
+    def open(self, opened: Open, owners: Sequence[PeerId]) -> None:
+        """Begin a ballot. owners: of each chunk in it."""
+        self._opened, self._owners, self._basis = opened, owners, basis_of(opened.contributors)
         voted = self._agreement.acceptor.voted
-        kept = {basis, basis_of(voted.contributors) if voted is not None else basis}
+        kept = {self._basis, basis_of(voted.contributors) if voted is not None else self._basis}
         self._claims = {one: claims for one, claims in self._claims.items() if one in kept}
         if opened.adopted is None:
             self._trusted.update(owners)
@@ -130,17 +130,14 @@ class OwnerRecords:
         return all(self._made.get(index) == self._results.hashes((index,)) for index in indices)
 
     @property
-    def _free(self) -> bool:
-        return self._audited and self._opened is not None and self._opened.adopted is None
-
-    @property
     def computes(self) -> bool:
         """True if the owners compute the results of the ballot, and audits compute them again."""
-        return self._free and self._agreement.commit is None
+        free = self._opened is not None and self._opened.adopted is None and self._agreement.commit is None
+        return self._audited and free
 
     def sign(self, opened: Open, indices: tuple[int, ...]) -> Record:
         """Return our record of these results in a ballot, and store our claim if we have computed them."""
-        claims = self._free and self.computed(indices)
+        claims = self._audited and self.computed(indices)
         place, hashes = (opened.round, opened.fragment, opened.ballot), self._results.hashes(indices)
         record = Record(*place, indices, hashes, opened.lineage, self._basis if claims else b"")
         if claims:
@@ -171,7 +168,7 @@ class OwnerRecords:
             if whole or (owners[index] == sender and not results.signed(index)):
                 results.sign(index, found)
         if claims and sender in self._claimants():
-            known = [index for index, found in stated(record).items() if owners[index] == sender or whole]
+            known = [index for index, found in stated(record).items() if results.vouched(index) == found]
             self._note(Claim(sender, record, signature), known)
         return whole
 
@@ -190,11 +187,13 @@ class OwnerRecords:
     def take_claim(self, claim: Claim) -> None:
         """Store a claim that another peer shows, if it is valid and concerns results that are here or settled."""
         record, results = claim.record, self._results
-        if not self._audited or record.basis != self._basis or claim.owner not in self._claimants():
+        if not self._audited or self._opened is None or self._agreement.commit is not None:
             return
-        if not self.sound(record):
+        if record.basis != self._basis or claim.owner not in self._claimants() or not self.sound(record):
             return
-        known = [i for i, found in stated(record).items() if found == (results.hashes((i,)) or results.vouched(i))]
+        here = self._claims.get(record.basis, {})
+        new = [(i, found) for i, found in stated(record).items() if found not in here.get(i, ())]
+        known = [i for i, found in new if found == (results.hashes((i,)) or results.vouched(i))]
         if known and self._agreement.verify(claim.owner, record, claim.signature):
             self._note(claim, known)
 

@@ -152,19 +152,18 @@ class Repair:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
-        """Ask one source after the other, the leader first, for what an audit of the results needs."""
+        """Ask one peer after the other, the leader first, for what an audit of the results needs."""
         wanted, opened, exchange = self._exchange.results.wanted, self._exchange.opened, self._exchange
-        sources = self.sources
-        if (
-            wanted is None
-            or opened is None
-            or not sources
-            or not exchange.unclaimed
-            or self._agreement.commit is not None
-        ):
+        if wanted is None or opened is None or not exchange.unclaimed or self._agreement.commit is not None:
             return
+        # A voter may have restarted. Then other peers that have computed or fetched the results can show the claims.
+        others = [peer for peer in opened.alive if peer != self._agreement.me and peer in self._agreement.reachable]
+        sources = list(dict.fromkeys([*self.sources, *others]))
         leader, terms = opened.ballot.leader, self._agreement.terms
-        if leader in sources and (self._leader_asked is None or self._leader_asked[0] is not opened):
+        if not sources:
+            return
+        asked = self._leader_asked is not None and self._leader_asked[0] is opened
+        if leader in opened.sources and leader in sources and not asked:
             peer, self._leader_asked = leader, (opened, now)
         else:
             peer = sources[self._claims_asked % len(sources)]
@@ -173,11 +172,11 @@ class Repair:
         self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, ()))
 
     def unproved(self, now: float) -> bool:
-        """Return True if the leader has not shown within a patience that owners claim the results of its vote."""
+        """Return True if the leader has shown no claims to the results of its vote within two patiences."""
         asked, exchange = self._leader_asked, self._exchange
         if asked is None or asked[0] is not exchange.opened or self._agreement.confirms(asked[0]):
             return False
-        return exchange.unclaimed and now >= asked[1] + self._agreement.terms.patience
+        return exchange.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 
     def _ask_others(self, peer: PeerId) -> None:
         missing = self._requests.owed(peer).intersection(self._exchange.results.lacks())

@@ -36,6 +36,7 @@ from thinwire.swarm.messages.registry import (
     Decided,
     Fetch,
     Justified,
+    Open,
     Partial,
     PeerId,
     Ready,
@@ -220,11 +221,12 @@ class Round:
                 self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
             before = self.agreement.ready.get(sender)
             self.agreement.on_message(sender, message, frame.signature, self._now())
-            if isinstance(message, ShownReady) and self.exchange.opened is not None:
-                self.exchange.check()
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.exchange.announced(sender)
         self.pump()
+        if isinstance(message, ShownReady):
+            self.exchange.recheck()
+            self.pump()
 
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
@@ -247,6 +249,7 @@ class Round:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
+        self._proved.pop(peer, None)
         self.exchange.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
         self._repair.on_link_down(peer)
@@ -330,6 +333,14 @@ class Round:
 
     # --- requests of other peers
 
+    def _prove(self, to: PeerId, opened: Open) -> None:
+        """Show a peer of the round what an audit of our results needs, once in a patience."""
+        terms, last = self.agreement.terms, self._proved.get(to, -math.inf)
+        if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:
+            self._proved[to] = self._now()
+            for proof in (*self.exchange.claims(), *self.agreement.announcements()):
+                self._send_queue.control(to, proof)
+
     def _serve(self, sender: PeerId, message: Fetch) -> None:
         exchange, opened = self.exchange, self.exchange.opened
         whole = exchange.results.digest == message.digest
@@ -353,13 +364,8 @@ class Round:
                 opened.lineage,
             )
             self._send_queue.control(sender, record)
-            if (
-                agreement.commit is None
-                and self._now() >= self._proved.get(sender, -math.inf) + agreement.terms.patience
-            ):
-                self._proved[sender] = self._now()
-                for proof in (*exchange.claims(), *agreement.announcements()):
-                    self._send_queue.control(sender, proof)
+            if not message.indices and agreement.commit is None:
+                self._prove(sender, opened)
         for index in dict.fromkeys(message.indices):
             if index < len(everything) and (result := self.results[index]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)

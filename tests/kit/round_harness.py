@@ -14,6 +14,7 @@ from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
 from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
@@ -181,11 +182,6 @@ def farewell(peer: PeerId, promised: Ballot = START) -> Farewell:
     return leaving(peer, promised).farewell
 
 
-def basis_of(opened: Open) -> bytes:
-    """Return the name of the contributors of a proposal, as in a Record."""
-    return blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
-
-
 class RoundHarness:
     """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has the frames that ME sends.
 
@@ -277,5 +273,5 @@ class DenseHarness(RoundHarness):
     def record(self, *indices: int, ballot: Ballot = FIRST) -> Record:
         """Return an owner's record of these chunks' results; in audited rounds it has computed them."""
         opened = self.round.agreement.opened
-        basis = basis_of(opened) if self.audited and opened is not None else b""
+        basis = basis_of(opened.contributors) if self.audited and opened is not None else b""
         return Record(1, 0, ballot, indices, hashes_of(map(self.result, indices)), b"", basis)

@@ -14,7 +14,6 @@ from kit.round_harness import (
     FIRST,
     GRID,
     PEERS,
-    basis_of,
     dense_payloads,
     hashes_of,
     mean,
@@ -23,7 +22,7 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.owner_results import OwnerRecords, Reducer, audit_data
+from thinwire.collectives.rounds.owner_results import OwnerRecords, Reducer, audit_data, basis_of
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Record
@@ -37,7 +36,7 @@ MINE = (2, 3)
 
 
 def record(results=RESULTS):
-    return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED))
+    return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED.contributors))
 
 
 def records_of(results, *, audited=True, known=IDS, voted=None):
@@ -60,7 +59,7 @@ def records_of(results, *, audited=True, known=IDS, voted=None):
     )
     records = OwnerRecords(agreement, stored, audited=audited)
     records.results = stored
-    records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID), basis_of(OPENED))
+    records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID))
     return records
 
 
@@ -165,7 +164,7 @@ def test_false_claim_is_not_taken(false):
 
 def test_claim_of_a_newcomer_counts_if_we_have_followed_a_ballot_in_which_it_owns_chunks():
     records, newcomer = records_of(RESULTS), PEERS[3]
-    records.open(OPENED, [newcomer] * len(GRID), basis_of(OPENED))
+    records.open(OPENED, [newcomer] * len(GRID))
     records.take_claim(claim(record(), newcomer, newcomer))
     assert {owner for owner, _ in records.settle().values()} == {newcomer}
 
@@ -175,7 +174,7 @@ def test_record_of_all_results_is_a_claim_only_if_a_member_sends_it(sender):
     records, every = records_of(RESULTS), tuple(range(len(GRID)))
     hashes = hashes_of(RESULTS)
     records.results.settle(blake3.blake3(hashes).digest())
-    one = Record(1, 0, FIRST, every, hashes, b"", basis_of(OPENED))
+    one = Record(1, 0, FIRST, every, hashes, b"", basis_of(OPENED.contributors))
     assert records.take(sender, one, signature(sender, one))
     assert records.unclaimed == (sender == PEERS[3])
 
@@ -184,7 +183,7 @@ def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
     records, rest = records_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
     records.take_claim(claim(record()))
     assert records.unclaimed and len(records.claims()) == 1
-    one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED))
+    one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED.contributors))
     records.take_claim(claim(one, ANN, ANN))
     assert not records.unclaimed and {found.owner for found in records.claims()} == {ANN, BEN}
 
@@ -192,7 +191,7 @@ def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
 def test_audit_needs_the_announcement_of_each_contributor():
     records = records_of(RESULTS, known=(ANN, BEN))
     every = tuple(range(len(GRID)))
-    records.take_claim(claim(Record(1, 0, FIRST, every, hashes_of(RESULTS), b"", basis_of(OPENED))))
+    records.take_claim(claim(Record(1, 0, FIRST, every, hashes_of(RESULTS), b"", basis_of(OPENED.contributors))))
     assert len(records.claims()) == 1 and records.unclaimed
 
 
@@ -200,19 +199,26 @@ def test_claims_outlive_a_ballot_with_other_contributors_only_if_we_have_voted_f
     for voted in (OPENED, None):
         records = records_of(RESULTS, voted=voted)
         records.take_claim(claim(record()))
-        records.open(
-            msgspec.structs.replace(OPENED, contributors=OPENED.contributors[:1]), [BEN] * len(GRID), bytes(32)
-        )
-        records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID), basis_of(OPENED))
+        records.open(msgspec.structs.replace(OPENED, contributors=OPENED.contributors[:1]), [BEN] * len(GRID))
+        records.open(msgspec.structs.replace(OPENED, adopted=bytes(32)), [BEN] * len(GRID))
         assert len(records.claims()) == (voted is not None)
 
 
-def test_record_claims_what_was_computed_here_in_a_ballot_without_adopted_results():
+def test_owner_claims_what_it_has_computed():
     records = records_of(RESULTS)
     for index in MINE:
         records.note_computed(index)
-    assert records.sign(OPENED, MINE).basis == b""
-    records.open(OPENED, [ANN] * len(GRID), basis_of(OPENED))
-    assert records.sign(OPENED, (0, 1)).basis == b"", "computed by another peer"
     assert records.sign(OPENED, MINE) == record()
+    assert records.sign(OPENED, (0, 1)).basis == b"", "computed by another peer"
     assert {owner for owner, _ in records.settle().values()} == {ANN}
+
+
+def test_only_the_first_record_of_an_owner_is_a_claim():
+    """Otherwise it could fill the memory of others."""
+    records = records_of(RESULTS)
+    records.open(OPENED, [BEN] * len(GRID))
+    first = record([bytes(len(chunk)) for chunk in RESULTS])
+    records.take(BEN, first, signature(BEN, first))
+    records.take(BEN, record(), signature(BEN, record()))
+    assert records.results.vouched(2) == blake3.blake3(bytes(len(RESULTS[2]))).digest()
+    assert records.settle() == {}

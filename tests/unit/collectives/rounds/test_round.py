@@ -22,7 +22,6 @@ from kit.round_harness import (
     SECOND,
     DenseHarness,
     RoundHarness,
-    basis_of,
     dense_payloads,
     hashes_of,
     mean,
@@ -33,6 +32,7 @@ from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.data_plane import STIRRING
+from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
@@ -125,10 +125,10 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
     assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, right), (OTHER, right)]
     harness.results_of(LEADER, 0, 1)
     assert not harness.sent(Record)
-    # Results that a ballot adopts are not computed for it.
+    # It has computed them for these contributors, also if a later ballot adopts them.
     wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
     harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(LEADER,), kept=IDS)
-    again = Record(1, 0, Ballot(2, LEADER), (2, 3), right.hashes)
+    again = msgspec.structs.replace(right, ballot=Ballot(2, LEADER))
     assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, again), (OTHER, again)]
 
 
@@ -1027,7 +1027,9 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
     harness.finish()
     hashes = hashes_of(map(harness.result, range(6)))
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.opened)))
+    harness.on_message(
+        OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.opened.contributors))
+    )
     harness.on_message(LEADER, _commit(harness.opened, harness))
     assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
     if audited:
@@ -1175,6 +1177,50 @@ def test_announcement_that_its_peer_replaces_remains_for_audits():
     assert harness.round.agreement.announced(named) is None
 
 
+def test_announcement_of_our_vote_outlives_a_ballot_without_it():
+    harness = Harness(audited=True)
+    opened = harness.open(ballot=SECOND, contributors=entries(harness))
+    for peer in (LEADER, OTHER):
+        for index in (2, 3):
+            harness.chunk(peer, index)
+    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
+        harness.results_of(owner, *indices, ballot=SECOND)
+        harness.record_of(owner, *indices, ballot=SECOND)
+    assert harness.sent(Vote)
+    first = harness.round.agreement.ready[OTHER]
+    harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
+    harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
+    assert harness.round.agreement.announced(opened.contributors[IDS.index(OTHER)]) == first
+
+
+def test_late_announcement_shows_that_adopted_results_are_too_long():
+    """Their norm cannot be checked before. A liar could show the announcement last."""
+    harness = bounded(audited=True)
+    false = [np.full(GRID.size(index), 1e9, np.float32).tobytes() for index in range(6)]
+    norms = harness.round.agreement.ready[OTHER].norms
+    late = msgspec.structs.replace(ready(harness.sources[OTHER], attempt=5), norms=norms)
+    named = (*entries(harness)[:2], Contribution(OTHER, 5, 10, late.digest))
+    third = Ballot(3, OTHER)
+    wanted = digest_of([blake3.blake3(one).digest() for one in false])
+    harness.open(ballot=third, contributors=named, adopted=wanted, sources=(OTHER,), kept=IDS)
+    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(false), b"", basis_of(named)))
+    for index, one in enumerate(false):
+        harness.on_message(OTHER, Result(1, 0, third, index), one)
+    assert not harness.round.results.count(None)
+    harness.on_message(OTHER, ShownReady(OTHER, late, signature(OTHER, late.statement())))
+    assert harness.round.results.count(None) == 6 and not harness.sent(Vote)
+
+
+def test_results_are_no_vote_for_a_proposal_that_has_not_begun_here():
+    """Our own ballot may open while a message is handled."""
+    harness = Harness(audited=True)
+    harness.finish()
+    assert harness.sent(Vote)
+    harness.round.agreement.opened = msgspec.structs.replace(harness.opened, ballot=SECOND)
+    harness.round.exchange.check()
+    assert harness.round.agreement.acceptor.voted.ballot == FIRST
+
+
 def test_adopted_results_of_an_unknown_announcement_get_our_vote_once_it_is_shown():
     """Without it no audit is possible. A liar may report a vote for contributors that do not exist."""
     harness, late = Harness(audited=True), ready(dense_payloads(7), attempt=5)
@@ -1213,12 +1259,12 @@ def test_voter_shows_the_announcements_that_its_proposal_names():
 
 
 @pytest.mark.parametrize("proves", [False, True])
-def test_leader_that_shows_no_claims_to_its_vote_within_a_patience_leads_no_more(proves):
+def test_leader_that_shows_no_claims_to_its_vote_in_time_leads_no_more(proves):
     harness = adopting()
     harness.round.tick()
     if proves:
         harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
-    harness.now += 1.1 * harness.terms.patience
+    harness.now += 2.1 * harness.terms.patience
     harness.round.tick()
     fourth = Ballot(4, OTHER)
     harness.open(ballot=fourth)
