@@ -54,7 +54,9 @@ def _losses(run: Run) -> dict[int, float]:
     return {event.fields["round"]: event.fields["loss"] for event in events_of(run, "round", 0)}
 
 
-def _check(exchange: str, lie: str, liars: int = 1, seconds: float = 28.0) -> None:
+def _check(exchange: str, lie: str, liars: int = 1) -> None:
+    # A ring does not notice some liars while its contributions are small: they move a round or two, from which it recovers.
+    seconds = 44.0 if exchange == "ring" else 28.0
     run, clean = _run(exchange, lie, liars=liars, seconds=seconds), _losses(_run(exchange, "", seconds=seconds))
     losses = _losses(run)
     assert run.violations == ()
@@ -105,8 +107,7 @@ def test_every_exchange_bounds_every_lie(exchange: str, lie: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["hierarchy", "ring", "sparse-butterfly"])
 def test_other_exchanges_bound_a_tenfold_sign_flip(exchange: str) -> None:
-    # A ring does not notice the liar while its contributions are small: it moves a round or two, from which the run recovers.
-    _check(exchange, "flip10", seconds=44.0)
+    _check(exchange, "flip10")
 
 
 def test_bounded_divisor_keeps_one_liar_of_six_from_holding_up_a_sparse_run() -> None:
