@@ -371,7 +371,7 @@ class Agreement:
         return self._check.announced(entry)
 
     def announcements(self) -> list[ShownReady]:
-        """Return the announcements that the proposal in progress names, for a peer that may lack them."""
+        """Return the announcements that are kept, for a peer that may lack them."""
         return self._check.named
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:

@@ -62,7 +62,7 @@ class ProposalCheck:
         """Proposal with a newcomer that lacks endorsements here, and its sender."""
         self.ready: dict[PeerId, Ready] = {}
         """The newest announcement of each peer, our own included."""
-        self._named: dict[Digest, ShownReady] = {}  # announcements that the proposal in progress names
+        self._named: dict[Digest, ShownReady] = {}  # by digest, see `keep`
         self._me, self._life, self._electorate = me, life, electorate
         self._differ = False
         self._sign, self._verify, self._banned = sign, verify, banned

@@ -78,14 +78,14 @@ class Harness(DenseHarness):
     def result(self, index):
         return mean([self.sources[peer][index] for peer in IDS], [10.0] * 3)
 
-    def finish(self):
+    def finish(self, ballot=FIRST):
         """Deliver all that is missing for a vote."""
         for peer in (LEADER, OTHER):
             for index in (2, 3):
                 self.chunk(peer, index)
         for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
-            self.results_of(owner, *indices)
-            self.record_of(owner, *indices)
+            self.results_of(owner, *indices, ballot=ballot)
+            self.record_of(owner, *indices, ballot=ballot)
 
 
 @pytest.fixture
@@ -1180,12 +1180,7 @@ def test_announcement_that_its_peer_replaces_remains_for_audits():
 def test_announcement_of_our_vote_outlives_a_ballot_without_it():
     harness = Harness(audited=True)
     opened = harness.open(ballot=SECOND, contributors=entries(harness))
-    for peer in (LEADER, OTHER):
-        for index in (2, 3):
-            harness.chunk(peer, index)
-    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
-        harness.results_of(owner, *indices, ballot=SECOND)
-        harness.record_of(owner, *indices, ballot=SECOND)
+    harness.finish(SECOND)
     assert harness.sent(Vote)
     first = harness.round.agreement.ready[OTHER]
     harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
@@ -1243,12 +1238,7 @@ def test_adopted_results_of_an_unknown_announcement_get_our_vote_once_it_is_show
 def test_voter_shows_the_announcements_that_its_proposal_names():
     harness = Harness(audited=True)
     harness.open(ballot=SECOND, contributors=entries(harness))
-    for peer in (LEADER, OTHER):
-        for index in (2, 3):
-            harness.chunk(peer, index)
-    for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
-        harness.results_of(owner, *indices, ballot=SECOND)
-        harness.record_of(owner, *indices, ballot=SECOND)
+    harness.finish(SECOND)
     wanted = harness.sent(Vote)[-1][1].digest
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
     told = {one.peer: one for _, one, _ in harness.sent(ShownReady)}
