@@ -68,9 +68,13 @@ class GossipGroup:
         They must not change any more.
         """
         terms = self._terms
-        self.base, self._posted = base, Base(terms.round, terms.fragment, self.attempt, terms.plan, hashes)
+        self.base = base
+        self._post(Base(terms.round, terms.fragment, self.attempt, terms.plan, hashes))
+
+    def _post(self, posted: Base) -> None:
+        self._posted = posted
         for pair in self.pairs.values():
-            pair.post(self._posted, base)
+            pair.post(posted, self.base)
 
     @property
     def posted(self) -> bool:
@@ -121,6 +125,10 @@ class GossipGroup:
         """Free data of the members after the results were used."""
         for pair in self.pairs.values():
             pair.release()
+
+    def accepts(self, message: Base | Ready) -> bool:
+        """Return whether an announcement of a member belongs to this group, or may no longer wait for another one."""
+        return self.ours is not None or message.plan == self._terms.plan
 
     @property
     def outstanding(self) -> tuple[PeerId, ...]:

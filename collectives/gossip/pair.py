@@ -86,10 +86,12 @@ class Pair:
     Created when the partner is known; `post` sends the slow weights, `announce` is called when the inner steps are
     done. Pass it the partner's frames of the round (`on_frame`), time (`tick`) and link changes (`on_link_down`,
     `reach`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
-    data that it still has to serve.
+    data that it still has to serve. `wanted`: indices of the chunks that we need of the partner, by default all.
     """
 
-    def __init__(self, partner: PeerId, terms: PairTerms, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, partner: PeerId, terms: PairTerms, settled: Callable[[], None], wanted: Sequence[int] | None = None
+    ) -> None:
         self.partner, self.round, self.fragment = partner, terms.round, terms.fragment
         self.theirs: Ready | None = None
         self.theirs_at = 0.0
@@ -112,7 +114,7 @@ class Pair:
         self._came = 0
         """When the partner was ready first, and its bytes received since its last announcement."""
         self._refused = ""
-        self._settled = settled
+        self._settled, self._wanted = settled, wanted
 
     # --- our side
 
@@ -258,7 +260,7 @@ class Pair:
             return self.fail("plan")
         if len(base.hashes) != 32 * len(self._grid):
             return self.fail("announcement")
-        coming = ChunkReceiver(base, codec, self._grid, len(self._grid))
+        coming = ChunkReceiver(base, codec, self._grid, len(self._grid), self._wanted)
         if self._base is not None and coming.digest == self._base.digest and self._posted is not None:
             # The partner repeats a known Base: it had chosen another partner, then us again, and has forgotten our
             # Base.
@@ -273,6 +275,7 @@ class Pair:
         if wanted:
             self._base = coming
             self._ask(coming)
+            self._look()  # We may need no chunk of it.
 
     def _take_ready(self, ready: Ready) -> None:
         self._hear_it()
@@ -291,8 +294,9 @@ class Pair:
         self.theirs, self.theirs_at, self._came = ready, self._now(), 0
         if self._base is not None and self._base.digest != ready.base:
             self._base = None
-        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0)
+        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0, self._wanted)
         self._ask(self._step)
+        self._look()
 
     def _ask(self, receiver: ChunkReceiver | None) -> None:
         if receiver is not None and receiver.missing and self.result is None:
@@ -322,16 +326,21 @@ class Pair:
         self._moved = self._now()
         self._look()
 
+    @property
+    def _complete(self) -> bool:
+        """True if the partner is ready and all that we need of its contribution is here."""
+        base, step = self._base, self._step
+        if self.theirs is None or step is None or step.missing:
+            return False
+        return self._halves.slow is None or (base is not None and not base.missing)
+
     def _look(self) -> None:
         base, step, ready = self._base, self._step, self.theirs
-        if self.ours is None or ready is None or step is None or step.missing:
-            return
-        if self._halves.slow is not None and (base is None or base.missing):
-            return
-        chunks = step.chunks + (base.chunks if base is not None else ())
-        self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
+        if self.ours is not None and self._complete and ready is not None and step is not None:
+            chunks = step.chunks + (base.chunks if base is not None else ())
+            self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
 
     def _settle(self, result: PairResult) -> None:
         if self.result is None:
-            self.result, self.exchanged = result, bool(result.theirs)
+            self.result, self.exchanged = result, not result.reason
             self._settled()

@@ -31,6 +31,11 @@ class PairCodec:
         return self.fast.spec if self.slow is None else f"{self.fast.spec}+{self.slow.spec}"
 
     @property
+    def means(self) -> Codec:
+        """Codec of the means that owners of chunks send: at 8 bits unless Δ is exact, since no feedback corrects them."""
+        return self.fast if self.slow is None or self.fast.plain else self.slow
+
+    @property
     def exact(self) -> bool:
         """True if encoding loses nothing, so that no error feedback is needed."""
         return self.fast.plain

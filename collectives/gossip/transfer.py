@@ -50,27 +50,34 @@ class ChunkSender:
 
 
 class ChunkReceiver:
-    """A vector announced by the partner, and its received chunks."""
+    """A vector announced by the partner, and its received chunks. `wanted`: indices of the chunks that we need."""
 
-    def __init__(self, announced: Base | Ready, codec: Codec, grid: Grid, first: int) -> None:
+    def __init__(
+        self, announced: Base | Ready, codec: Codec, grid: Grid, first: int, wanted: Iterable[int] | None = None
+    ) -> None:
         self.attempt, self.digest = announced.attempt, digest_of(announced.hashes, first)
-        self.missing = len(grid)
         self._hashes, self._codec, self._grid, self._first = announced.hashes, codec, grid, first
-        self._chunks: list[Buffer | None] = [None] * len(grid)
+        self._chunks: dict[int, Buffer | None] = dict.fromkeys(range(len(grid)) if wanted is None else wanted)
+        self.missing = len(self._chunks)
 
     @property
     def missing_chunks(self) -> tuple[int, ...]:
         """Numbers of the missing chunks."""
-        return tuple(self._first + index for index, chunk in enumerate(self._chunks) if chunk is None)
+        return tuple(self._first + index for index, chunk in self._chunks.items() if chunk is None)
 
     @property
     def chunks(self) -> tuple[Buffer, ...]:
         """Received chunks in grid order."""
-        return tuple(chunk for chunk in self._chunks if chunk is not None)
+        return tuple(chunk for chunk in self._chunks.values() if chunk is not None)
+
+    def chunk(self, index: int) -> Buffer | None:
+        """Return the chunk at this place of the grid; None if it is missing."""
+        return self._chunks.get(index)
 
     def wants(self, number: int) -> bool:
         """Return whether this chunk belongs to the vector and is missing."""
-        return 0 <= number - self._first < len(self._chunks) and self._chunks[number - self._first] is None
+        index = number - self._first
+        return index in self._chunks and self._chunks[index] is None
 
     def take(self, number: int, frame: Frame) -> str:
         """Store a wanted chunk.

@@ -269,8 +269,9 @@ class Exchange(Table, frozen=True):
         accumulate × context), times max_step_ratio with step balancing.
     slow_peers: treatment of a peer that is much slower than the others, or has a lossy link: "report", the status names it; or
         "no-ownership", it also owns no chunks in rounds of leaders that noticed.
-    gossip_group_size: only with noloco: peers that average with each other in a round, from 2 (random pairs) to 8. More keep
-        replicas closer together, send as many more copies, and wait for the slowest of more peers.
+    gossip_group_size: only with noloco: peers that average with each other in a round, from 2 (random pairs) to 64. More keep
+        replicas closer together, and wait for the slowest of more peers. Up to 8 send everything to each other; in larger
+        groups each chunk has an owner that sends the mean back, so that a peer sends twice its contribution at most.
     chunk_assignment: "bandwidth", peers own as much of every round as their links can carry, by their own measurements, at most
         three times an equal part; or "equal". No effect if every payload goes to all peers.
     audit: only in a butterfly: probability with which a member computes the result of one chunk of a round again, to find
@@ -291,7 +292,7 @@ class Exchange(Table, frozen=True):
     on_split: OnSplit = "merge"
     max_weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] = 0
     slow_peers: SlowPeers = "report"
-    gossip_group_size: Annotated[int, Meta(ge=2, le=8)] = 2
+    gossip_group_size: Annotated[int, Meta(ge=2, le=64)] = 2
     chunk_assignment: ChunkAssignment = "bandwidth"
     audit: Annotated[float, Meta(ge=0, le=1)] | Literal["auto"] = "auto"
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation.screening import outliers
+from thinwire.collectives.gossip.means import Means, MeshMeans
+from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.contributions import summarize
@@ -64,7 +66,7 @@ class GossipLoop(RoundLoop):
             payloads = await self._work(lambda: self._encode(read))
         results = await session.average(payloads, summary=summarize(payloads), weight=weight, loss=loss, speed=speed)
         mine = [*payloads, *session.current.base]
-        if any(result.theirs for result in results):
+        if any(not result.reason for result in results):
             results = await self._screen(mine, results)
         return await uninterrupted(self._commit(read, mine, results, weight))
 
@@ -74,11 +76,9 @@ class GossipLoop(RoundLoop):
         Each partner is compared with us alone, so the number of lying partners does not matter.
         """
         session = self._session
-        replica, grid, codec = session.replica, session.grid, session.codec
-        came = [result for result in results if result.theirs]
-        ours, *theirs = await self._work(
-            lambda: replica.lengths([mine, *(result.theirs for result in came)], grid, codec)
-        )
+        replica = session.replica
+        came = [result for result in results if not result.reason]
+        ours, *theirs = await self._work(lambda: self._lengths(mine, came))
         if not ours and not session.usual:
             ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
         far, usual = {result.partner for result in came}, [0.0]
@@ -94,14 +94,38 @@ class GossipLoop(RoundLoop):
             if result.partner in far:
                 session.refuse(result.partner, "norm")
         return tuple(
-            PairResult(result.partner, reason="norm") if result.theirs and result.partner in far else result
+            PairResult(result.partner, reason="norm") if not result.reason and result.partner in far else result
             for result in results
         )
+
+    def _lengths(self, mine: Sequence[Buffer], came: Sequence[PairResult]) -> list[float]:
+        """Return the length of our contribution, then of what came from each partner: its contribution, or means."""
+        session = self._session
+        replica, grid, codec, group = session.replica, session.grid, session.codec, session.current
+        if not isinstance(group, OwnerGroup):
+            lengths: list[float] = replica.lengths([mine, *(result.theirs for result in came)], grid, codec)
+            return lengths
+        means = (replica.length(group.means((result.partner,)), grid, codec) for result in came)
+        return [*replica.lengths([mine], grid, codec), *means]
+
+    def _means(self, mine: Sequence[Buffer], came: Sequence[PairResult]) -> Means | None:
+        """Return the means of our group; None if this peer is alone."""
+        session = self._session
+        group = session.current
+        if isinstance(group, OwnerGroup):
+            return group.means({session.me, *(result.partner for result in came)})
+        if not came:
+            return None
+        payloads = sorted(
+            [(session.me, mine), *((result.partner, result.theirs) for result in came)], key=lambda of: of[0]
+        )
+        place = next(at for at, (peer, _) in enumerate(payloads) if peer == session.me)
+        return MeshMeans([payload for _, payload in payloads], place, session.grid, session.codec)
 
     async def _commit(self, read: Read, mine: list[Buffer], results: Sequence[PairResult], weight: int) -> Outcome:
         """Make the step. It is not interrupted: a caller that cancels `sync` waits for it."""
         session, replica, group = self._session, self._session.replica, self._session.current
-        me, came = session.me, [result for result in results if result.theirs]
+        me, came = session.me, [result for result in results if not result.reason]
         entries = [Contribution(me, group.attempt, weight)]
         entries += [Contribution(result.partner, result.attempt, result.weight) for result in came]
         entries.sort(key=lambda entry: entry.peer)
@@ -111,15 +135,14 @@ class GossipLoop(RoundLoop):
             lambda: replica.step(
                 read,
                 mine,
-                [result.theirs for result in came],
+                self._means(mine, came),
                 session.grid,
                 session.codec,
                 members=members,
                 pull=self._pull,
-                place=members.index(me),
             ),
         )
-        missing = {result.partner: result.reason for result in results if not result.theirs}
+        missing = {result.partner: result.reason for result in results if result.reason}
         # The record of a round between partners needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
         opened = Open(

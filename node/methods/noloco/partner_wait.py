@@ -62,7 +62,7 @@ class PartnerWait:
     def learn(self, group: GossipGroup, results: Sequence[PairResult]) -> None:
         """Measure from these results how long others wait for us, in seconds; negative if we wait for them."""
         late, now, reasons = group.ours_at - group.halfway, self._now(), {result.reason for result in results}
-        exchanged = any(result.theirs for result in results)
+        exchanged = any(not result.reason for result in results)
         self._held_up = "late" in reasons
         if exchanged:
             took = now - group.together

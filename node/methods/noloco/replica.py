@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.gossip.means import Means
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
@@ -106,66 +107,60 @@ class GossipReplica(Replica):
                     squares[which] += float(np.dot(out, out))
         return [float(np.sqrt(square)) if np.isfinite(square) else float("inf") for square in squares]
 
+    def length(self, means: Means, grid: Grid, halves: PairCodec) -> float:
+        """Return the L2 norm of checked means: √(|mean(Δ)|² + |mean(φ) − φ|²), or |mean(θ) − φ|."""
+        square, scratch = 0.0, np.empty(grid.chunk, np.float32)
+        for index in range(len(grid)):
+            start, stop = grid.span(index)
+            out = scratch[: stop - start]
+            if means.fast(index, out):
+                if halves.slow is None:
+                    out -= self.theta[start:stop]
+                square += float(np.dot(out, out))
+            if means.pull(index, out):
+                square += float(np.dot(out, out))
+        return float(np.sqrt(square)) if np.isfinite(square) else float("inf")
+
     def step(
         self,
         read: Read,
         mine: Sequence[Buffer],
-        others: Sequence[Sequence[Buffer]],
+        means: Means | None,
         grid: Grid,
         halves: PairCodec,
         *,
         members: Sequence[PeerId],
         pull: GossipStep,
-        place: int = 0,
     ) -> None:
-        """Commit the next round with the payloads of `offer`, then those of `base`, of us and of our partners.
+        """Commit the next round with the means of the group; None for a replica alone.
 
-        `others` are in peer-id order, and we come after the first `place` of them: all peers of a group add in the same
-        order, so that equal replicas stay equal in a group of all peers. Without partners the step is exact and the
-        residual stays. `read` gives the parameters from which `mine` was encoded. The payloads have been checked, so
-        the step cannot fail half-way.
+        `mine`: our payloads of `offer`. `read` gives the parameters from which they were encoded. Where a chunk has no
+        mean the step is exact and the residual stays. The payloads have been checked, so the step cannot fail half-way.
         """
         alpha, beta, gamma = np.float32(pull.momentum), np.float32(pull.lr), np.float32(pull.gamma)
-        share = np.float32(1.0 / (1 + len(others)))
-        if others and not halves.exact and not self.residual.size:
+        if means is not None and not halves.exact and not self.residual.size:
             self.residual = np.zeros(self.theta.size, np.float32)
         size = min(grid.chunk, grid.total)
-        fast_mean, slow_mean, scratch, spare = (np.empty(size, np.float32) for _ in range(4))
+        buffers = [np.empty(size, np.float32) for _ in range(3)]
         for index in range(len(grid)):
             start, stop = grid.span(index)
             phi, delta = self.theta[start:stop], self.momentum[start:stop]
-            fast, slow, one, away = (part[: stop - start] for part in (fast_mean, slow_mean, scratch, spare))
-            if not others:
+            fast, own, one = (part[: stop - start] for part in buffers)
+            delta *= alpha
+            if means is None or not means.fast(index, fast):
                 read(start, stop, fast)
                 fast -= phi
-                delta *= alpha
-                delta += beta * fast
-                phi += delta
-                continue
-            fast[:], slow[:] = 0.0, 0.0
-            for turn, payload in enumerate((*others[:place], mine, *others[place:])):
-                halves.fast.decode(payload[index], one)
-                fast += one
-                if turn == place and not halves.exact:
-                    read(start, stop, away)
-                    away -= phi
-                    self.residual[start:stop] += away
-                    self.residual[start:stop] -= one
-                if halves.slow is not None:
-                    halves.slow.decode(payload[len(grid) + index], one)
-                    slow += one
-                    if turn == place:
-                        away[:] = one
-            fast *= share
-            delta *= alpha
-            if halves.slow is None:
+            elif halves.slow is None:
                 fast -= phi
-                delta += beta * fast
-            else:
-                slow *= share
-                away -= slow
-                delta += beta * fast
-                delta -= gamma * away
+            elif not halves.exact:
+                read(start, stop, own)
+                own -= phi
+                halves.fast.decode(mine[index], one)
+                self.residual[start:stop] += own
+                self.residual[start:stop] -= one
+            delta += beta * fast
+            if means is not None and means.pull(index, one):
+                delta += gamma * one
             phi += delta
         self.round += 1
         self.members = tuple(sorted(members))

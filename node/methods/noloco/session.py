@@ -17,6 +17,7 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.gossip.group import GossipGroup
+from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
 from thinwire.collectives.rounds.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
@@ -118,6 +119,8 @@ class GossipSession:
         self._choose()
         self._phase("announce")
         group.announce(source, summary.hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+        for peer in tuple(group.pairs):  # Those that drew another group will not draw ours any more.
+            self._bring(peer)
         results = await group.wait()
         self._pace.learn(group, results)
         return results
@@ -206,7 +209,10 @@ class GossipSession:
             self._now,
             self.patience,
         )
-        return GossipGroup(terms, size=self.manifest.exchange.gossip_group_size, attempt=attempt)
+        size = self.manifest.exchange.gossip_group_size
+        if size > MESH:
+            return OwnerGroup(terms, me=self.me, size=size, attempt=attempt)
+        return GossipGroup(terms, size=size, attempt=attempt)
 
     def _phase(self, name: str) -> None:
         self._emit("phase", {"round": self.current.round, "phase": name})
@@ -218,7 +224,7 @@ class GossipSession:
             self._drawn = (view.number, round, matching.others(self.run_id, round, view.peers, self.me, size))
         known = self.current.pairs
         self.current.choose(self._drawn[2], view)
-        for peer in [peer for peer in self.current.pairs if peer not in known]:
+        for peer in [peer for peer, pair in self.current.pairs.items() if known.get(peer) is not pair]:
             self._bring(peer)
 
     def _bring(self, peer: PeerId) -> None:
@@ -292,7 +298,10 @@ class GossipSession:
                 self._choose()
             if isinstance(message, Base) and peer not in current.pairs:
                 self._early.keep(peer, frame)
-            current.on_frame(peer, frame)
+            if isinstance(message, (Base, Ready)) and peer in current.pairs and not current.accepts(message):
+                self._early.keep(peer, frame)
+            else:
+                current.on_frame(peer, frame)
         elif self._past is not None and number == self._past.round and self._past.exchanged(peer):
             self._past.on_frame(peer, frame)
         elif isinstance(message, (Base, Ready)):

@@ -39,31 +39,48 @@ def reasons(swarm) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("codec, group", [("fp32", 2), ("int8(block=256)", 2), ("fp32", 4), ("int8(block=256)", 3)])
-def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group):
+@pytest.mark.parametrize(
+    "codec, group, peers, elements",
+    [
+        ("fp32", 2, 8, 20_000),
+        ("int8(block=256)", 2, 8, 20_000),
+        ("fp32", 4, 8, 20_000),
+        ("int8(block=256)", 3, 8, 20_000),
+        ("fp32", 10, 20, 20_000),  # five chunks: half of the members own none
+        ("fp32", 10, 20, 120_000),
+        ("int8(block=256)", 9, 19, 60_000),
+        ("int4(block=256)", 10, 20, 60_000),
+    ],
+)
+def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group, peers, elements):
     async def main():
-        s = swarm(8, codec=codec, outer=NOLOCO, rounds=8, size=20_000, group=group)
+        s = swarm(peers, codec=codec, outer=NOLOCO, rounds=8, size=elements, group=group)
         for node in s.nodes.values():
             node.pace = 1.0 + 0.02 * node.index
         s.start()
         await s.finish()
         sizes = sum((met(node) for node in s.nodes.values()), Counter())
-        assert sizes == ({3: 48, 2: 16} if group == 3 else {group: 64}) and not reasons(s)
+        full, rest = peers - peers % group, peers % group
+        expected = {group: 8 * full, rest: 8 * rest} if rest > 1 else {group: 8 * full}
+        if rest == 1:  # One peer would be alone: it and a full group form two groups.
+            expected = {group: 8 * (full - group)} | {(group + 1) // 2: 8 * (group + 1)}
+        assert sizes == expected and not reasons(s)
         outer = s.manifest.outer
         first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32).astype(np.float64)
         phi, delta = first, np.zeros(s.size)
         for number in range(1, 9):
             steps = [
                 -(np.random.default_rng((index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
-                for index in range(8)
+                for index in range(peers)
             ]
             delta = outer.momentum * delta + outer.lr * np.mean(steps, axis=0, dtype=np.float64)
             phi = phi + delta
         found = np.mean([node.replica.theta.astype(np.float64) for node in s.nodes.values()], axis=0)
-        # The codec loses at most half a step, of the last round.
-        assert np.abs(found - phi).max() < (1e-6 if codec == "fp32" else 1e-3)
+        # The codec loses at most half a step, of the last round; that of means loses a part of each round.
+        bound = (1e-6 if group < 9 else 4e-6) if codec == "fp32" else (1e-3 if group < 9 else 3e-3)
+        assert np.abs(found - phi).max() < bound
         states = {node.replica.digest for node in s.nodes.values()}
-        assert len(states) == 8
+        assert len(states) == peers
         apart = max(float(np.abs(node.replica.theta - found).max()) for node in s.nodes.values())
         assert 0 < apart < 0.1
 
@@ -92,7 +109,7 @@ def cut_off(node):
             node.swarm.net.cut(node.id, other.id)
 
 
-@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("group", [2, 4, 9])
 def test_dead_paused_or_late_partner_delays_nobody(swarm, group):
     async def main():
         s = swarm(8, codec="fp32", outer=NOLOCO, rounds=25, size=20_000, group=group)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
@@ -36,8 +37,12 @@ def meet(replicas, thetas, group, cut, how, pull=PULL):
     """Play one round of a group: all contribute, then all step with the others' contributions."""
     payloads = {i: sent(replicas[i], thetas[i], cut, how) for i in group}
     for i in group:
-        others, place = [payloads[j] for j in sorted(group) if j != i], sorted(group).index(i)
-        replicas[i].step(reader(thetas[i]), payloads[i], others, cut, how, members=(), pull=pull, place=place)
+        means = (
+            MeshMeans([payloads[j] for j in sorted(group)], sorted(group).index(i), cut, how)
+            if len(group) > 1
+            else None
+        )
+        replicas[i].step(reader(thetas[i]), payloads[i], means, cut, how, members=(), pull=pull)
         thetas[i][:] = replicas[i].theta
 
 
@@ -119,9 +124,9 @@ def test_contribution_missed_by_one_peer_moves_mean_as_documented():
     moved = [theta - before for theta, before in zip(thetas, phi, strict=True)]
     payloads = [sent(one, t, cut, TWO) for one, t in zip(replicas, thetas, strict=True)]
     for i, replica in enumerate(replicas):
-        came = [payloads[j] for j in range(n) if j != i and (i, j) != (0, 3)]
+        means = MeshMeans([payloads[j] for j in range(n) if (i, j) != (0, 3)], i, cut, TWO)
         pull = GossipStep(ALPHA, BETA, 0.5)
-        replica.step(reader(thetas[i]), payloads[i], came, cut, TWO, members=(), pull=pull, place=i)
+        replica.step(reader(thetas[i]), payloads[i], means, cut, TWO, members=(), pull=pull)
     found = np.sum([replica.momentum for replica in replicas], axis=0) - BETA * np.sum(moved, axis=0)
     mean, middle = np.mean(moved, axis=0), np.mean(phi, axis=0)
     np.testing.assert_allclose(found, (BETA * (mean - moved[3]) + 0.5 * (middle - phi[3])) / (n - 1), atol=1e-5)

@@ -1,0 +1,87 @@
+"""Means that a replica needs for its outer step: of the contributions to its group, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.types import Buffer, Floats
+
+
+class Means(Protocol):
+    """Means over the members of a group that contributed to a chunk."""
+
+    def fast(self, index: int, out: Floats) -> bool:
+        """Write the mean of Δ (of θ, if one vector travels) of this chunk; return False if there is none."""
+        ...
+
+    def pull(self, index: int, out: Floats) -> bool:
+        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if there is none."""
+        ...
+
+
+class MeshMeans:
+    """Means of contributions that are all here, in a pair or a group whose members send all chunks to each other.
+
+    `payloads`: the contributions in peer-id order, each with the chunks of Δ and then those of the slow weights. `place`:
+    which of them is ours. All members add in the same order, so that equal replicas stay equal in a group of all peers.
+    """
+
+    def __init__(self, payloads: Sequence[Sequence[Buffer]], place: int, grid: Grid, halves: PairCodec) -> None:
+        self._payloads, self._place, self._grid, self._halves = payloads, place, grid, halves
+        self._share = np.float32(1.0 / len(payloads))
+
+    def fast(self, index: int, out: Floats) -> bool:
+        """Write the mean of Δ (of θ, if one vector travels) of this chunk."""
+        one = np.empty_like(out)
+        out[:] = 0.0
+        for payload in self._payloads:
+            self._halves.fast.decode(payload[index], one)
+            out += one
+        out *= self._share
+        return True
+
+    def pull(self, index: int, out: Floats) -> bool:
+        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if they do not travel."""
+        slow, number = self._halves.slow, len(self._grid) + index
+        if slow is None:
+            return False
+        one = np.empty_like(out)
+        out[:] = 0.0
+        for payload in self._payloads:
+            slow.decode(payload[number], one)
+            out += one
+        out *= self._share
+        slow.decode(self._payloads[self._place][number], one)
+        out -= one
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMeans:
+    """Means that the owners of chunks computed, encoded. None: the chunk has no mean.
+
+    `fasts`, `pulls`: payload of each chunk.
+    """
+
+    fasts: Sequence[Buffer | None]
+    pulls: Sequence[Buffer | None]
+    halves: PairCodec
+
+    def fast(self, index: int, out: Floats) -> bool:
+        """Write the mean of Δ (of θ, if one vector travels) of this chunk; return False if there is none."""
+        return self._decode(self.fasts[index], out)
+
+    def pull(self, index: int, out: Floats) -> bool:
+        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if there is none."""
+        return self._decode(self.pulls[index], out)
+
+    def _decode(self, payload: Buffer | None, out: Floats) -> bool:
+        if payload is None:
+            return False
+        self.halves.means.decode(payload, out)
+        return True

@@ -1,0 +1,184 @@
+"""A peer's gossip group whose chunks have owners: a butterfly without agreement.
+
+Each member owns some chunks. It takes the mean of the contributions to them that arrive, and sends it to those that are
+part of it. Nothing is agreed upon and nothing is repeated: a member that fails, or whose link fails, is left out of the
+chunks that are not computed yet, and where a mean is missing the member makes a step alone. As each mean goes only to
+its contributors, pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et
+al., arXiv 2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
+A mean that does not arrive moves it by the difference between the contribution and the mean, for these chunks.
+
+All members must have drawn the same group, or the chunks would have other owners: announcements name it. Peers whose
+views differ when they are ready are not in one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+import blake3
+import msgspec
+import numpy as np
+from thinwire.collectives.aggregation.screening import outliers
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.gossip.group import GossipGroup
+from thinwire.collectives.gossip.means import OwnerMeans
+from thinwire.collectives.gossip.owner_pair import OwnerPair
+from thinwire.collectives.gossip.pair import PairTerms
+from thinwire.collectives.topology.shards import shares
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.swarm.messages.registry import PeerId
+
+MESH = 8
+"""Largest group whose members send all chunks to each other; in larger ones chunks have owners."""
+
+
+class OwnerGroup(GossipGroup):
+    """Gossip group of one peer in one round, with an owner for each chunk. Used as a GossipGroup; then `means`."""
+
+    def __init__(self, terms: PairTerms, *, me: PeerId, size: int, attempt: int = 0) -> None:
+        super().__init__(terms, size=size, attempt=attempt)
+        self._me, self._drawn_terms = me, terms
+        self._owner_pairs: dict[PeerId, OwnerPair] = {}
+        self._owners: tuple[PeerId, ...] = ()
+        self._source: Sequence[Buffer] = ()
+        self._pending: dict[int, None] = {}
+        self._means: dict[int, Buffer] = {}
+        """Numbers of our chunks without a mean yet, in order, and the means of the others."""
+
+    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
+        """Set the other members, as drawn; again when views have changed. Another group begins anew."""
+        if self.ours is not None or tuple(self.pairs) == drawn:
+            return
+        for pair in self.pairs.values():
+            pair.part()
+        terms, members = self._drawn_terms, tuple(sorted((*drawn, self._me)))
+        self._terms = replace(terms, plan=blake3.blake3(terms.plan + b"".join(members)).digest())
+        count = len(terms.grid)
+        self._owners = shares(count, members, fragment=terms.round)
+        wanted = self._owned(self._me)
+        vectors = 1 if terms.halves.slow is None else 2
+        self._pending = dict.fromkeys(count * vector + index for vector in range(vectors) for index in wanted)
+        self._means = {}
+        self._owner_pairs = {
+            peer: OwnerPair(
+                peer, self._terms, self._look, wanted=wanted, owned=self._owned(peer), arrived=self._reduce_complete
+            )
+            for peer in drawn
+        }
+        self.pairs = dict(self._owner_pairs)
+        if self._posted is not None:
+            # A mean of the former group must not count in this one: it names the attempt.
+            self.attempt += 1
+            self._post(msgspec.structs.replace(self._posted, attempt=self.attempt, plan=self._terms.plan))
+
+    def _owned(self, peer: PeerId) -> tuple[int, ...]:
+        return tuple(index for index, owner in enumerate(self._owners) if owner == peer)
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Continue without a departed peer; before we are ready the next `choose` draws another group."""
+        super().drop(peer, reason)
+        if peer not in self.pairs:
+            self._owner_pairs.pop(peer, None)
+            self._reduce_complete()
+
+    def announce(
+        self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float, deadline: float
+    ) -> None:
+        """Announce our encoded chunks to the members. The chunks must not change any more."""
+        self._source = source
+        super().announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
+
+    def means(self, owners: Container[PeerId]) -> OwnerMeans:
+        """Return the means of the chunks of these owners, each of which is us or a member."""
+
+        def find(number: int) -> Buffer | None:
+            owner = self._owners[number % count]
+            if owner not in owners:
+                return None
+            if owner == self._me:
+                return self._means.get(number)
+            pair = self._owner_pairs.get(owner)
+            return pair.mean(number) if pair is not None else None
+
+        count = len(self._terms.grid)
+        chunks = range(len(self._owners))
+        return OwnerMeans([find(i) for i in chunks], [find(count + i) for i in chunks], self._terms.halves)
+
+    def tick(self) -> None:
+        """Let time pass: give up members that are silent, stalled or late."""
+        for pair in self.pairs.values():
+            pair.tick()
+
+    # --- our chunks
+
+    def _look(self) -> None:
+        self._reduce_complete()
+        super()._look()
+
+    def _reduce_complete(self, number: int | None = None) -> None:
+        """Send the means of our chunks to which nobody's contribution may still arrive; of one chunk, or of all."""
+        for one in list(self._pending) if number is None else [number]:
+            if one in self._pending and self._own(one) is not None:
+                if all(pair.contribution(one) is not None for pair in self._owner_pairs.values() if pair.open):
+                    del self._pending[one]
+                    self._reduce(one)
+
+    def _own(self, number: int) -> Buffer | None:
+        """Return our contribution to a chunk; None before it is announced."""
+        count = len(self._terms.grid)
+        if number < count:
+            return self._source[number] if self.ours is not None else None
+        return self.base[number - count] if self._posted is not None else None
+
+    def _reduce(self, number: int) -> None:
+        """Compute the mean of a chunk, and send it to the members that are part of it."""
+        count, halves = len(self._terms.grid), self._terms.halves
+        own, payloads = self._own(number), dict[PeerId, Buffer]()
+        for peer in sorted((*self._owner_pairs, self._me)):
+            payload = own if peer == self._me else self._usable(peer, number)
+            if payload is not None:
+                payloads[peer] = payload
+        fast = number < count
+        codec = halves.fast if fast or halves.slow is None else halves.slow
+        mean, one = (np.empty(self._terms.grid.size(number % count), np.float32) for _ in range(2))
+
+        def decode(payload: Buffer) -> Floats:
+            codec.decode(payload, one)
+            return one
+
+        # Vectors of parameters are compared by their distance from ours, pseudo-gradients by their length.
+        origin = None if fast and halves.slow is not None else decode(payloads[self._me]).copy()
+        far, _ = outliers({peer: _length(decode(payload), origin) for peer, payload in payloads.items()})
+        for peer in far:
+            del payloads[peer]
+        mean[:] = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for payload in payloads.values():
+                mean += decode(payload)
+            mean *= np.float32(1.0 / max(1, len(payloads)))
+        if len(payloads) > 1 and np.isfinite(mean).all():
+            encoded = None
+            for peer, payload in payloads.items():
+                if encoded is None or not fast:
+                    values = mean if fast else mean - decode(payload)
+                    encoded = np.empty(halves.means.nbytes(mean.size), np.uint8)
+                    encode(halves.means, values, encoded)
+                if peer == self._me:
+                    self._means[number] = encoded.data
+                else:
+                    self._owner_pairs[peer].give(number, encoded.data)
+        for peer in far:
+            if peer in self._owner_pairs:
+                self._owner_pairs[peer].fail("norm")
+
+    def _usable(self, peer: PeerId, number: int) -> Buffer | None:
+        pair = self._owner_pairs[peer]
+        return pair.contribution(number) if pair.open or pair.exchanged else None
+
+
+def _length(values: Floats, origin: Floats | None) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        away = values if origin is None else values - origin
+        square = float(np.dot(away, away))
+    return float(np.sqrt(square)) if np.isfinite(square) else float("inf")

@@ -1,0 +1,121 @@
+"""One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
+
+A member requests of each other one only the chunks that it owns. As soon as a chunk of all members is here it sends the
+mean to each (`give`). So a member sends and receives 2·(n − 1)/n payloads instead of n − 1. Messages are those of a pair
+(`pair`); a mean is a Chunk with a number above those of the two vectors, and has the attempt of the contribution that is
+part of it. It needs no hash: the stream authenticates the owner, and nobody else can check a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.core.types import Buffer
+from thinwire.swarm.frame import Frame, nbytes
+from thinwire.swarm.messages.registry import Chunk, PeerId
+
+
+class OwnerPair(Pair):
+    """Pair with a member of a group whose chunks have owners.
+
+    `ours`, `theirs_owned`: indices of the chunks that we and the partner own. `settled` is called at the end, and
+    `arrived` with the number of each of our chunks that has arrived. The result has the means that the partner sent.
+    """
+
+    def __init__(
+        self,
+        partner: PeerId,
+        terms: PairTerms,
+        settled: Callable[[], None],
+        *,
+        wanted: Sequence[int],
+        owned: Sequence[int],
+        arrived: Callable[[int], None],
+    ) -> None:
+        super().__init__(partner, terms, settled, wanted)
+        vectors = 1 if terms.halves.slow is None else 2
+        count = len(terms.grid)
+        self._expected = {count * vector + index for vector in range(vectors) for index in owned}
+        self._means: dict[int, Buffer] = {}
+        self._given: dict[int, Frame] = {}
+        self._arrived = arrived
+
+    def contribution(self, number: int) -> Buffer | None:
+        """Return a chunk of the partner by its number; None if it is not here, or not to be used."""
+        count = len(self._grid)
+        receiver = self._step if number < count else self._base
+        return receiver.chunk(number % count) if receiver is not None else None
+
+    @property
+    def open(self) -> bool:
+        """True while contributions of the partner may still arrive."""
+        return self.result is None and not self._refused
+
+    def give(self, number: int, payload: Buffer) -> None:
+        """Send the mean of a chunk, of which the partner's contribution is a part."""
+        receiver = self._step if number < len(self._grid) else self._base
+        if receiver is not None:
+            message = Chunk(self.round, self.fragment, receiver.attempt, 2 * len(self._grid) + number)
+            frame = self._given[number] = Frame(message, payload)
+            self._send_queue.bulk(self.partner, frame)
+
+    def mean(self, number: int) -> Buffer | None:
+        """Return the mean of a chunk that the partner owns; None if there is none."""
+        return self._means.get(number)
+
+    def fail(self, reason: str, *, tell: bool = True) -> None:
+        """Continue without the partner, and without its means."""
+        if self.result is None:
+            self._means.clear()
+            self._given.clear()
+        super().fail(reason, tell=tell)
+
+    def release(self) -> None:
+        """Free the partner's data after the result was used."""
+        super().release()
+        self._means.clear()
+
+    def reach(self) -> None:
+        """Handle a new link: means may have been lost with the old one."""
+        broken = not self._linked
+        super().reach()
+        for frame in self._given.values() if broken else ():
+            self._send_queue.bulk(self.partner, frame)
+
+    @property
+    def _due(self) -> float:
+        """Time when a ready partner counts as stalled; it may wait for other members as long as we do."""
+        return super()._due + (self._deadline if self._complete else 0.0)
+
+    def _take_chunk(self, message: Chunk, frame: Frame) -> None:
+        number = message.index - 2 * len(self._grid)
+        if number >= 0:
+            return self._take_mean(number, message, frame)
+        missing = self.contribution(message.index) is None
+        super()._take_chunk(message, frame)
+        if missing and self.contribution(message.index) is not None:
+            self._arrived(message.index)
+
+    def _take_mean(self, number: int, message: Chunk, frame: Frame) -> None:
+        count = len(self._grid)
+        sender = self._announced if number < count else self._posted
+        if self.result is not None or sender is None or message.attempt != sender.announced.attempt:
+            return
+        if number not in self._expected or number in self._means:
+            return
+        try:
+            self._halves.means.check(frame.payload, self._grid.size(number % count))
+        except CodecError as error:
+            return self.fail(error.reason)
+        self._means[number] = frame.payload
+        self._came += nbytes(frame.payload)
+        self._moved = self._now()
+        self._look()
+
+    def _look(self) -> None:
+        ready = self.theirs
+        if self.ours is not None and ready is not None and self._complete and len(self._means) == len(self._expected):
+            means = tuple(self._means[number] for number in sorted(self._means))
+            self._settle(PairResult(self.partner, means, ready.attempt, ready.weight))
