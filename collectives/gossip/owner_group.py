@@ -38,7 +38,7 @@ class OwnerGroup(GossipGroup):
 
     def __init__(self, terms: PairTerms, *, me: PeerId, size: int, attempt: int = 0) -> None:
         super().__init__(terms, size=size, attempt=attempt)
-        self._me, self._drawn_terms = me, terms
+        self._me, self._drawn_terms = me, replace(terms, mismatch="other group or plan")
         self._owner_pairs: dict[PeerId, OwnerPair] = {}
         self._owners: tuple[PeerId, ...] = ()
         self._source: Sequence[Buffer] = ()

@@ -66,7 +66,7 @@ class PairTerms:
     """Settings common to all pairs of a round.
 
     `plan`: digest of layout, codecs, grid and constants, which must be equal. `max_weight`: most tokens that a peer may
-    claim. `patience`: seconds to wait for an answer, or for progress.
+    claim. `patience`: seconds to wait for an answer, or for progress. `mismatch`: reason to refuse another plan.
     """
 
     round: int
@@ -78,6 +78,7 @@ class PairTerms:
     now: Callable[[], float]
     patience: float
     fragment: int = 0
+    mismatch: str = "plan"
 
 
 class Pair:
@@ -100,7 +101,8 @@ class Pair:
         self.ours_at = 0.0
         self.result: PairResult | None = None
         self.exchanged = False
-        self._plan, self._grid, self._halves, self._max_weight = terms.plan, terms.grid, terms.halves, terms.max_weight
+        self._plan, self._mismatch = terms.plan, terms.mismatch
+        self._grid, self._halves, self._max_weight = terms.grid, terms.halves, terms.max_weight
         self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
         self._posted: ChunkSender | None = None
         self._announced: ChunkSender | None = None
@@ -257,7 +259,7 @@ class Pair:
             return
         self._hear_it()
         if base.plan != self._plan:
-            return self.fail("plan")
+            return self.fail(self._mismatch)
         if len(base.hashes) != 32 * len(self._grid):
             return self.fail("announcement")
         coming = ChunkReceiver(base, codec, self._grid, len(self._grid), self._wanted)
@@ -286,7 +288,7 @@ class Pair:
         if self.theirs is not None and ready.attempt <= self.theirs.attempt:
             return
         if ready.plan != self._plan:
-            return self.fail("plan")
+            return self.fail(self._mismatch)
         if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
             return self.fail("announcement")
         if self.theirs is None:  # a repeated announcement is not progress

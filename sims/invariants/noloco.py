@@ -8,14 +8,15 @@ shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
+from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec, halves
-from thinwire.collectives.topology.shards import grid
+from thinwire.collectives.topology.shards import grid, shares
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
 from thinwire.swarm.manifest.manifest import Manifest
@@ -41,8 +42,8 @@ class _Replica:
 class _Offer:
     """Data that a replica trained to `theta` sends."""
 
-    def __init__(self, replica: _Replica, theta: Floats, how: PairCodec) -> None:
-        self.replica, self.theta, self._how = replica, theta, how
+    def __init__(self, replica: _Replica, round: int, theta: Floats, how: PairCodec) -> None:
+        self.replica, self.round, self.theta, self._how = replica, round, theta, how
 
     @cached_property
     def sent(self) -> tuple[Floats, Floats] | None:
@@ -52,7 +53,7 @@ class _Offer:
             return self.theta - phi, phi
         if left is None:
             return None
-        return self._decoded(self._how.fast, self.theta - phi + left), self._decoded(self._how.slow, phi)
+        return self._encoded(self._how.fast, self.theta - phi + left), self._encoded(self._how.slow, phi)
 
     @property
     def left(self) -> Floats | None:
@@ -61,14 +62,26 @@ class _Offer:
             return None
         return self.theta - self.replica.phi + self.replica.left - self.sent[0]
 
-    def _decoded(self, codec: Codec, values: Floats) -> Floats:
+    def _encoded(self, codec: Codec, values: Floats) -> Floats:
         cut, out = grid(values.size, self._how), np.empty_like(values)
         for index in range(len(cut)):
             start, stop = cut.span(index)
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            codec.encode(np.ascontiguousarray(values[start:stop]), payload)
-            codec.decode(payload.data, out[start:stop])
+            out[start:stop] = _decoded(codec, values[start:stop])
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A peer's round in a group whose chunks have owners."""
+
+    index: int
+    old: _Replica
+    new: _Replica
+    offer: _Offer
+
+
+_Span = tuple[int, int, bool]
+"""A chunk: its first element, the one behind its last, and whether it has a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +105,12 @@ class GossipInvariants:
         self._how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma)
         self._alpha, self._beta, self._gamma = map(np.float32, (outer.momentum, outer.lr, outer.gamma))
         self._honest, self._tell = honest, tell
+        self._owned = manifest.exchange.gossip_group_size > MESH
         self._at: dict[int, _Replica] = {}
         self._offers: dict[PeerId, dict[tuple[int, int], _Offer]] = {}
         self._sides: dict[tuple[int, tuple[Contribution, ...]], list[_Side]] = {}
         self._longest: dict[int, float] = {}
+        self._groups: dict[tuple[int, tuple[Contribution, ...], frozenset[PeerId]], list[_Step]] = {}
         self.met = 0
 
     def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats) -> None:
@@ -104,7 +119,7 @@ class GossipInvariants:
         replica = self._at.get(index) if index is not None else None
         if replica is not None:
             offers = self._offers.setdefault(peer, {})
-            offers[round, attempt] = _Offer(replica, theta.copy(), self._how)
+            offers[round, attempt] = _Offer(replica, round, theta.copy(), self._how)
             while len(offers) > KEPT:
                 del offers[next(iter(offers))]
 
@@ -132,8 +147,16 @@ class GossipInvariants:
         if old is None or mine is None or mine.replica is not old:
             self._at[index] = _Replica(phi, delta, None)
             return
-        new = self._at[index] = _Replica(phi, delta, mine.left if others else old.left)
         known = [sent for sent in others if sent is not None]
+        absent = frozenset(one.peer for one in commit.opened.excluded)
+        if self._owned and (others or absent):
+            new = self._at[index] = _Replica(phi, delta, self._left(old, mine, entries, absent))
+            if mine.sent is not None and len(known) == len(others):
+                self._group(index, round, entries, absent, _Step(index, old, new, mine))
+            elif mine.sent is not None:
+                self._bound(index, round, old, new, mine.sent, len(entries))
+            return
+        new = self._at[index] = _Replica(phi, delta, mine.left if others else old.left)
         if not others:
             self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
         elif mine.sent is not None and len(known) == len(others):
@@ -142,6 +165,70 @@ class GossipInvariants:
             self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
         elif mine.sent is not None:
             self._bound(index, round, old, new, mine.sent, len(entries))
+
+    # Groups whose chunks have owners
+
+    def _chunks(self, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId]) -> Iterator[_Span]:
+        """Yield start, stop and whether the chunk has a mean: it has if its owner has taken part."""
+        here = {entry.peer for entry in entries}
+        cut = grid(next(iter(self._at.values())).phi.size, self._how)
+        for chunk, owner in enumerate(shares(len(cut), sorted(here | absent), fragment=round)):
+            yield *cut.span(chunk), owner in here
+
+    def _left(
+        self, old: _Replica, mine: _Offer, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
+    ) -> Floats | None:
+        """Return what is left out after a round; None if it is unknown: an owner alone may have had contributions."""
+        if self._how.exact:
+            return np.zeros_like(old.phi)
+        after = mine.left
+        if len(entries) == 1 or after is None or old.left is None:
+            return None
+        left = after.copy()
+        for start, stop, mean in self._chunks(mine.round, entries, absent):
+            if not mean:
+                left[start:stop] = old.left[start:stop]
+        return left
+
+    def _group(
+        self, index: int, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId], step: _Step
+    ) -> None:
+        """Check all members once each of them has reported the same members; a failed pair would show in its report."""
+        steps = self._groups.setdefault((round, entries, absent), [])
+        steps.append(step)
+        if len(steps) < len(entries) or len(entries) == 1:
+            while len(self._groups) > KEPT * len(self._honest):
+                del self._groups[next(iter(self._groups))]
+            return
+        del self._groups[round, entries, absent]
+        sent = {one.index: one.offer.sent for one in steps}
+        in_order = [sent[self._honest[entry.peer]] for entry in entries]
+        vectors = [one for one in in_order if one is not None]
+        if len(vectors) < len(entries):
+            return
+        self.met += len(steps)
+        share = np.float32(1 / len(vectors))
+        fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
+        for one in steps:
+            wanted = self._owner_step(one, fast, slow, list(self._chunks(round, entries, absent)))
+            self._equal(one.index, round, one.old, one.new, wanted, len(entries))
+
+    def _owner_step(self, step: _Step, fast: Floats, slow: Floats, chunks: Sequence[_Span]) -> Floats:
+        """Return δ after the step with these means; owners encode the means of Δ, and of φ minus each member's φ."""
+        sent, old = step.offer.sent, step.old
+        assert sent is not None
+        delta = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi)
+        for start, stop, mean in chunks:
+            if not mean:
+                continue
+            pull = slow[start:stop] - sent[1][start:stop]
+            part = fast[start:stop]
+            if self._how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
+                part, pull = part + pull, np.zeros_like(pull)
+            elif not self._how.exact:
+                part, pull = (_decoded(self._how.means, values) for values in (part, pull))
+            delta[start:stop] = self._alpha * old.delta[start:stop] + self._beta * part + self._gamma * pull
+        return delta
 
     # Checks
 
@@ -193,6 +280,14 @@ def _halved(state: Floats) -> tuple[Floats, Floats]:
     """Return copies of φ and δ of a replica's state."""
     half = state.size // 2
     return state[:half].copy(), state[half:].copy()
+
+
+def _decoded(codec: Codec, values: Floats) -> Floats:
+    """Return the values of a chunk after encoding and decoding."""
+    payload, out = np.empty(codec.nbytes(values.size), np.uint8), np.empty_like(values)
+    codec.encode(np.ascontiguousarray(values), payload)
+    codec.decode(payload.data, out)
+    return out
 
 
 def _unit(*values: Floats) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.turn import Turn
+from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.owner_results import Reducer
@@ -153,12 +154,13 @@ PLANTED = [
 
 def partner_counted_twice(patch):
     """The contribution of the partner is in the mean twice."""
-    step = GossipReplica.step
-    patch.setattr(
-        GossipReplica,
-        "step",
-        lambda self, read, mine, others, *a, **k: step(self, read, mine, [*others, *others], *a, **k),
-    )
+    init = MeshMeans.__init__
+
+    def twice(self, payloads, place, grid, halves):
+        others = [payload for at, payload in enumerate(payloads) if at != place]
+        init(self, [*payloads, *others], place, grid, halves)
+
+    patch.setattr(MeshMeans, "__init__", twice)
 
 
 def error_feedback_dropped(patch):
@@ -186,10 +188,10 @@ def pulled_from_the_exact_place(patch):
     """Each replica is pulled from its exact place, not from the announced one: the pulls do not cancel."""
     step = GossipReplica.step
 
-    def exact(self, read, mine, others, grid, halves, *, members, pull, place):
+    def exact(self, read, mine, means, grid, halves, *, members, pull):
         before = self.theta.copy()
-        step(self, read, mine, others, grid, halves, members=members, pull=pull, place=place)
-        if others and halves.slow is not None:
+        step(self, read, mine, means, grid, halves, members=members, pull=pull)
+        if means is not None and halves.slow is not None:
             for index in range(len(grid)):
                 start, stop = grid.span(index)
                 told = np.empty(stop - start, np.float32)

@@ -80,7 +80,8 @@ def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group, peer
         bound = (1e-6 if group < 9 else 4e-6) if codec == "fp32" else (1e-3 if group < 9 else 3e-3)
         assert np.abs(found - phi).max() < bound
         states = {node.replica.digest for node in s.nodes.values()}
-        assert len(states) == peers
+        # Of twenty peers two may have been in one group in each of the eight rounds.
+        assert len(states) >= peers - (group > 8)
         apart = max(float(np.abs(node.replica.theta - found).max()) for node in s.nodes.values())
         assert 0 < apart < 0.1
 
@@ -134,7 +135,7 @@ def test_dead_paused_or_late_partner_delays_nobody(swarm, group):
         assert sum(reasons(s).values()) > 0 and set(reasons(s)) <= {
             "gone", "silent", "unreachable", "late", "ahead", "stalled",
             "declined: late", "declined: silent", "declined: other partner", "declined: no state yet",
-            "declined: unreachable", "declined: stalled",
+            "declined: unreachable", "declined: stalled", "other group or plan", "declined: other group or plan",
         }  # fmt: skip
         means = np.mean([node.replica.theta for node in s.nodes.values() if node.index != 2], axis=0)
         assert max(float(np.abs(n.replica.theta - means).max()) for n in s.nodes.values() if n.index != 2) < 1.0
