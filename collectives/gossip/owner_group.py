@@ -62,7 +62,13 @@ class OwnerGroup(GossipGroup):
         self._means = {}
         self._owner_pairs = {
             peer: OwnerPair(
-                peer, self._terms, self._look, wanted=wanted, owned=self._owned(peer), arrived=self._reduce_complete
+                peer,
+                self._terms,
+                self._look,
+                wanted=wanted,
+                owned=self._owned(peer),
+                arrived=self._reduce_complete,
+                reduced=lambda: not self._pending,
             )
             for peer in drawn
         }
@@ -106,9 +112,24 @@ class OwnerGroup(GossipGroup):
         return OwnerMeans([find(i) for i in chunks], [find(count + i) for i in chunks], self._terms.halves)
 
     def tick(self) -> None:
-        """Let time pass: give up members that are silent, stalled or late."""
+        """Let time pass: give up members that are silent, stalled or late.
+
+        Once more than half of the ready members have sent their contributions, or their means, the others have one
+        patience for each chunk: all members wait for the slowest contributor, so it must not wait for long.
+        """
         for pair in self.pairs.values():
             pair.tick()
+        if self.ours is None:
+            return
+        now, patience = self._terms.now(), self._terms.patience
+        ready = [
+            pair for pair in self._owner_pairs.values() if pair.theirs is not None and (pair.open or pair.exchanged)
+        ]
+        for done in ([pair for pair in ready if pair.complete], [pair for pair in ready if pair.exchanged]):
+            last = max((pair.moved for pair in done), default=0.0)
+            for pair in ready if 2 * len(done) > len(ready) else ():
+                if pair not in done and pair.open and now > max(last, pair.moved) + patience:
+                    pair.fail("stalled")
 
     # --- our chunks
 
@@ -123,6 +144,9 @@ class OwnerGroup(GossipGroup):
                 if all(pair.contribution(one) is not None for pair in self._owner_pairs.values() if pair.open):
                     del self._pending[one]
                     self._reduce(one)
+                    if not self._pending:
+                        for pair in tuple(self._owner_pairs.values()):
+                            pair.look()
 
     def _own(self, number: int) -> Buffer | None:
         """Return our contribution to a chunk; None before it is announced."""
@@ -152,6 +176,8 @@ class OwnerGroup(GossipGroup):
         far, _ = outliers({peer: _length(decode(payload), origin) for peer, payload in payloads.items()})
         for peer in far:
             del payloads[peer]
+            if peer in self._owner_pairs:
+                self._owner_pairs[peer].fail("norm")
         mean[:] = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for payload in payloads.values():
@@ -168,9 +194,6 @@ class OwnerGroup(GossipGroup):
                     self._means[number] = encoded.data
                 else:
                     self._owner_pairs[peer].give(number, encoded.data)
-        for peer in far:
-            if peer in self._owner_pairs:
-                self._owner_pairs[peer].fail("norm")
 
     def _usable(self, peer: PeerId, number: int) -> Buffer | None:
         pair = self._owner_pairs[peer]

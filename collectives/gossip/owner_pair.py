@@ -20,8 +20,9 @@ from thinwire.swarm.messages.registry import Chunk, PeerId
 class OwnerPair(Pair):
     """Pair with a member of a group whose chunks have owners.
 
-    `ours`, `theirs_owned`: indices of the chunks that we and the partner own. `settled` is called at the end, and
-    `arrived` with the number of each of our chunks that has arrived. The result has the means that the partner sent.
+    `wanted`, `owned`: indices of the chunks that we and the partner own. `settled` is called at the end, and `arrived`
+    with the number of each of our chunks that has arrived. `reduced` returns whether we have the means of all our chunks;
+    until then the partner may still be refused, so it is called again by `look`. The result has the partner's means.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class OwnerPair(Pair):
         wanted: Sequence[int],
         owned: Sequence[int],
         arrived: Callable[[int], None],
+        reduced: Callable[[], bool],
     ) -> None:
         super().__init__(partner, terms, settled, wanted)
         vectors = 1 if terms.halves.slow is None else 2
@@ -40,7 +42,7 @@ class OwnerPair(Pair):
         self._expected = {count * vector + index for vector in range(vectors) for index in owned}
         self._means: dict[int, Buffer] = {}
         self._given: dict[int, Frame] = {}
-        self._arrived = arrived
+        self._arrived, self._reduced = arrived, reduced
 
     def contribution(self, number: int) -> Buffer | None:
         """Return a chunk of the partner by its number; None if it is not here, or not to be used."""
@@ -87,7 +89,7 @@ class OwnerPair(Pair):
     @property
     def _due(self) -> float:
         """Time when a ready partner counts as stalled; it may wait for other members as long as we do."""
-        return super()._due + (self._deadline if self._complete else 0.0)
+        return super()._due + (self._deadline if self.complete else 0.0)
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
         number = message.index - 2 * len(self._grid)
@@ -114,8 +116,14 @@ class OwnerPair(Pair):
         self._moved = self._now()
         self._look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Finish if nothing is missing any more."""
         ready = self.theirs
-        if self.ours is not None and ready is not None and self._complete and len(self._means) == len(self._expected):
+        if self.ours is None or ready is None or not self.complete or not self._reduced():
+            return
+        if len(self._means) == len(self._expected):
             means = tuple(self._means[number] for number in sorted(self._means))
             self._settle(PairResult(self.partner, means, ready.attempt, ready.weight))
+
+    def _look(self) -> None:
+        self.look()

@@ -148,6 +148,11 @@ class Pair:
         self._send_queue.withdraw(self.partner, self.round, self.fragment)
 
     @property
+    def moved(self) -> float:
+        """Time of the partner's last progress, or of our announcement if that is later."""
+        return self._moved
+
+    @property
     def refused(self) -> str:
         """Reason why the pair failed before we were ready; "" while it may succeed."""
         return self._refused
@@ -329,7 +334,7 @@ class Pair:
         self._look()
 
     @property
-    def _complete(self) -> bool:
+    def complete(self) -> bool:
         """True if the partner is ready and all that we need of its contribution is here."""
         base, step = self._base, self._step
         if self.theirs is None or step is None or step.missing:
@@ -338,7 +343,7 @@ class Pair:
 
     def _look(self) -> None:
         base, step, ready = self._base, self._step, self.theirs
-        if self.ours is not None and self._complete and ready is not None and step is not None:
+        if self.ours is not None and self.complete and ready is not None and step is not None:
             chunks = step.chunks + (base.chunks if base is not None else ())
             self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
 
