@@ -114,21 +114,24 @@ class OwnerGroup(GossipGroup):
     def tick(self) -> None:
         """Let time pass: give up members that are silent, stalled or late.
 
-        Once more than half of the ready members have sent their contributions, or their means, the others have one
-        patience for each chunk: all members wait for the slowest contributor, so it must not wait for long.
+        Once more than half of the ready members have sent their contributions, the others have one patience for each
+        chunk, because all members wait for the slowest contributor. Means are awaited three times as long, since their
+        owner may be waiting for a contributor.
         """
         for pair in self.pairs.values():
             pair.tick()
-        if self.ours is None:
-            return
-        now, patience = self._terms.now(), self._terms.patience
-        ready = [
-            pair for pair in self._owner_pairs.values() if pair.theirs is not None and (pair.open or pair.exchanged)
-        ]
-        for done in ([pair for pair in ready if pair.complete], [pair for pair in ready if pair.exchanged]):
-            last = max((pair.moved for pair in done), default=0.0)
-            for pair in ready if 2 * len(done) > len(ready) else ():
-                if pair not in done and pair.open and now > max(last, pair.moved) + patience:
+        if self.ours is not None:
+            ready = [
+                one for one in self._owner_pairs.values() if one.theirs is not None and (one.open or one.exchanged)
+            ]
+            self._hurry(ready, [one for one in ready if one.complete], self._terms.patience)
+            self._hurry(ready, [one for one in ready if one.exchanged], 3 * self._terms.patience)
+
+    def _hurry(self, ready: Sequence[OwnerPair], done: Sequence[OwnerPair], wait: float) -> None:
+        if 2 * len(done) > len(ready):
+            now, last = self._terms.now(), max(pair.moved for pair in done)
+            for pair in ready:
+                if pair not in done and pair.open and now > max(last, pair.moved) + wait:
                     pair.fail("stalled")
 
     # --- our chunks

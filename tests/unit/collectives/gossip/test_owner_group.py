@@ -1,0 +1,270 @@
+"""Gossip group whose chunks have owners: means, traffic, members that fail or lie."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import blake3
+import numpy as np
+import pytest
+from thinwire.collectives.gossip.owner_group import OwnerGroup
+from thinwire.collectives.gossip.pair import PairTerms
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.topology.shards import Grid
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Chunk
+
+PATIENCE, CHUNKS, ELEMENTS = 2.0, 24, 24 * 512
+ONE = halves("fp32", lr=0.7, gamma=0.7)
+TWO = halves("fp32", lr=0.7, gamma=0.5)
+LOSSY = halves("int4(block=256)", lr=0.7, gamma=0.7)
+
+
+class Room:
+    """Members of one group with a queue of frames between them.
+
+    `held`: pairs of peers whose frames are dropped. `lost`: whether another frame is dropped.
+    """
+
+    def __init__(self, size=12, how=TWO, elements=ELEMENTS, chunks=CHUNKS):
+        self.now, self.how, self.cut = 1.0, how, Grid(elements, elements // chunks)
+        self.ids = [bytes([index + 1]) * 32 for index in range(size)]
+        self.frames, self.held, self.bulk = deque(), set(), dict.fromkeys(self.ids, 0)
+        self.lost = lambda sender, to, message: False
+        rng = np.random.default_rng(3)
+        self.fast = rng.standard_normal((size, elements)).astype(np.float32)
+        self.slow = rng.standard_normal((size, elements)).astype(np.float32)
+        self.groups = {peer: self.group(peer, size) for peer in self.ids}
+
+    def group(self, peer, size, round=1):
+        def bulk(to, frame):
+            self.bulk[peer] += memoryview(frame.payload).nbytes
+            self.frames.append((peer, to, frame))
+
+        send_queue = SimpleNamespace(
+            control=lambda to, message: self.frames.append((peer, to, Frame(message))),
+            bulk=bulk,
+            withdraw=lambda *of: None,
+        )
+        terms = PairTerms(round, bytes(32), self.cut, self.how, 10**9, send_queue, lambda: self.now, PATIENCE)
+        return OwnerGroup(terms, me=peer, size=size)
+
+    def encoded(self, values, codec):
+        chunks = []
+        for index in range(len(self.cut)):
+            start, stop = self.cut.span(index)
+            payload = np.empty(codec.nbytes(stop - start), np.uint8)
+            codec.encode(np.ascontiguousarray(values[start:stop]), payload)
+            chunks.append(payload.data)
+        return chunks, b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
+
+    def choose(self, members=None, of=None):
+        members = self.ids if members is None else members
+        for peer in of if of is not None else members:
+            self.groups[peer].choose(tuple(sorted(set(members) - {peer})), self.ids)
+
+    def post(self, *peers):
+        for at, peer in enumerate(self.ids):
+            if peer in (peers or self.ids) and self.how.slow is not None:
+                self.groups[peer].post(*self.encoded(self.slow[at], self.how.slow))
+        self.deliver()
+
+    def announce(self, *peers):
+        for at, peer in enumerate(self.ids):
+            if peer in (peers or self.ids):
+                values = self.fast[at] + self.slow[at] if self.how.slow is None else self.fast[at]
+                chunks, hashes = self.encoded(values, self.how.fast)
+                self.groups[peer].announce(chunks, hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+        self.deliver()
+
+    def deliver(self):
+        while self.frames:
+            sender, to, frame = self.frames.popleft()
+            lost = (sender, to) in self.held or self.lost(sender, to, frame.message)
+            if not lost and to in self.groups:
+                self.groups[to].on_frame(sender, frame)
+
+    def wait(self, seconds):
+        for _ in range(int(seconds / 0.1)):
+            self.now += 0.1
+            for group in self.groups.values():
+                group.tick()
+            self.deliver()
+
+    def means(self, peer):
+        """Return the decoded means of Δ (or θ) and of φ minus ours, with NaN where there is none."""
+        means, out = self.groups[peer].means(self.ids), np.full((2, self.cut.total), np.nan, np.float32)
+        for index in range(len(self.cut)):
+            start, stop = self.cut.span(index)
+            for which, find in enumerate((means.fast, means.pull)):
+                if not find(index, out[which, start:stop]):
+                    out[which, start:stop] = np.nan
+        return out
+
+
+@pytest.mark.parametrize("how", [ONE, TWO, LOSSY], ids=["one", "two", "lossy"])
+def test_each_member_gets_the_mean_of_all(how):
+    room = Room(how=how)
+    room.choose()
+    room.post()
+    room.announce()
+    fast, slow = room.fast.mean(axis=0), room.slow.mean(axis=0)
+    step = np.abs(room.fast).max() / 7 if how is LOSSY else 2e-6  # half a step of int4 in each value, averaged
+    for at, peer in enumerate(room.ids):
+        assert not room.groups[peer].outstanding
+        found = room.means(peer)
+        if how is ONE:
+            np.testing.assert_allclose(found[0], fast + slow, atol=2e-6)
+            assert np.isnan(found[1]).all()
+        else:
+            np.testing.assert_allclose(found[0], fast, atol=step)
+            np.testing.assert_allclose(found[1], slow - room.slow[at], atol=0.05 if how is LOSSY else 2e-6)
+
+
+def test_pulls_cancel_out():
+    room = Room(how=TWO)
+    room.choose()
+    room.post()
+    room.announce()
+    assert np.abs(sum(room.means(peer)[1] for peer in room.ids)).max() < 1e-5
+
+
+def test_member_sends_each_value_twice_and_not_once_per_member():
+    room = Room(size=12, how=TWO)
+    room.choose()
+    room.post()
+    room.announce()
+    vector = 4 * ELEMENTS
+    for sent in room.bulk.values():
+        assert sent == 2 * (2 * 11 * vector // 12)  # two vectors; 11/12 of each to the owners, and as much back
+
+
+def test_slow_weights_are_averaged_before_anybody_is_ready():
+    room = Room()
+    room.choose()
+    room.post()
+    assert all(np.isfinite(room.means(peer)[1]).all() and np.isnan(room.means(peer)[0]).all() for peer in room.ids)
+
+
+def test_chunks_of_a_dead_owner_have_no_mean_and_the_others_lack_its_contribution():
+    room = Room()
+    room.choose()
+    dead = room.ids[4]
+    del room.groups[dead]
+    rest = [peer for peer in room.ids if peer != dead]
+    room.post(*rest)
+    room.announce(*rest)
+    for peer in rest:
+        room.groups[peer].drop(dead, "gone")
+    room.deliver()
+    fast = np.delete(room.fast, 4, axis=0).mean(axis=0)
+    for peer in rest:
+        assert not room.groups[peer].outstanding
+        found = room.means(peer)[0]
+        lost = np.isnan(found)
+        assert lost.sum() == 2 * 512  # two of 24 chunks for each of twelve members
+        np.testing.assert_allclose(found[~lost], fast[~lost], atol=2e-6)
+
+
+def test_mean_goes_only_to_members_that_are_part_of_it():
+    """A member whose contribution does not reach an owner steps alone there, so that pulls still cancel out."""
+    room = Room()
+    room.choose()
+    cut, owner = room.ids[2], room.ids[7]
+    room.held = {(cut, owner), (owner, cut)}
+    room.post()
+    room.announce()
+    room.wait(4 * PATIENCE)
+    assert not any(group.outstanding for group in room.groups.values())
+    for which in (0, 1):
+        means = np.array([room.means(peer)[which] for peer in room.ids])
+        lacks = np.isnan(means)
+        assert {room.ids[at] for at in np.flatnonzero(lacks.any(axis=1))} == {cut, owner}
+        where = lacks[2] & ~lacks[7]  # chunks of the owner
+        assert where.sum() == 2 * 512
+        with_others = np.delete(room.fast if which == 0 else room.slow, 2, axis=0).mean(axis=0)
+        expected = with_others if which == 0 else with_others - room.slow[7]
+        np.testing.assert_allclose(means[7][where], expected[where], atol=2e-6)
+
+
+def test_silent_member_costs_one_patience():
+    """It announces, and none of its chunks arrives."""
+    room = Room()
+    room.choose()
+    silent = room.ids[5]
+    rest = [peer for peer in room.ids if peer != silent]
+    room.lost = lambda sender, to, message: sender == silent and isinstance(message, Chunk)
+    room.post()
+    room.announce()
+    began = room.now
+    while any(room.groups[peer].outstanding for peer in rest) and room.now < 100:
+        room.wait(0.1)
+    assert room.now - began < 1.5 * PATIENCE
+    assert all(room.groups[peer].pairs[silent].result.reason for peer in rest)
+    assert all(room.groups[peer].exchanged(other) for peer in rest for other in rest if other != peer)
+
+
+def test_peer_that_drew_another_group_is_refused_at_once():
+    room = Room()
+    other = room.ids[0]
+    room.choose(of=room.ids[1:])
+    room.choose(members=room.ids[:7], of=[other])
+    room.post()
+    room.announce()
+    for peer in room.ids[1:]:
+        results = [pair.result for pair in room.groups[peer].pairs.values() if pair.partner == other]
+        assert [result.reason for result in results] in (["other group or plan"], ["declined: other partner"])
+    assert not any(room.groups[peer].outstanding for peer in room.ids[1:])
+
+
+def test_group_that_is_drawn_again_counts_no_mean_of_the_former_one():
+    room = Room()
+    room.choose()
+    room.post()
+    before = room.means(room.ids[0])[1]
+    members = room.ids[:10]
+    late = [(sender, to, frame) for sender, to, frame in room.frames]
+    room.choose(members)
+    for sender, to, frame in late:
+        room.groups[to].on_frame(sender, frame)
+    room.deliver()
+    room.announce(*members)
+    after = room.means(room.ids[0])[1]
+    np.testing.assert_allclose(after, room.slow[:10].mean(axis=0) - room.slow[0], atol=2e-6)
+    assert np.abs(after - before).max() > 0.1
+
+
+def test_contribution_a_thousand_times_too_long_is_left_out():
+    room = Room(how=TWO)
+    room.fast[3] *= 1e6
+    room.choose()
+    room.post()
+    room.announce()
+    fast = np.delete(room.fast, 3, axis=0).mean(axis=0)
+    for at, peer in enumerate(room.ids):
+        if at == 3:
+            continue
+        found = room.means(peer)[0]
+        lost = np.isnan(found)
+        np.testing.assert_allclose(found[~lost], fast[~lost], atol=2e-6)
+        assert room.groups[peer].pairs[room.ids[3]].result.reason == "norm" and lost.mean() < 0.1
+
+
+def test_means_lost_with_a_link_are_sent_again():
+    room = Room()
+    room.choose()
+    room.post()
+    a, b = room.ids[0], room.ids[1]
+    room.lost = lambda sender, to, message: (
+        (sender, to) == (a, b) and isinstance(message, Chunk) and message.index >= 2 * CHUNKS
+    )
+    room.announce()
+    room.lost = lambda *of: False
+    assert room.groups[b].outstanding == (a,)
+    for one, other in ((a, b), (b, a)):
+        room.groups[one].on_link_down(other)
+    for one, other in ((a, b), (b, a)):
+        room.groups[one].reach(other)
+    room.deliver()
+    assert not room.groups[b].outstanding and np.isfinite(room.means(b)).all()
