@@ -38,8 +38,8 @@ CODECS = ("fp32", "int8(block=256)", "int8(block=64)")
 
 GAMMAS = (0.7, 0.4)
 
-GROUPS = (2, 2, 3, 4)
-"""Sizes of gossip groups."""
+GROUPS = (2, 2, 3, 4, 9)
+"""Sizes of gossip groups; in the largest, chunks have owners."""
 
 
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:

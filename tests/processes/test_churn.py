@@ -38,7 +38,7 @@ RUNS = {
     "hierarchy": Run(exchange=HIERARCHY, phase="record"),
     "muloco": Run("muloco", phase="announce"),
     "noloco": Run("noloco", phase="announce"),
-    "noloco-groups": Run("noloco", exchange="gossip_group_size = 3", killed=0, phase="announce"),
+    "noloco-owners": Run("noloco", exchange="gossip_group_size = 9", killed=0, phase="announce"),
     "sparseloco": Run("sparseloco", killed=0),
     "sieve": Run("sparseloco", exchange='collective = "sparse-butterfly"', phase="record"),
     "demo": Run("demo", steps=1, phase="vote"),

@@ -11,6 +11,7 @@ import numpy as np
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.gossip.means import MeshMeans
+from thinwire.collectives.gossip.owner_pair import OwnerPair
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.owner_results import Reducer
@@ -202,6 +203,16 @@ def pulled_from_the_exact_place(patch):
             self.seal()
 
     patch.setattr(GossipReplica, "step", exact)
+
+
+def mean_of_another_member(patch):
+    """Owners send to all members what is meant for the first one."""
+    give, first = OwnerPair.give, {}
+    patch.setattr(
+        OwnerPair,
+        "give",
+        lambda self, number, payload: give(self, number, first.setdefault((self.round, number), payload)),
+    )
 
 
 PLANTED_IN_PAIRS = [partner_counted_twice, error_feedback_dropped, pull_left_out, pulled_from_the_exact_place]
