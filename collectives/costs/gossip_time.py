@@ -1,20 +1,23 @@
 """Duration and traffic of a round of pairs or groups (NoLoCo), in closed form.
 
-The protocol is in collectives/gossip/pair.py. The sizes are those of the product: both vectors of a payload, chunks and
-messages. A peer waits only for its group: a round takes the computing time of the slowest member, then Ready -> Fetch
--> Chunk, and the time of the bytes on the slowest link between the members. Slow weights travel meanwhile, as far as
-the link can carry them in that time. The model ignores that partners that are late repeatedly end their inner steps
-early, and so contribute fewer steps; unequal machines therefore wait less than predicted.
-tests/swarms/topologies/test_planned_times.py compares the model with whole swarms in virtual time.
+The protocol is in collectives/gossip/pair.py, that of large groups in collectives/gossip/owner_group.py. The sizes are
+those of the product: both vectors of a payload, chunks and messages. A peer waits only for its group: a round takes the
+computing time of the slowest member, then Ready -> Fetch -> Chunk (and back, as a mean), and the time of the bytes on the
+slowest link between the members. Slow weights travel meanwhile, as far as the link can carry them in that time. The model
+ignores that partners that are late repeatedly end their inner steps early, and so contribute fewer steps; unequal
+machines therefore wait less than predicted. tests/swarms/topologies/test_planned_times.py compares the model with whole
+swarms in virtual time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, grids, wire
+from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
@@ -36,18 +39,18 @@ def pair_time(
     over DRAWN larger groups: `waiting` lasts until the slowest member has computed, `agreement` is the latency of Ready
     and Fetch.
     """
-    step, base, control = _sizes(total, how)
     size = min(group, sum(count for count, _ in places))
+    sent = _by_owners(total, how, size) if group > MESH else _to_all(total, how, size)
+    hops = 2 if group > MESH else 1
     waiting = moving = computing = 0.0
     for chance, members in _pairs(places) if size == 2 else _groups(places, size):
         slowest = max(one.computing for one in members)
-        rate = min(min(one.up, one.down) for one in members) / (size - 1)
-        seconds = latency + step / rate + max(0.0, base / rate - slowest)
+        rate = min(min(one.up, one.down) for one in members)
+        seconds = hops * latency + sent.step / rate + max(0.0, sent.base / rate - slowest)
         waiting += chance * slowest
         moving += chance * seconds
         computing += chance * sum(one.computing for one in members) / size / (slowest + 2 * latency + seconds)
-    moved = (size - 1) * (step + base + control)
-    return RoundTime(waiting, 2 * latency, moving, moved, moved, 0, computing)
+    return RoundTime(waiting, 2 * latency, moving, sent.all, sent.all, 0, computing)
 
 
 def _pairs(places: Sequence[tuple[int, PlannedPeer]]) -> Iterator[tuple[float, tuple[PlannedPeer, ...]]]:
@@ -67,18 +70,51 @@ def _groups(places: Sequence[tuple[int, PlannedPeer]], size: int) -> Iterator[tu
         yield 1 / drawn, tuple(everyone[index] for index in rng.choice(len(everyone), size, replace=False))
 
 
-def _sizes(total: int, how: PairCodec) -> tuple[float, float, float]:
-    """Return the bytes that one peer sends to a partner: step chunks, slow-weight chunks, and messages."""
-    step = base = control = 0
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Bytes of a round: those of Δ on the busiest link after the steps, of the slow weights, and all of one peer."""
+
+    step: float
+    base: float
+    all: float
+
+
+def _to_all(total: int, how: PairCodec, size: int) -> _Sent:
+    """Return the bytes of a group whose members send everything to each other."""
+    step = base = control = 0.0
+    for cut in grids(total, how):
+        step += (size - 1) * _chunks(cut, how.fast)
+        base += (size - 1) * _chunks(cut, how.slow) if how.slow is not None else 0
+        control += (size - 1) * _messages(cut, how, len(cut))
+    return _Sent(step, base, step + base + control)
+
+
+def _by_owners(total: int, how: PairCodec, size: int) -> _Sent:
+    """Return the bytes of a group whose chunks have owners: each vector to the owners, and as many means back.
+
+    With fewer chunks than members, or a few more, the links of the owners with most chunks are the busiest.
+    """
+    step = base = everything = 0.0
     for cut in grids(total, how):
         count = len(cut)
-        fetch = wire(Fetch(_NUMBER, 0, _ID, tuple(range(count))))
-        step += _chunks(cut, how.fast)
-        control += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0)) + fetch
-        if how.slow is not None:
-            base += _chunks(cut, how.slow)
-            control += wire(Base(_NUMBER, 0, _NUMBER, _ID, bytes(32 * count))) + fetch
-    return step, base, control
+        share = (size - 1) / size
+        most = (size - 1) * -(-count // size) / count
+        fast = _chunks(cut, how.fast) + _chunks(cut, how.means)
+        slow = _chunks(cut, how.slow) + _chunks(cut, how.means) if how.slow is not None else 0
+        step += most * fast
+        base += most * slow
+        everything += share * (fast + slow) + (size - 1) * _messages(cut, how, -(-count // size))
+    return _Sent(step, base, everything)
+
+
+def _messages(cut: Grid, how: PairCodec, requested: int) -> int:
+    """Return the bytes of the messages to one partner, which requests this number of chunks of each vector."""
+    count = len(cut)
+    fetch = wire(Fetch(_NUMBER, 0, _ID, tuple(range(requested))))
+    control = wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0)) + fetch
+    if how.slow is not None:
+        control += wire(Base(_NUMBER, 0, _NUMBER, _ID, bytes(32 * count))) + fetch
+    return control
 
 
 def _chunks(cut: Grid, codec: Codec) -> int:

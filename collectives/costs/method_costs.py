@@ -16,6 +16,7 @@ from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_byt
 from thinwire.collectives.costs.gossip_time import pair_time
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
 from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
+from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.topology import relay_plan
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.compression.registry import dense as dense_codec
@@ -91,7 +92,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
         "sparse": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
-        "gossip": (Schedule(every), (question.group - 1) * pair_bits(question)),
+        "gossip": (Schedule(every), copies(question) * pair_bits(question)),
     }
 
 
@@ -120,6 +121,12 @@ def pair_rounds(question: Question, every: int) -> RoundTime:
         (machine.count, PlannedPeer(machine.down, machine.up, every * machine.step)) for machine in question.machines
     ]
     return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
+
+
+def copies(question: Question) -> float:
+    """Return how often a peer sends its contribution to a gossip group; owners of chunks send means as large."""
+    size = min(question.group, question.peers)
+    return float(size - 1) if question.group <= MESH else butterfly_bytes(1, 8, size)
 
 
 def _slowest(question: Question) -> float:
@@ -282,7 +289,7 @@ def _gossip(question: Question) -> MethodCosts:
         100,
         once.sent,
         once.exchange,
-        (8.0 if question.halves.exact else 12.0) * question.parameters + group * payload,
+        (8.0 if question.halves.exact else 12.0) * question.parameters + (1 + copies(question)) * payload,
         lambda every: pair_rounds(question, every).busy,
         here=True,
     )

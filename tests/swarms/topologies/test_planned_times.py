@@ -97,7 +97,10 @@ PAIRS = {
     "two vectors, exact": (Case(2, 300_000, "fp32", ((2e6, 1e6),), 0.05, 1.0), 0.4),
     "slow weights longer than steps": (Case(4, 1_000_000, "int4(block=256)", ((1.25e6, 1.25e6),), 0.03, 0.5), 0.7),
     "groups of four": (Case(8, 300_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
+    "groups with owners": (Case(16, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 2.0), 0.7),
+    "groups with owners, exact": (Case(16, 524_288, "fp32", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
 }
+GROUPS = {"groups of four": 4, "groups with owners": 16, "groups with owners, exact": 16}
 
 
 async def lived_pairs(swarm, case, gamma, group):
@@ -121,7 +124,7 @@ async def lived_pairs(swarm, case, gamma, group):
 @pytest.mark.parametrize("name", PAIRS)
 def test_simulated_noloco_round_takes_planned_time(swarm, name):
     case, gamma = PAIRS[name]
-    group = 4 if name == "groups of four" else 2
+    group = GROUPS.get(name, 2)
     period, sent = virtual_loop.run(lived_pairs(swarm, case, gamma, group), seed=5, limit=1000)
     how, places = halves(case.codec, lr=0.7, gamma=gamma), [(case.peers, case.places()[0])]
     plan = pair_time(case.size, how, places, case.latency, group)

@@ -275,7 +275,7 @@ def test_derived_properties_follow_from_values():
             "remove",
         ),
         (
-            "[outer]\nmethod = 'noloco'\n[exchange]\ngossip_group_size = 9",
+            "[outer]\nmethod = 'noloco'\n[exchange]\ngossip_group_size = 65",
             "exchange.gossip_group_size",
             "the default is 2",
         ),
