@@ -306,7 +306,8 @@ class Pair:
         self._look()
 
     def _ask(self, receiver: ChunkReceiver | None) -> None:
-        if receiver is not None and receiver.missing and self.result is None:
+        # A request without chunks is an answer, too: the partner must not count us as silent.
+        if receiver is not None and self.result is None and (receiver.missing or not receiver.chunks):
             self._send_queue.control(
                 self.partner, Fetch(self.round, self.fragment, receiver.digest, receiver.missing_chunks)
             )

@@ -64,6 +64,18 @@ def others(run_id: Digest, round: int, view: Sequence[PeerId], me: PeerId, size:
     return tuple(sorted(view[int(order[one])] for one in _Tree(all_labels[order], size).group(rank) if one != rank))
 
 
+def partition(run_id: Digest, round: int, view: Sequence[PeerId], size: int) -> list[list[int]]:
+    """Return all groups of a round as positions in the sorted view; a peer that is left over has a group of its own."""
+    all_labels = labels(run_id, round, view)
+    order = all_labels.argsort(kind="stable")
+    tree, groups = _Tree(all_labels[order], size), dict[int, list[int]]()
+    for rank in range(len(view)):
+        if rank not in groups:
+            group = tree.group(rank)
+            groups.update(dict.fromkeys(group, [int(order[one]) for one in group]))
+    return list({id(group): group for group in groups.values()}.values())
+
+
 class _Tree:
     """Tree over the sorted labels.
 

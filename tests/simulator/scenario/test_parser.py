@@ -42,7 +42,7 @@ pause = 0.5
 
 NINE = {
     "home-fibre-8", "ten-regions-30", "flash-crowd-200", "churn-storm", "partition-heal", "byzantine-19pct",
-    "weak-peers-pipeline", "thousand-peers-gossip", "transatlantic-100mbit",
+    "weak-peers-pipeline", "thousand-peers-gossip", "thousand-peers-groups", "transatlantic-100mbit",
 }  # fmt: skip
 
 

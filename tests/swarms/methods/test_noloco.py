@@ -88,6 +88,31 @@ def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group, peer
     virtual_loop.run(main(), seed=1)
 
 
+def test_replicas_in_groups_with_owners_are_as_far_apart_as_theory_says(swarm):
+    """Each round adds a step of variance s² to each replica and leaves ρ of the deviations: V = ρ (V + s²).
+
+    ρ = (groups − 1) / (peers − 1), see gamma_limit in swarm/method_specs/noloco.py; γ = β = 1, no momentum.
+    """
+    peers, group, rounds = 32, 16, 5
+
+    async def main():
+        outer = 'method = "noloco"\nlr = 1.0\nmomentum = 0.0\ngamma = 1.0\n'
+        s = swarm(peers, codec="fp32", outer=outer, rounds=rounds, size=40_000, group=group)
+        for node in s.nodes.values():
+            node.pace = 1.0
+        s.start()
+        await s.finish()
+        assert not reasons(s) and all(met(node) == {group: rounds} for node in s.nodes.values())
+        replicas = np.array([node.replica.theta for node in s.nodes.values()], np.float64)
+        found = np.mean((replicas - replicas.mean(axis=0)) ** 2)
+        ratio, wanted = (peers // group - 1) / (peers - 1), 0.0
+        for _ in range(rounds):
+            wanted = ratio * (wanted + 0.01**2 * (peers - 1) / peers)
+        assert found == pytest.approx(wanted, rel=0.1)
+
+    virtual_loop.run(main(), seed=4)
+
+
 def test_noloco_group_of_all_peers_equals_diloco(swarm):
     """While all are present, the outer step with heavy-ball momentum is equal bit for bit on all peers."""
 

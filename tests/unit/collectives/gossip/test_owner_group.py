@@ -251,6 +251,20 @@ def test_contribution_a_thousand_times_too_long_is_left_out():
         assert room.groups[peer].pairs[room.ids[3]].result.reason == "norm" and lost.mean() < 0.1
 
 
+def test_member_that_needs_no_chunk_of_another_still_answers_it():
+    """Six of twelve members own a chunk; a member that trains for two patiences longer is awaited, not silent."""
+    room = Room(chunks=6)
+    room.choose()
+    room.post()
+    late = room.ids[8]
+    room.announce(*(peer for peer in room.ids if peer != late))
+    room.wait(2 * PATIENCE)
+    assert all(room.groups[peer].pairs[other].result is None for peer in room.ids[:6] for other in (late,))
+    room.announce(late)
+    assert not any(group.outstanding for group in room.groups.values())
+    assert all(room.groups[peer].exchanged(other) for peer in room.ids for other in room.ids if other != peer)
+
+
 def test_means_lost_with_a_link_are_sent_again():
     room = Room()
     room.choose()

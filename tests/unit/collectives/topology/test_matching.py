@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.topology.matching import labels, others
+from thinwire.collectives.topology.matching import labels, others, partition
 
 RUN = bytes(range(32))
 
@@ -118,3 +118,12 @@ def test_peers_with_equal_id_prefix_are_grouped(size, lengths):
     twin = bytes(8)
     view = tuple(sorted(twin + bytes([i]) + bytes(23) for i in range(5)))
     assert sorted(map(len, groups(view, 3, size))) == lengths
+
+
+@given(st.integers(1, 70), st.integers(0, 5), st.sampled_from([2, 3, 16]))
+@settings(max_examples=40, deadline=None)
+def test_partition_has_the_groups_that_peers_compute(count, round, size):
+    view = people(count)
+    found = partition(RUN, round, view, size)
+    assert {tuple(sorted(view[at] for at in group)) for group in found} == groups(view, round, size)
+    assert sorted(at for group in found for at in group) == list(range(count))
