@@ -5,8 +5,8 @@
 
 The groups are those that the product draws (collectives/topology/matching.py). Replicas begin as independent random vectors and
 take the mean of their group in each round (γ = 1, no momentum, no training). Theory: the mean square of the deviations
-shrinks by (groups − 1) / (peers − 1) in each round, whatever they are (`gamma_limit` in swarm/method_specs/noloco.py). "payloads":
-contributions that a peer sends in one round, for one vector.
+shrinks by (groups − 1) / (peers − 1) in each round, whatever they are (`gamma_limit` in swarm/method_specs/noloco.py).
+"payloads": contributions that a peer sends in one round, for one vector.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> None:
             }
         )
     print(f"\n{machine.describe()}; {options.peers} replicas until {options.apart:g} of the first deviation\n")
-    print("| group | payloads a round | rounds | theory | mean square by the one before | theory |\n|---|---|---|---|---|---|")
+    print(
+        "| group | payloads a round | rounds | theory | mean square by the one before | theory |\n|---|---|---|---|---|---|"
+    )
     for row in rows:
         print(
             f"| {row['group']} | {row['payloads']:.2f} | {row['rounds']} | {row['theory']} "
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def played(peers: int, size: int, apart: float) -> list[float]:
-    """Return the root mean square of the deviations from the mean of all, before the first round and after each."""
+    """Return the root mean square deviation from the mean of all, at first and after each round."""
     rng = np.random.default_rng(0)
     view = sorted(rng.bytes(32) for _ in range(peers))
     values = rng.standard_normal((peers, VALUES))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from thinwire.collectives.aggregation.rule_factory import RULES
+from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.pair_codec import PairCodec, halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.matching import others
@@ -49,8 +50,10 @@ class PairRounds:
         """Make one replica's outer step, given the payloads of all."""
         one, me = self.replicas[index], self._peers[index]
         drawn = others(bytes(32), one.round, self._view, me, self._group)
-        came, place = [sent[self._peers.index(peer)] for peer in drawn], sum(peer < me for peer in drawn)
-        one.step(read, sent[index], came, self._cut, self._codec, members=(), pull=self._step, place=place)
+        group = sorted({me, *drawn})
+        payloads = [sent[self._peers.index(peer)] for peer in group]
+        means = MeshMeans(payloads, group.index(me), self._cut, self._codec) if drawn else None
+        one.step(read, sent[index], means, self._cut, self._codec, members=(), pull=self._step)
 
 
 def paired(

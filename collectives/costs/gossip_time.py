@@ -72,7 +72,7 @@ def _groups(places: Sequence[tuple[int, PlannedPeer]], size: int) -> Iterator[tu
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Bytes of a round: those of Δ on the busiest link after the steps, of the slow weights, and all of one peer."""
+    """Bytes of a round: of Δ and of slow weights on the busiest link, and all that one peer sends."""
 
     step: float
     base: float
@@ -90,7 +90,7 @@ def _to_all(total: int, how: PairCodec, size: int) -> _Sent:
 
 
 def _by_owners(total: int, how: PairCodec, size: int) -> _Sent:
-    """Return the bytes of a group whose chunks have owners: each vector to the owners, and as many means back.
+    """Return the bytes of a group whose chunks have owners: vectors to the owners, and means back.
 
     With fewer chunks than members, or a few more, the links of the owners with most chunks are the busiest.
     """
@@ -108,7 +108,7 @@ def _by_owners(total: int, how: PairCodec, size: int) -> _Sent:
 
 
 def _messages(cut: Grid, how: PairCodec, requested: int) -> int:
-    """Return the bytes of the messages to one partner, which requests this number of chunks of each vector."""
+    """Return the bytes of the messages to one partner, which requests this many chunks of a vector."""
     count = len(cut)
     fetch = wire(Fetch(_NUMBER, 0, _ID, tuple(range(requested))))
     control = wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0)) + fetch

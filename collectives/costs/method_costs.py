@@ -124,7 +124,7 @@ def pair_rounds(question: Question, every: int) -> RoundTime:
 
 
 def copies(question: Question) -> float:
-    """Return how often a peer sends its contribution to a gossip group; owners of chunks send means as large."""
+    """Return how many contributions, or means as large, a peer sends in a round of its gossip group."""
     size = min(question.group, question.peers)
     return float(size - 1) if question.group <= MESH else butterfly_bytes(1, 8, size)
 

@@ -127,7 +127,7 @@ class GossipGroup:
             pair.release()
 
     def accepts(self, message: Base | Ready) -> bool:
-        """Return whether an announcement of a member belongs to this group, or may no longer wait for another one."""
+        """Return whether an announcement is to be processed now: it is for this group, or we are ready."""
         return self.ours is not None or message.plan == self._terms.plan
 
     @property

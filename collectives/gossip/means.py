@@ -20,12 +20,12 @@ class Means(Protocol):
         ...
 
     def pull(self, index: int, out: Floats) -> bool:
-        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if there is none."""
+        """Write the mean of the slow weights minus ours as sent; return False if there is none."""
         ...
 
 
 class MeshMeans:
-    """Means of contributions that are all here, in a pair or a group whose members send all chunks to each other.
+    """Means of contributions that are all here: members send all chunks to each other.
 
     `payloads`: the contributions in peer-id order, each with the chunks of Δ and then those of the slow weights. `place`:
     which of them is ours. All members add in the same order, so that equal replicas stay equal in a group of all peers.
@@ -46,7 +46,7 @@ class MeshMeans:
         return True
 
     def pull(self, index: int, out: Floats) -> bool:
-        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if they do not travel."""
+        """Write the mean of the slow weights minus ours as sent; return False if they do not travel."""
         slow, number = self._halves.slow, len(self._grid) + index
         if slow is None:
             return False
@@ -77,7 +77,7 @@ class OwnerMeans:
         return self._decode(self.fasts[index], out)
 
     def pull(self, index: int, out: Floats) -> bool:
-        """Write the mean of the slow weights of this chunk, minus ours as sent; return False if there is none."""
+        """Write the mean of the slow weights minus ours as sent; return False if there is none."""
         return self._decode(self.pulls[index], out)
 
     def _decode(self, payload: Buffer | None, out: Floats) -> bool:

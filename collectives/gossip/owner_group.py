@@ -34,7 +34,10 @@ MESH = 8
 
 
 class OwnerGroup(GossipGroup):
-    """Gossip group of one peer in one round, with an owner for each chunk. Used as a GossipGroup; then `means`."""
+    """Gossip group of one peer in one round, with an owner for each chunk.
+
+    Used as a GossipGroup. `means` has the results after `wait`.
+    """
 
     def __init__(self, terms: PairTerms, *, me: PeerId, size: int, attempt: int = 0) -> None:
         super().__init__(terms, size=size, attempt=attempt)
@@ -47,7 +50,7 @@ class OwnerGroup(GossipGroup):
         """Numbers of our chunks without a mean yet, in order, and the means of the others."""
 
     def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
-        """Set the other members, as drawn; again when views have changed. Another group begins anew."""
+        """Set the other members, as drawn; again when views have changed. A new group begins from its start."""
         if self.ours is not None or tuple(self.pairs) == drawn:
             return
         for pair in self.pairs.values():
@@ -141,7 +144,7 @@ class OwnerGroup(GossipGroup):
         super()._look()
 
     def _reduce_complete(self, number: int | None = None) -> None:
-        """Send the means of our chunks to which nobody's contribution may still arrive; of one chunk, or of all."""
+        """Send the means of our chunks, or of one, that wait for no contribution any more."""
         for one in list(self._pending) if number is None else [number]:
             if one in self._pending and self._own(one) is not None:
                 if all(pair.contribution(one) is not None for pair in self._owner_pairs.values() if pair.open):

@@ -3,7 +3,7 @@
 A member requests of each other one only the chunks that it owns. As soon as a chunk of all members is here it sends the
 mean to each (`give`). So a member sends and receives 2·(n − 1)/n payloads instead of n − 1. Messages are those of a pair
 (`pair`); a mean is a Chunk with a number above those of the two vectors, and has the attempt of the contribution that is
-part of it. It needs no hash: the stream authenticates the owner, and nobody else can check a mean.
+part of it. It needs no hash: the stream authenticates the owner, and no other member can check a mean.
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ class PairCodec:
 
     @property
     def means(self) -> Codec:
-        """Codec of the means that owners of chunks send: at 8 bits unless Δ is exact, since no feedback corrects them."""
+        """Codec of the means that owners of chunks send.
+
+        8 bits unless Δ is exact, because no error feedback corrects them.
+        """
         return self.fast if self.slow is None or self.fast.plain else self.slow
 
     @property

@@ -50,7 +50,10 @@ class ChunkSender:
 
 
 class ChunkReceiver:
-    """A vector announced by the partner, and its received chunks. `wanted`: indices of the chunks that we need."""
+    """A vector announced by the partner, and its received chunks.
+
+    `wanted`: indices of the chunks that we need, by default all.
+    """
 
     def __init__(
         self, announced: Base | Ready, codec: Codec, grid: Grid, first: int, wanted: Iterable[int] | None = None

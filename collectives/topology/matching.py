@@ -65,7 +65,7 @@ def others(run_id: Digest, round: int, view: Sequence[PeerId], me: PeerId, size:
 
 
 def partition(run_id: Digest, round: int, view: Sequence[PeerId], size: int) -> list[list[int]]:
-    """Return all groups of a round as positions in the sorted view; a peer that is left over has a group of its own."""
+    """Return all groups of a round as positions in the sorted view; a peer alone is a group, too."""
     all_labels = labels(run_id, round, view)
     order = all_labels.argsort(kind="stable")
     tree, groups = _Tree(all_labels[order], size), dict[int, list[int]]()

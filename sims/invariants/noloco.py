@@ -178,7 +178,10 @@ class GossipInvariants:
     def _left(
         self, old: _Replica, mine: _Offer, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
     ) -> Floats | None:
-        """Return what is left out after a round; None if it is unknown: an owner alone may have had contributions."""
+        """Return what is left out after a round; None if it is unknown.
+
+        An owner whose pairs have all failed may have had contributions to its chunks before.
+        """
         if self._how.exact:
             return np.zeros_like(old.phi)
         after = mine.left
@@ -193,9 +196,9 @@ class GossipInvariants:
     def _group(
         self, index: int, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId], step: _Step
     ) -> None:
-        """Check all members once each of them has reported the same members; a failed pair would show in its report.
+        """Check all members once each of them has reported the same members.
 
-        Slow weights travel early, so those of an absent member may be in their mean.
+        A pair that failed on one side would show in a report.         Slow weights travel early, so those of an absent member may be in their mean.
         """
         if absent and self._how.slow is not None:
             assert step.offer.sent is not None
@@ -220,7 +223,7 @@ class GossipInvariants:
             self._equal(one.index, round, one.old, one.new, wanted, len(entries))
 
     def _owner_step(self, step: _Step, fast: Floats, slow: Floats, chunks: Sequence[_Span]) -> Floats:
-        """Return δ after the step with these means; owners encode the means of Δ, and of φ minus each member's φ."""
+        """Return δ after the step with these means, which owners encode."""
         sent, old = step.offer.sent, step.old
         assert sent is not None
         delta = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi)

@@ -99,7 +99,7 @@ class GossipLoop(RoundLoop):
         )
 
     def _lengths(self, mine: Sequence[Buffer], came: Sequence[PairResult]) -> list[float]:
-        """Return the length of our contribution, then of what came from each partner: its contribution, or means."""
+        """Return the length of our contribution, then those of the partners' contributions or means."""
         session = self._session
         replica, grid, codec, group = session.replica, session.grid, session.codec, session.current
         if not isinstance(group, OwnerGroup):

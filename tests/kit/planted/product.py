@@ -1,4 +1,4 @@
-"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, four for test_noloco.py.
+"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, five for test_noloco.py.
 
 Each function takes a pytest MonkeyPatch and plants one bug.
 """

@@ -89,7 +89,7 @@ def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group, peer
 
 
 def test_replicas_in_groups_with_owners_are_as_far_apart_as_theory_says(swarm):
-    """Each round adds a step of variance s² to each replica and leaves ρ of the deviations: V = ρ (V + s²).
+    """Each round adds a step of variance s² and leaves ρ of the deviations: V = ρ (V + s²).
 
     ρ = (groups − 1) / (peers − 1), see gamma_limit in swarm/method_specs/noloco.py; γ = β = 1, no momentum.
     """

@@ -168,7 +168,7 @@ def test_chunks_of_a_dead_owner_have_no_mean_and_the_others_lack_its_contributio
 
 
 def test_mean_goes_only_to_members_that_are_part_of_it():
-    """A member whose contribution does not reach an owner steps alone there, so that pulls still cancel out."""
+    """A member whose contribution does not reach an owner makes its step alone for these chunks."""
     room = Room()
     room.choose()
     cut, owner = room.ids[2], room.ids[7]
@@ -252,7 +252,7 @@ def test_contribution_a_thousand_times_too_long_is_left_out():
 
 
 def test_member_that_needs_no_chunk_of_another_still_answers_it():
-    """Six of twelve members own a chunk; a member that trains for two patiences longer is awaited, not silent."""
+    """Six of twelve members own a chunk; a member that trains for longer is not silent."""
     room = Room(chunks=6)
     room.choose()
     room.post()
