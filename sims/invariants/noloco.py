@@ -198,7 +198,8 @@ class GossipInvariants:
     ) -> None:
         """Check all members once each of them has reported the same members.
 
-        A pair that failed on one side would show in a report.         Slow weights travel early, so those of an absent member may be in their mean.
+        A pair that failed on one side would show in a report. Slow weights travel early, so those of an absent member may
+        be in their mean.
         """
         if absent and self._how.slow is not None:
             assert step.offer.sent is not None
