@@ -121,7 +121,7 @@ def measure(options: argparse.Namespace, sites: Sequence[Site]) -> list[dict[str
             programs.append((_bound(options, encoded), ours))
         if not options.no_gloo:
             store = sites[0].host
-            gloo = contest.gloo(options.peers, options.mb, free_port(), store=store, interface="eth0", prefix=prefix)
+            gloo = contest.gloo(options.peers, options.mb, free_port(), store=store, prefix=prefix)
             programs.append((_bound(options, options.mb * 1e6), gloo))
         for _, program in programs:
             program.receive()

@@ -122,11 +122,10 @@ def gloo(
     port: int,
     *,
     store: str = "127.0.0.1",
-    interface: str = "",
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
 ) -> Contestant:
-    """torch's gloo, fp32. `store`: address of rank 0; `interface`: network device, by default the loopback's."""
-    own: dict[str, Any] = dict(peers=peers, mb=mb, port=port, store=store, interface=interface)
+    """torch's gloo, fp32. `store`: address of rank 0; peers in namespaces use their only device."""
+    own: dict[str, Any] = dict(peers=peers, mb=mb, port=port, store=store)
     commands = [[*prefix(rank), *_command("comparison/gloo_peer.py", rank=rank, **own)] for rank in range(peers)]
     return Contestant("gloo fp32", commands, peers=peers)
 

@@ -14,7 +14,7 @@ from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.messages.registry import Chunk, PeerId
+from thinwire.swarm.messages.registry import Base, Chunk, PeerId
 
 
 class OwnerPair(Pair):
@@ -90,6 +90,11 @@ class OwnerPair(Pair):
     def _due(self) -> float:
         """Time when a ready partner counts as stalled; it may wait for other members as long as we do."""
         return super()._due + (self._deadline if self.complete else 0.0)
+
+    def _take_base(self, base: Base) -> None:
+        if base.plan == self._plan:
+            super()._take_base(base)
+        # Else the partner has drawn another group, and may still draw ours before it is ready.
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
         number = message.index - 2 * len(self._grid)

@@ -8,13 +8,15 @@ import time
 import torch
 import torch.distributed as dist
 
+from benchmarks.peers.lesson import interface
 from benchmarks.peers.turns import arrays, listen, say, until
 
 options = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-if options.get("interface"):
-    os.environ["GLOO_SOCKET_IFNAME"] = options["interface"]
-store = dist.TCPStore(options.get("store", "127.0.0.1"), options["port"], options["peers"], options["rank"] == 0)
+host = options.get("store", "127.0.0.1")
+if host != "127.0.0.1":
+    os.environ["GLOO_SOCKET_IFNAME"] = interface()
+store = dist.TCPStore(host, options["port"], options["peers"], options["rank"] == 0)
 dist.init_process_group("gloo", store=store, rank=options["rank"], world_size=options["peers"])
 own = [torch.from_numpy(array) for array in arrays(options["mb"], options["rank"])]
 work = [tensor.clone() for tensor in own]

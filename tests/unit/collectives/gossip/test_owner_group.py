@@ -218,6 +218,19 @@ def test_peer_that_drew_another_group_is_refused_at_once():
     assert not any(room.groups[peer].outstanding for peer in room.ids[1:])
 
 
+def test_peer_that_draws_the_group_of_the_others_before_it_is_ready_takes_part():
+    """Its view lags: it has sent slow weights for another group, and the others are ready first."""
+    room = Room()
+    late = room.ids[3]
+    room.choose(members=room.ids[:7], of=[late])
+    room.choose(of=[peer for peer in room.ids if peer != late])
+    room.post()
+    room.announce(*(peer for peer in room.ids if peer != late))
+    room.choose(of=[late])
+    room.announce(late)
+    assert all(room.groups[peer].exchanged(other) for peer in room.ids for other in room.ids if other != peer)
+
+
 def test_group_that_is_drawn_again_counts_no_mean_of_the_former_one():
     room = Room()
     room.choose()
