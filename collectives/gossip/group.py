@@ -126,9 +126,9 @@ class GossipGroup:
         for pair in self.pairs.values():
             pair.release()
 
-    def accepts(self, message: Base | Ready) -> bool:
-        """Return whether an announcement is to be processed now: it is for this group, or we are ready."""
-        return self.ours is not None or message.plan == self._terms.plan
+    def accepts(self, peer: PeerId, message: Base | Ready) -> bool:
+        """Return whether an announcement is to be processed now, or may be for a group that we still draw."""
+        return peer in self.pairs or isinstance(message, Ready)
 
     @property
     def outstanding(self) -> tuple[PeerId, ...]:

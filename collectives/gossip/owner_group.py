@@ -27,7 +27,7 @@ from thinwire.collectives.gossip.owner_pair import OwnerPair
 from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.topology.shards import shares
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.messages.registry import Base, PeerId, Ready
 
 MESH = 8
 """Largest group whose members send all chunks to each other; in larger ones chunks have owners."""
@@ -90,6 +90,10 @@ class OwnerGroup(GossipGroup):
         if peer not in self.pairs:
             self._owner_pairs.pop(peer, None)
             self._reduce_complete()
+
+    def accepts(self, peer: PeerId, message: Base | Ready) -> bool:
+        """Return whether an announcement is to be processed now, or may be for a group that we still draw."""
+        return self.ours is not None or (peer in self.pairs and message.plan == self._terms.plan)
 
     def announce(
         self, source: Sequence[Buffer], hashes: bytes, *, weight: int, loss: float, speed: float, deadline: float

@@ -38,7 +38,7 @@ from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ask, Base, Behind, Chunk, Decline, Digest, Fetch, PeerId, Ready
 
-EARLY = 64
+EARLY = 128
 """Peers whose announcements of later rounds are stored."""
 
 GREETED = 64
@@ -119,7 +119,7 @@ class GossipSession:
         self._choose()
         self._phase("announce")
         group.announce(source, summary.hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
-        for peer in tuple(group.pairs):  # Those that drew another group will not draw ours any more.
+        for peer in self._early.peers:  # We draw no other group in this round.
             self._bring(peer)
         results = await group.wait()
         self._pace.learn(group, results)
@@ -296,9 +296,7 @@ class GossipSession:
         elif number == current.round:
             if isinstance(message, (Base, Ready)) and current.ours is None and peer not in current.pairs:
                 self._choose()
-            if isinstance(message, Base) and peer not in current.pairs:
-                self._early.keep(peer, frame)
-            if isinstance(message, (Base, Ready)) and peer in current.pairs and not current.accepts(message):
+            if isinstance(message, (Base, Ready)) and not current.accepts(peer, message):
                 self._early.keep(peer, frame)
             else:
                 current.on_frame(peer, frame)

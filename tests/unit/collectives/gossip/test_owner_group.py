@@ -13,7 +13,7 @@ from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.gossip.pair_codec import halves
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk
+from thinwire.swarm.messages.registry import Base, Chunk, Ready
 
 PATIENCE, CHUNKS, ELEMENTS = 2.0, 24, 24 * 512
 ONE = halves("fp32", lr=0.7, gamma=0.7)
@@ -31,7 +31,7 @@ class Room:
         self.now, self.how, self.cut = 1.0, how, Grid(elements, elements // chunks)
         self.ids = [bytes([index + 1]) * 32 for index in range(size)]
         self.frames, self.held, self.bulk = deque(), set(), dict.fromkeys(self.ids, 0)
-        self.lost = lambda sender, to, message: False
+        self.lost, self.early = (lambda sender, to, message: False), []
         rng = np.random.default_rng(3)
         self.fast = rng.standard_normal((size, elements)).astype(np.float32)
         self.slow = rng.standard_normal((size, elements)).astype(np.float32)
@@ -62,6 +62,8 @@ class Room:
     def choose(self, members=None, of=None):
         members = self.ids if members is None else members
         for peer in of if of is not None else members:
+            self.frames.extend(self.early)  # as a session does
+            self.early = []
             self.groups[peer].choose(tuple(sorted(set(members) - {peer})), self.ids)
 
     def post(self, *peers):
@@ -76,13 +78,19 @@ class Room:
                 values = self.fast[at] + self.slow[at] if self.how.slow is None else self.fast[at]
                 chunks, hashes = self.encoded(values, self.how.fast)
                 self.groups[peer].announce(chunks, hashes, weight=1, loss=0.0, speed=0.0, deadline=10.0)
+                self.frames.extend(self.early)
+                self.early = []
         self.deliver()
 
     def deliver(self):
         while self.frames:
             sender, to, frame = self.frames.popleft()
             lost = (sender, to) in self.held or self.lost(sender, to, frame.message)
-            if not lost and to in self.groups:
+            if lost or to not in self.groups:
+                continue
+            if isinstance(frame.message, (Base, Ready)) and not self.groups[to].accepts(sender, frame.message):
+                self.early.append((sender, to, frame))
+            else:
                 self.groups[to].on_frame(sender, frame)
 
     def wait(self, seconds):
