@@ -43,6 +43,7 @@ class OwnerGroup(GossipGroup):
         super().__init__(terms, size=size, attempt=attempt)
         self._me, self._drawn_terms = me, replace(terms, mismatch="other group or plan")
         self._owner_pairs: dict[PeerId, OwnerPair] = {}
+        self._drawn: tuple[PeerId, ...] = ()
         self._owners: tuple[PeerId, ...] = ()
         self._source: Sequence[Buffer] = ()
         self._pending: dict[int, None] = {}
@@ -51,8 +52,9 @@ class OwnerGroup(GossipGroup):
 
     def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
         """Set the other members, as drawn; again when views have changed. A new group begins from its start."""
-        if self.ours is not None or tuple(self.pairs) == drawn:
+        if self.ours is not None or (self._owners and tuple(self.pairs) == drawn == self._drawn):
             return
+        self._drawn = drawn
         for pair in self.pairs.values():
             pair.part()
         terms, members = self._drawn_terms, tuple(sorted((*drawn, self._me)))

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
+from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.messages.registry import Base, Chunk, PeerId
+from thinwire.swarm.messages.registry import Base, Chunk, PeerId, Ready
 
 
 class OwnerPair(Pair):
@@ -92,9 +93,25 @@ class OwnerPair(Pair):
         return super()._due + (self._deadline if self.complete else 0.0)
 
     def _take_base(self, base: Base) -> None:
-        if base.plan == self._plan:
-            super()._take_base(base)
-        # Else the partner has drawn another group, and may still draw ours before it is ready.
+        if base.plan != self._plan:
+            return  # The partner has drawn another group, and may still draw ours before it is ready.
+        before, count = self._base, len(self._grid)
+        super()._take_base(base)
+        if before is None or base.attempt <= before.attempt:
+            return
+        if digest_of(base.hashes, count) == before.digest:
+            # It has drawn another group meanwhile, and dropped the means of this one.
+            before.attempt = base.attempt
+            for number in [number for number in self._given if number >= count]:
+                self.give(number, self._given[number].payload)
+        elif any(number >= count for number in self._given):
+            self.fail("announced again")
+
+    def _take_ready(self, ready: Ready) -> None:
+        before = self._step
+        super()._take_ready(ready)
+        if before is not None and self._step is not before and any(number < len(self._grid) for number in self._given):
+            self.fail("announced again")  # Its former contribution is a part of means that others have.
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:
         number = message.index - 2 * len(self._grid)

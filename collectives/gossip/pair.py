@@ -37,6 +37,9 @@ from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch
 STALL = 5
 """Patiences that a partner may take for one chunk."""
 
+ECHOES = 4
+"""Most times that a partner in one round gets our slow weights again because it had chosen another partner meanwhile."""
+
 RATE = 32 * 1024
 """Least average rate of a partner in bytes/s where a transfer takes longer than GIVE_UP patiences.
 
@@ -112,6 +115,7 @@ class Pair:
         self._deadline = 0.0
         self._answered = self._linked = True
         self._echoed: Base | None = None
+        self._echoes = 0
         self._moved = self._since = 0.0
         self._came = 0
         """When the partner was ready first, and its bytes received since its last announcement."""
@@ -203,7 +207,7 @@ class Pair:
         """Handle a broken link; it has one patience to come back."""
         for sender in (self._posted, self._announced):
             if sender is not None:
-                sender.on_link_down()
+                sender.forgotten()
         self._linked, self._moved = False, self._now()
 
     def reach(self) -> None:
@@ -271,8 +275,9 @@ class Pair:
         if self._base is not None and coming.digest == self._base.digest and self._posted is not None:
             # The partner repeats a known Base: it had chosen another partner, then us again, and has forgotten our
             # Base.
-            if self._echoed != base:
-                self._echoed = base
+            if self._echoed != base and self._echoes < ECHOES:
+                self._echoed, self._echoes = base, self._echoes + 1
+                self._posted.forgotten()
                 self._send_queue.control(self.partner, self._posted.announced)
             return
         if self.theirs is None:

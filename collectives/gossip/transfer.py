@@ -44,8 +44,8 @@ class ChunkSender:
                 self._served.add(index)
                 yield Frame(Chunk(message.round, message.fragment, message.attempt, number), self._source[index])
 
-    def on_link_down(self) -> None:
-        """Handle a broken link: chunks may be sent again."""
+    def forgotten(self) -> None:
+        """Let all chunks be sent again: the link broke, or the partner has dropped them."""
         self._served.clear()
 
 

@@ -239,6 +239,57 @@ def test_peer_that_draws_the_group_of_the_others_before_it_is_ready_takes_part()
     assert all(room.groups[peer].exchanged(other) for peer in room.ids for other in room.ids if other != peer)
 
 
+def test_group_is_drawn_again_when_a_member_has_left_and_no_other_replaces_it():
+    room = Room()
+    room.choose()
+    room.post()
+    gone, rest = room.ids[4], [peer for peer in room.ids if peer != room.ids[4]]
+    del room.groups[gone]
+    for peer in rest:
+        room.groups[peer].drop(gone, "gone")
+    room.choose(rest)
+    room.announce(*rest)
+    for peer in rest:
+        assert np.isfinite(room.means(peer)).all(), "each chunk has an owner that is here"
+
+
+def test_member_that_draws_another_group_and_then_ours_again_gets_its_means():
+    room = Room()
+    room.choose()
+    room.post()
+    other = room.ids[3]
+    room.choose(room.ids[:7], of=[other])
+    room.deliver()
+    room.choose(of=[other])
+    room.deliver()
+    room.announce()
+    assert not any(group.outstanding for group in room.groups.values())
+    for at, peer in enumerate(room.ids):
+        found = room.means(peer)
+        np.testing.assert_allclose(found[0], room.fast.mean(axis=0), atol=2e-6)
+        np.testing.assert_allclose(found[1], room.slow.mean(axis=0) - room.slow[at], atol=2e-6)
+
+
+def test_member_that_announces_another_contribution_after_its_mean_was_given_is_refused():
+    room = Room()
+    room.choose()
+    room.post()
+    silent, again = room.ids[2], room.ids[6]
+    room.lost = lambda sender, to, message: (sender, to) == (silent, again) and isinstance(message, Chunk)
+    room.announce()
+    room.lost = lambda *of: False
+    at = room.ids.index(again)
+    fresh = room.groups[again] = room.group(again, len(room.ids))
+    fresh.attempt = 100
+    room.fast[at] += 1
+    room.choose(of=[again])
+    room.post(again)
+    room.announce(again)
+    room.wait(6 * PATIENCE)
+    assert not any(group.outstanding for group in room.groups.values())
+    assert any(pair.result.reason == "declined: announced again" for pair in fresh.pairs.values())
+
+
 def test_group_that_is_drawn_again_counts_no_mean_of_the_former_one():
     room = Room()
     room.choose()
