@@ -1,49 +1,62 @@
-"""Handles of a simulated loop: asyncio's own, constructed in fewer steps.
+"""Handles of a simulated loop: those of asyncio, constructed in fewer steps.
 
 Nearly all of a simulation's work consists of such callbacks.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any
 
-
-class Handle(asyncio.Handle):
-    """asyncio.Handle without the traces of debug mode, which take longer than everything else."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], loop: Any, context: Context | None
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled, self._repr, self._source_traceback = False, None, None
+import msgspec
 
 
-class Timer(asyncio.TimerHandle):
-    """asyncio.TimerHandle without traces, like `Handle`. `_scheduled` is true while it is in the heap."""
+class Handle(msgspec.Struct, eq=False, gc=False):
+    """Callback that is ready, with the interface of asyncio.Handle."""
 
-    __slots__ = ()
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: Any,
-        context: Context | None,
-    ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args, self._when = loop, callback, args, when
-        self._cancelled, self._repr, self._source_traceback, self._scheduled = False, None, None, True
+    context: Context
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    ended: bool = False
+    """True if it was cancelled."""
 
     def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._callback = self._args = None  # type: ignore[assignment]  # they may refer to large objects
-            if self._scheduled:
-                self._loop._timer_handle_cancelled(self)
+        """Prevent the callback from running."""
+        self.ended = True
+
+    def cancelled(self) -> bool:
+        """Return True after `cancel`."""
+        return self.ended
+
+
+class Timer(msgspec.Struct, eq=False):
+    """Callback of a later time, with the interface of asyncio.TimerHandle.
+
+    due: loop time in seconds. drop: called if the timer is cancelled while it is in the heap; `waits` is true until it leaves it.
+    """
+
+    context: Context
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    due: float
+    drop: Callable[[], None]
+    ended: bool = False
+    """True if it was cancelled."""
+    waits: bool = True
+
+    def when(self) -> float:
+        """Return the time in seconds at which the callback is due."""
+        return self.due
+
+    def cancel(self) -> None:
+        """Prevent the callback from running."""
+        if not self.ended:
+            self.ended = True
+            self.callback, self.args = None, ()  # they may refer to large objects
+            if self.waits:
+                self.drop()
+
+    def cancelled(self) -> bool:
+        """Return True after `cancel`."""
+        return self.ended

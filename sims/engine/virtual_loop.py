@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import heapq
 import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import cache
+from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
@@ -101,9 +101,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Virtual seconds, the value of `time`; read only."""
         self.failure: BaseException | None = None
         self._rng = random.Random(seed)
+        self._draw, self._drop = self._rng.random, self._dropped
         self._explore = explore
         self._max_callbacks = max_callbacks
-        # Any: handles have attributes that the type stubs do not declare.
+        # Any: it is a Handle or a Timer.
         self._ready: list[Any] = []
         self._heap: list[tuple[float, float, int, Any]] = []
         self._count = 0
@@ -111,7 +112,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._thread = threading.get_ident()
         self._trace = blake3()
         self._events = bytearray()
-        self._frozen: dict[object, list[asyncio.Handle]] = {}
+        self._frozen: dict[object, list[Any]] = {}
         self._closed = False
         # Strong references in order of creation: asyncio holds only a weak set, whose order depends on addresses.
         self._tasks: list[asyncio.Task[Any]] = []
@@ -147,38 +148,38 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
-        ready, heap, frozen, heappop = self._ready, self._heap, self._frozen, heapq.heappop
+        ready, heap, frozen = self._ready, self._heap, self._frozen
         draw = self._rng.random if self._explore else None
         now, window, ran = self.now, self.now + WINDOW, 0
         while not until.done():
             if not ready:
-                self._advance(limit)
-                now = self.now
+                now = self._advance(limit)
                 if now > window:
                     window, ran = now + WINDOW, 0
             while heap and heap[0][0] <= now:
                 timer = heappop(heap)[3]
-                timer._scheduled = False
-                if not timer._cancelled:
+                timer.waits = False
+                if not timer.ended:
                     ready.append(timer)
             ran += 1
             if ran > self._max_callbacks:
                 self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {now:.6f} s"))
-            if not ready:
-                continue
             if draw is None:
                 handle = ready.pop(0)
+            elif len(ready) == 1:
+                draw()
+                handle = ready.pop()
             else:
                 pick = int(draw() * len(ready))
                 ready[pick], ready[-1] = ready[-1], ready[pick]
                 handle = ready.pop()
-            if handle._cancelled:
+            if handle.ended:
                 continue
-            if frozen and (host := handle._context.get(HOST)) in frozen:
+            if frozen and (host := handle.context.get(HOST)) in frozen:
                 frozen[host].append(handle)
                 continue
-            try:  # as Handle._run, without a call: there is no debug mode here
-                handle._context.run(handle._callback, *handle._args)
+            try:  # as asyncio.Handle._run, without a call: there is no debug mode here
+                handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -186,16 +187,19 @@ class SimLoop(asyncio.AbstractEventLoop):
             if self.failure is not None:
                 raise SimFailure(f"unhandled exception in a callback: {self.failure!r}") from self.failure
 
-    def _advance(self, limit: float) -> None:
-        """Advance to the time of the next timer, since nothing is ready."""
+    def _advance(self, limit: float) -> float:
+        """Advance to the time of the next timer, since nothing is ready. Returns it."""
         heap = self._heap
-        while heap and heap[0][3]._cancelled:
-            heapq.heappop(heap)
+        while heap and heap[0][3].ended:
+            heappop(heap)
         if not heap:
             self._give_up(Deadlock(f"nothing is scheduled at {self.now:.6f} s"))
-        if heap[0][0] > limit:
+        when = heap[0][0]
+        if when > limit:
             self._give_up(Overtime(f"not done after {limit} virtual seconds"))
-        self.now = max(self.now, heap[0][0])
+        if when > self.now:
+            self.now = when
+        return self.now
 
     def _give_up(self, failure: SimFailure) -> NoReturn:
         raise failure from self._unheeded()
@@ -230,9 +234,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         if self._closed:
             self._check()
-        handle = Handle(callback, args, self, context)
+        handle = Handle(copy_context() if context is None else context, callback, args)
         self._ready.append(handle)
-        return handle
+        return handle  # type: ignore[return-value]  # it has the interface
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -252,17 +256,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._check()
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
-        timer = Timer(when, callback, args, self, context)
+        timer = Timer(copy_context() if context is None else context, callback, args, when, self._drop)
         self._count += 1
-        tie = self._rng.random() if self._explore else 0.0
-        heapq.heappush(self._heap, (when, tie, self._count, timer))
-        return timer
+        heappush(self._heap, (when, self._draw() if self._explore else 0.0, self._count, timer))
+        return timer  # type: ignore[return-value]  # it has the interface
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def _dropped(self) -> None:
+        """Count a cancelled timer in the heap; rebuild the heap if there are many."""
         self._cancelled += 1
         if self._cancelled > COMPACT_AT and 2 * self._cancelled > len(self._heap):
-            self._heap[:] = [entry for entry in self._heap if not entry[3].cancelled()]
-            heapq.heapify(self._heap)
+            self._heap[:] = [entry for entry in self._heap if not entry[3].ended]
+            heapify(self._heap)
             self._cancelled = 0
 
     def _check(self) -> None:
