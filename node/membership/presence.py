@@ -166,8 +166,8 @@ class Presence:
             self._arrived(await self.transport.recv())
 
     def _arrived(self, arrival: Arrival) -> None:
-        peer = arrival.peer
-        if arrival.frame is None:
+        peer, frame = arrival.peer, arrival.frame
+        if frame is None:
             if peer in self.live and not self.roster.left:  # Then we no longer note that others leave.
                 self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
             self._lose(peer, gone=arrival.gone)
@@ -179,21 +179,20 @@ class Presence:
             return
         if peer not in self.live:
             self._reach(peer)
-        self._note(peer)
-        if self.watch is not None and self.watch.saw(peer, arrival.frame):
-            return
-        if type(arrival.frame.message) in MEMBERSHIP:
-            self._send(self.roster.handle(peer, arrival.frame.message, self._now()))
-            self._follow_roster()
-        else:
-            handler = self._routes.get(family_of(arrival.frame.message))
-            if handler is not None:
-                handler.on_frame(peer, arrival.frame)
-
-    def _note(self, peer: PeerId) -> None:
+        message, now = frame.message, self._now()
         if len(self._heard) >= MAX_MEMBERS and peer not in self._heard:
             self._heard = {one: at for one, at in self._heard.items() if one in self.live}
-        self._heard[peer] = self._now()
+        self._heard[peer] = now
+        if type(message) in MEMBERSHIP:  # most messages; the watch observes none of them
+            if letters := self.roster.handle(peer, message, now):
+                self._send(letters)
+            self._follow_roster()
+            return
+        if self.watch is not None and self.watch.saw(peer, frame):
+            return
+        handler = self._routes.get(family_of(message))
+        if handler is not None:
+            handler.on_frame(peer, frame)
 
     def silence_of(self, peer: PeerId) -> float:
         """Return the seconds since the last message of a peer; 0 if none has come."""
@@ -242,7 +241,8 @@ class Presence:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(self.roster.preset.tick)
-            self._send(self.roster.tick(self._now()))
+            if letters := self.roster.tick(self._now()):
+                self._send(letters)
             self._follow_roster()
             if self.watch is not None:
                 self.watch.on_tick()
@@ -255,9 +255,11 @@ class Presence:
 
     def _follow_roster(self) -> None:
         """Pass the roster's events to the transport and the handlers."""
-        events = list(self.roster.events)
-        if events:
-            self.roster.events.clear()
+        roster = self.roster
+        if self._shown is roster.record and not roster.events:
+            return
+        events = list(roster.events)
+        roster.events.clear()
         for event in events:
             self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
             record = self.roster.record_of(event.peer)

@@ -223,13 +223,15 @@ def spoil(pipe: Pipe, how: str) -> None:
 class Link:
     """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
 
+    __slots__ = ("ends", "_routes", "_pipes")  # a thousand peers have half a million links
+
     relay: PeerId = b""
     """The peer that passes the packets on; b"": none."""
 
     def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
         self.ends = (a, b)
         self._routes = (Route.of(net, a, b), Route.of(net, b, a))
-        # Made when first used: a thousand peers have half a million links, and most carry control frames only.
+        # Made when first used: most links carry control frames only.
         self._pipes: list[Pipe | None] = [None] * 4
 
     @property
@@ -238,10 +240,10 @@ class Link:
         return [pipe for pipe in self._pipes if pipe is not None]
 
     def pipe(self, source: Endpoint, bulk: bool) -> Pipe:
-        way = source is not self.ends[0]
-        pipe = self._pipes[2 * way + bulk]
+        place = bulk if source is self.ends[0] else 2 + bulk
+        pipe = self._pipes[place]
         if pipe is None:
-            pipe = self._pipes[2 * way + bulk] = Pipe(self, self._routes[way], bulk)
+            pipe = self._pipes[place] = Pipe(self, self._routes[place >> 1], bulk)
         return pipe
 
     def release(self, end: Endpoint, when: float, reason: str) -> None:
@@ -286,10 +288,11 @@ class Uplink:
             if not self._pumping:
                 self._pump()
             return
-        now, seconds = self._net.loop.now, packet.size / self.rate if self.rate else 0.0
-        self._control_busy = (self._control_busy if self._control_busy > now else now) + seconds
+        net = self._net
+        now, seconds = net.loop.now, packet.size / self.rate if self.rate else 0.0
+        self._control_busy = busy = (self._control_busy if self._control_busy > now else now) + seconds
         self._busy = (self._busy if self._busy > now else now) + seconds
-        self._net.depart(pipe, packet, self._control_busy - now)
+        net.depart(pipe, packet, busy - now)
 
     def _pump(self) -> None:
         now = self._net.loop.now

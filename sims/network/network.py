@@ -272,18 +272,19 @@ class SimNet:
 
         The last byte leaves later if the connection is slower than that.
         """
-        source, sink = pipe.pair
-        first = self.loop.now + self._delay(pipe.latency, self.peers[source], self.peers[sink])
+        loop, size = self.loop, packet.size
+        first = loop.now + self._delay(pipe.latency, self.peers[pipe.pair[0]], self.peers[pipe.pair[1]])
         if pipe.entry is None:
-            packet.number, pipe.sent = pipe.sent, pipe.sent + 1
+            packet.number = pipe.sent
+            pipe.sent += 1
         pipe.in_flight.append(packet)
         if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[pipe.pair])
-        slowest = packet.size / pipe.rate if pipe.rate else 0.0
+        slowest = size / pipe.rate if pipe.rate else 0.0
         if pipe.bulk:
-            pipe.source.traffic.bulk_up += packet.size
+            pipe.source.traffic.bulk_up += size
             if pipe.exit is not None:
-                pipe.exit.bulk += packet.size
+                pipe.exit.bulk += size
             first = max(first, pipe.last)
             done = first + max(seconds, slowest)
             if pipe.entry is not None:  # at a relay, where the last byte may still be missing
@@ -291,15 +292,16 @@ class SimNet:
             pipe.last = packet.done = done
             self.at(first, self._arrive, pipe)
         else:
-            pipe.source.traffic.control_up += packet.size
+            pipe.source.traffic.control_up += size
             if pipe.exit is not None:
-                pipe.exit.control += packet.size
+                pipe.exit.control += size
             # Control packets do not wait for bulk packets, but delay them; one event is enough for that. `seconds` has the
             # time of the control packets before this one in the uplink, so it must not be added to their arrival.
-            if rate := pipe.downlink.rate:
-                slowest = max(slowest, packet.size / rate)
-            pipe.last = packet.done = max(first + max(seconds, slowest), pipe.last + slowest)
-            self.loop.call_at(packet.done, self._control, pipe, context=self.context)
+            if (rate := pipe.downlink.rate) and size / rate > slowest:
+                slowest = size / rate
+            done, last = first + (seconds if seconds > slowest else slowest), pipe.last + slowest
+            pipe.last = packet.done = done if done > last else last
+            loop.call_at(packet.done, self._control, pipe, context=self.context)
 
     def _arrive(self, pipe: Pipe) -> None:
         """Handle the arrival of the first byte of a bulk packet."""
@@ -310,8 +312,13 @@ class SimNet:
         """Handle the arrival of the last byte of a control packet."""
         packet = pipe.in_flight.pop(0)
         pipe.downlink.charge(packet)
-        pipe.arrived.append(packet)
-        self.hand_over(pipe)
+        if pipe.arrived or packet.done > self.loop.now or self.holds.pairs or pipe.onward is not None:
+            pipe.arrived.append(packet)
+            self.hand_over(pipe)
+        elif pipe.sink.links.get((entry := pipe.entry or pipe).pair[0]) is pipe.link:
+            self._deliver(pipe, packet, entry)
+        else:
+            pipe.arrived.append(packet)
 
     def whole(self, pipe: Pipe, packet: Packet) -> None:
         """Schedule the delivery of a packet at the time of its last byte."""
@@ -323,29 +330,34 @@ class SimNet:
 
     def hand_over(self, pipe: Pipe) -> None:
         """Deliver, in order, the packets that have arrived completely and are not held back."""
-        source, sink = pipe.pair
-        if self.holds.pairs and self.holds.held(source, sink):
+        if self.holds.pairs and self.holds.held(*pipe.pair):
             return
         if pipe.onward is not None:
             pipe.link.pass_on(pipe)
             return
         entry = pipe if pipe.entry is None else pipe.entry
         source = entry.pair[0]
-        now, links, traffic = self.loop.now, pipe.sink.links, pipe.sink.traffic
+        now, links = self.loop.now, pipe.sink.links
         while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
-            packet = pipe.arrived.pop(0)
-            try:
-                frame = self._received(pipe, packet, entry.source)
-            except FrameError as error:
-                for end in (pipe.sink, entry.source):
-                    end.lose(pipe.link, f"malformed frame: {error}")
+            if not self._deliver(pipe, pipe.arrived.pop(0), entry):
                 return
-            if pipe.bulk:
-                traffic.bulk_down += packet.size
-            else:
-                traffic.control_down += packet.size
-            self.loop.record(source, sink, _MARKS[type(frame.message)], packet.wire, packet.payload)
-            pipe.sink.accept(Arrival(source, frame), entry)
+
+    def _deliver(self, pipe: Pipe, packet: Packet, entry: Pipe) -> bool:
+        """Pass a packet to the receiver; return False if it breaks the link."""
+        sink, (source, receiver) = pipe.sink, (entry.pair[0], pipe.pair[1])
+        try:
+            frame = self._received(pipe, packet, entry.source)
+        except FrameError as error:
+            for end in (sink, entry.source):
+                end.lose(pipe.link, f"malformed frame: {error}")
+            return False
+        if pipe.bulk:
+            sink.traffic.bulk_down += packet.size
+        else:
+            sink.traffic.control_down += packet.size
+        self.loop.record(source, receiver, _MARKS[type(frame.message)], packet.wire, packet.payload)
+        sink.accept(Arrival(source, frame), entry)
+        return True
 
     def _received(self, pipe: Pipe, packet: Packet, source: Endpoint) -> Frame:
         # CURVE and the bulk streams number and authenticate everything, so a relay can only break a link.

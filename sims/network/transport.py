@@ -133,8 +133,8 @@ class SimTransport:
                     if self.circuits.hear(arrival.peer, arrival.frame.message):
                         continue
                 return arrival
-            self._mail = self._net.loop.create_future()
-            await self._mail
+            self._mail = mail = asyncio.Future(loop=self._net.loop)
+            await mail
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         link = self.links.get(peer)
@@ -217,7 +217,8 @@ class SimTransport:
 
     def accept(self, arrival: Arrival, pipe: Pipe) -> None:
         (self._bulk if pipe.bulk else self._control).append((arrival, pipe))
-        self._wake()
+        if (mail := self._mail) is not None and not mail.done():
+            mail.set_result(None)
 
     def lose(self, link: Link, reason: str) -> None:
         """Note that the link broke; this end knows it from now on."""

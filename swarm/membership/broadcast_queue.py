@@ -66,28 +66,31 @@ class Broadcast:
         An item that has been sent `times` times is dropped.
         """
         chosen: list[bytes] = []
-        later: list[tuple[int, int]] = []
-        skipped = 0
         if not self._news:
             return chosen
-        for level in self._levels:
-            while level and len(chosen) < most and skipped < SKIPS:
+        later: list[tuple[int, int]] = []
+        skips, known, levels = SKIPS, self._news, self._levels
+        for level in levels:
+            while level:
+                if not most or not skips:
+                    break
                 order = level.pop()
-                news = self._news.get(order)
-                if news is None:
+                if (news := known.get(order)) is None:
                     continue
-                if (size := len(news.item)) <= budget:
+                item, sent = news.item, news.times_sent
+                if (size := len(item)) <= budget:
                     budget -= size
-                    chosen.append(news.item)
-                    news.times_sent += 1
+                    most -= 1
+                    chosen.append(item)
+                    news.times_sent = sent = sent + 1
                 else:
-                    skipped += 1
-                if news.times_sent < times:
-                    later.append((news.times_sent, order))
+                    skips -= 1
+                if sent < times:
+                    later.append((sent, order))
                 else:
                     self.forget(news.subject)
-        for times_sent, order in later:
-            if times_sent == len(self._levels):
-                self._levels.append([])
-            insort(self._levels[times_sent], order)
+        for sent, order in later:
+            if sent == len(levels):
+                levels.append([])
+            insort(levels[sent], order)
         return chosen

@@ -35,7 +35,10 @@ class Intake:
     def take(self, source: PeerId, items: tuple[bytes, ...], now: float) -> list[PeerId]:
         """Process items that came from `source`. Returns the peers that are new in the view."""
         joined: list[PeerId] = []
+        known = self._members.items
         for item in items:
+            if item in known:  # nearly all: each peer gets each record from many others
+                continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now)
@@ -72,7 +75,7 @@ class Intake:
         return self._budgets[source].take(now) and self._budget.take(now)
 
     def _record(self, source: PeerId, item: bytes, now: float) -> PeerRecord | None:
-        if item in self._members.items or not self._affordable(source, now):
+        if not self._affordable(source, now):
             return None
         try:
             return PeerRecord.parse(item[1:], run_id=self._run_id, now=self._wall())

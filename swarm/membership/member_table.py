@@ -244,10 +244,11 @@ class Members:
 
     def publish(self, now: float) -> None:
         """Issue a new record of ours if one is due, or if the current one is not acceptable to others."""
-        if self.own.unbelievable and not self.own.due:
-            self.own.answer(now, 0)
-        if self.own.publish(now):
-            self._spread(self.own.record)
+        own = self.own
+        if own.unbelievable and not own.due:
+            own.answer(now, 0)
+        if now >= own.publish_at and own.publish(now):
+            self._spread(own.record)
 
     def _answer(self, now: float, *, above: int = 0) -> None:
         """Refute an accusation as soon as the rate limit allows."""

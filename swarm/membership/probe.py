@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.suspicion import Awareness
+from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Ack, Message, Nack, PeerId, Ping, PingRequest
 
 Letters: TypeAlias = list[tuple[PeerId, Message]]
@@ -126,7 +127,9 @@ class Prober:
     def tick(self, now: float) -> tuple[Letters, list[PeerId]]:
         """Return the messages that are due, and the peers whose probe has failed."""
         letters: Letters = []
-        failed = []
+        failed: list[PeerId] = []
+        if not self._probes and not self._relays:
+            return letters, failed
         for sequence, probe in list(self._probes.items()):
             if probe.fail_at <= now:
                 del self._probes[sequence]
@@ -191,13 +194,14 @@ class Rotation:
         """Insert a new peer at a random position among those still to come in this pass."""
         self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
 
-    def next(self, live: list[PeerId]) -> PeerId | None:
+    def next(self, live: LivePeers) -> PeerId | None:
         """Return the next peer of `live`, or None if it is empty."""
         for _ in range(2):
             while self._turn < len(self._order):
+                peer = self._order[self._turn]
                 self._turn += 1
-                if self._order[self._turn - 1] in live:
-                    return self._order[self._turn - 1]
-            self._order, self._turn = list(live), 0
+                if live.has(peer):
+                    return peer
+            self._order, self._turn = live.others(), 0
             self._rng.shuffle(self._order)
         return None

@@ -185,7 +185,8 @@ class Suspects:
         Every peer probes each suspect once more before the shortest time is over. This makes up for refutations that
         were lost in transit, and for missing accusers.
         """
-        dead, doubtful = [], []
+        dead: list[PeerId] = []
+        doubtful: list[PeerId] = []
         for peer, suspicion in self._open.items():
             if suspicion.deadline <= now:
                 if suspicion.evident(now) or suspicion.confirmed:

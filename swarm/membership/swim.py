@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
@@ -67,6 +67,8 @@ class Roster:
         self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
         self._rotation = Rotation(rng)
         self._gone = False
+        self._spread_in, self._times = 0, 0
+        """Number of peers, and how often each item is sent among so many."""
         self._answered: dict[PeerId, float] = {}
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
@@ -248,9 +250,12 @@ class Roster:
         """
         if self._gone:
             return []
-        self.on_link_up(sender)
         member = self._members.table.get(sender)
+        if member is not None:
+            member.met = member.linked = True
         match message:
+            case Gossip():  # most messages of a large swarm
+                self._ingest(sender, message.items, now)
             case Ping():
                 self._ingest(sender, message.items, now)
                 if member is not None:
@@ -273,8 +278,6 @@ class Roster:
                 return letters
             case Nack():
                 self._prober.refuse(sender, message)
-            case Gossip():
-                self._ingest(sender, message.items, now)
             case PushPull():
                 self._ingest(sender, message.items, now)
                 last = self._answered.get(sender, -math.inf)
@@ -312,7 +315,7 @@ class Roster:
         for peer in self._members.expire(now):
             letters += self._prober.start(peer, now)
         if now >= self._probe_at:
-            target = self._rotation.next(self._members.live.others())
+            target = self._rotation.next(self._members.live)
             if target is not None:
                 letters += self._prober.start(target, now)
             self._probe_at = now + self._prober.period()
@@ -326,7 +329,7 @@ class Roster:
 
     # --- timers
 
-    def _sample(self, pool: list[PeerId], count: int) -> list[PeerId]:
+    def _sample(self, pool: Sequence[PeerId], count: int) -> list[PeerId]:
         return self._rng.sample(pool, min(count, len(pool)))
 
     def _dead(self) -> Iterator[tuple[PeerId, Member]]:
@@ -337,14 +340,12 @@ class Roster:
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
-        pool, table = self._members.live.others(), self._members.table
-        pool += [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]
+        pool, table, behind = self._members.live.sorted, self._members.table, self._members.behind
+        if dead := [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]:
+            pool = [*pool, *dead]
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
-            if not self._news and not table[peer].note and peer not in self._members.behind:
-                continue
-            items = self._items(peer)
-            if items:
+            if (self._news or table[peer].note or peer in behind) and (items := self._items(peer)):
                 letters.append((peer, Gossip(items)))
         return letters
 
@@ -355,7 +356,7 @@ class Roster:
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        partner = self._sample(self._members.live.others(), 1)
+        partner = self._sample(self._members.live.sorted, 1)
         return [
             (peer, PushPull(False, page)) for peer in partner for page in gossip_items.pages(self._table_items(now))
         ]
@@ -381,19 +382,20 @@ class Roster:
         A peer under suspicion gets an accusation first, so that it can refute it.
         """
         first: list[bytes] = []
-        member = self._members.table.get(to)
+        member, behind, rest = self._members.table.get(to), self._members.behind, self.preset.piggyback
         if member is not None and member.note and member.state != "banned":
             note = self._members.note_for(member)
             first += [note] if member.live else [note, gossip_items.announce(member.record)]
-        if to in self._members.behind:
-            del self._members.behind[to]
+        if to in behind:
+            del behind[to]
             first.insert(0, gossip_items.announce(self.record))
-        rest = self.preset.piggyback
-        while sum(map(len, first)) > rest:
-            first.pop()
-        rest -= sum(map(len, first))
-        times = self.preset.retransmissions(self._members.live.size)
-        return (*first, *self._news.take(rest, MAX_ITEMS - len(first), times))
+        if first:
+            while sum(map(len, first)) > rest:
+                first.pop()
+            rest -= sum(map(len, first))
+        if (size := self._members.live.size) != self._spread_in:
+            self._spread_in, self._times = size, self.preset.retransmissions(size)
+        return (*first, *self._news.take(rest, MAX_ITEMS - len(first), self._times))
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield gossip_items.announce(self.record)

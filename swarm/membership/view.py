@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.swarm.messages.registry import PeerId
@@ -31,24 +32,37 @@ class LivePeers:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._others: list[PeerId] = []
+        self._everyone = [me]
         self._changes = 0
         self._view: View | None = None
 
     def add(self, peer: PeerId) -> None:
         """Add a peer to the view."""
         insort(self._others, peer)
+        insort(self._everyone, peer)
         self._changes += 1
         self._view = None
 
     def remove(self, peer: PeerId) -> None:
         """Remove a peer from the view."""
         del self._others[bisect_left(self._others, peer)]
+        del self._everyone[bisect_left(self._everyone, peer)]
         self._changes += 1
         self._view = None
 
     def others(self) -> list[PeerId]:
         """Return the other peers in the view, sorted."""
         return list(self._others)
+
+    @property
+    def sorted(self) -> Sequence[PeerId]:
+        """The other peers in the view, sorted, without a copy: it changes with the view."""
+        return self._others
+
+    def has(self, peer: PeerId) -> bool:
+        """Return True if another peer is in the view."""
+        place = bisect_left(self._others, peer)
+        return place < len(self._others) and self._others[place] == peer
 
     @property
     def size(self) -> int:
@@ -64,7 +78,5 @@ class LivePeers:
         """Return the present view; it has another number after each change."""
         if self._view is None:
             # Built on demand, because many joins may happen between two calls.
-            peers = self.others()
-            insort(peers, self._me)
-            self._view = View(self._changes, tuple(peers))
+            self._view = View(self._changes, tuple(self._everyone))
         return self._view
