@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from thinwire.swarm.messages.registry import PeerId
@@ -21,11 +20,8 @@ SKIPS = 3
 """Maximum number of items that one message may skip because they do not fit into the remaining space."""
 
 
-@dataclass(slots=True)
-class _News:
-    subject: Subject
-    item: bytes
-    times_sent: int = 0
+Item: TypeAlias = tuple[int, int, bytes, Subject]
+"""Order, size in bytes, item and subject. The order is that of `add`, so no two are equal."""
 
 
 class Broadcast:
@@ -36,29 +32,38 @@ class Broadcast:
 
     def __init__(self) -> None:
         self._orders: dict[Subject, int] = {}
-        self._news: dict[int, _News] = {}
-        # Orders, indexed by the number of sends, the next one last. An order is void if its item is gone or replaced.
-        self._levels: list[list[int]] = [[]]
+        # Items, indexed by the number of sends, the next one last. One is void if its order is not in `_valid`: it is gone
+        # or replaced.
+        self._levels: list[list[Item]] = [[]]
+        self._valid: set[int] = set()
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._news)
+        return len(self._valid)
 
     def add(self, subject: Subject, item: bytes) -> None:
         self.forget(subject)
         self._count += 1
         self._orders[subject] = self._count
-        self._news[self._count] = _News(subject, item)
-        self._levels[0].append(self._count)
-        if len(self._news) > MAX_QUEUE:
-            self.forget(max(self._news.items(), key=lambda entry: (entry[1].times_sent, -entry[0]))[1].subject)
-        if sum(map(len, self._levels)) > 2 * len(self._news) + 64:
-            self._levels = [[order for order in level if order in self._news] for level in self._levels]
+        self._valid.add(self._count)
+        self._levels[0].append((self._count, len(item), item, subject))
+        if len(self._valid) > MAX_QUEUE:
+            self._drop()
+        if sum(map(len, self._levels)) > 2 * len(self._valid) + 64:
+            self._levels = [[one for one in level if one[0] in self._valid] for level in self._levels]
 
     def forget(self, subject: Subject) -> None:
         order = self._orders.pop(subject, None)
         if order is not None:
-            del self._news[order]
+            self._valid.discard(order)
+
+    def _drop(self) -> None:
+        """Forget the oldest one of the items sent most often."""
+        for level in reversed(self._levels):
+            for order, _, _, subject in level:
+                if order in self._valid:
+                    self.forget(subject)
+                    return
 
     def take(self, budget: int, most: int, times: int) -> list[bytes]:
         """Return at most `most` items with at most `budget` bytes in total.
@@ -66,31 +71,33 @@ class Broadcast:
         An item that has been sent `times` times is dropped.
         """
         chosen: list[bytes] = []
-        if not self._news:
+        if not self._valid:
             return chosen
-        later: list[tuple[int, int]] = []
-        skips, known, levels = SKIPS, self._news, self._levels
-        for level in levels:
-            while level:
-                if not most or not skips:
-                    break
-                order = level.pop()
-                if (news := known.get(order)) is None:
-                    continue
-                item, sent = news.item, news.times_sent
-                if (size := len(item)) <= budget:
+        moved: list[tuple[int, Item]] = []
+        skips, valid, levels = SKIPS, self._valid, self._levels
+        for sent, level in enumerate(levels):
+            place = len(level)
+            while place and most and skips:
+                place -= 1
+                one = level[place]
+                order, size, item, subject = one
+                if order not in valid:
+                    del level[place]
+                elif size <= budget:
                     budget -= size
                     most -= 1
                     chosen.append(item)
-                    news.times_sent = sent = sent + 1
+                    del level[place]
+                    if sent + 1 < times:
+                        moved.append((sent + 1, one))
+                    else:
+                        self.forget(subject)
                 else:
                     skips -= 1
-                if sent < times:
-                    later.append((sent, order))
-                else:
-                    self.forget(news.subject)
-        for sent, order in later:
+                    if sent >= times:
+                        self.forget(subject)
+        for sent, one in moved:
             if sent == len(levels):
                 levels.append([])
-            insort(levels[sent], order)
+            insort(levels[sent], one)
         return chosen
