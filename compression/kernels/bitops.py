@@ -14,9 +14,9 @@ WORD = 64
 
 @intrinsic  # type: ignore[untyped-decorator]
 def reaching(typing_context: Any, bits: Any, first: Any, threshold: Any) -> Any:
-    """reaching(bits, first, threshold): bit i is set if the magnitude bits of bits[first + i] are ≥ threshold.
+    """reaching(bits, first, threshold): bit i is set if bits[first + i] reaches the threshold.
 
-    bits: float32 as contiguous uint32, with at least 64 elements from `first` on.
+    Its sign is ignored. bits: float32 as contiguous uint32, with at least 64 elements from `first` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

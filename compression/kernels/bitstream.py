@@ -62,7 +62,10 @@ def write_unary(gaps: NDArray[np.uint16], rice: int, start: int, out: NDArray[np
 
 @kernel
 def pack(values: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> None:
-    """Write the low `width` bits of each value, 12 or at most 8. Fills `out`; spare bits of the last byte are zero."""
+    """Write the low `width` bits of each value, 12 or at most 8.
+
+    Fills `out`; spare bits of the last byte are zero.
+    """
     mask = np.uint64((1 << width) - 1)
     # So many values fill whole bytes, and at most one word.
     each = 8 if width <= 8 else 4

@@ -25,7 +25,7 @@ The search for a chunk's threshold starts this far below the last chunk's thresh
 """
 
 AHEAD = 2
-"""Number of chunks between the prefetch of a chunk and its use; more would push one out before its turn."""
+"""Number of chunks between the prefetch of a chunk and its use: one is too few, three are no better."""
 
 
 @inline
@@ -67,7 +67,7 @@ def mark(bits: NDArray[np.uint32], start: Int, stride: Int, threshold: Int, mask
 
     Word w of 64 values begins at start + stride·w.
     """
-    total = np.int64(0)
+    total: Int = np.int64(0)
     for w in range(masks.size):
         masks[w] = reaching(bits, start + stride * w, np.uint32(threshold))
         total += np.int64(ones(masks[w]))
@@ -84,9 +84,10 @@ def collect(
     near: NDArray[np.uint32],
     ahead: Int,
 ) -> None:
-    """Write the positions of the marks of `mark` to `at`, and their values to `near`; both have room for four more.
+    """Write the positions of the marks of `mark` to `at`, and their values to `near`.
 
-    The words from `ahead` on are prefetched. `mark` leaves no room for that, because it waits for memory itself.
+    Both have room for four more. The words from `ahead` on are prefetched, which would slow down `mark`: it is limited by
+    memory itself.
     """
     p = np.int64(0)
     for w in range(masks.size):
@@ -97,9 +98,9 @@ def collect(
         # Four at a time, whether there are as many or not, because their number is unpredictable.
         while True:
             for _ in range(4):
-                c = np.int64(lowest(mask)) & (WORD - 1)
+                lane = np.int64(lowest(mask)) & (WORD - 1)
                 mask &= mask - np.uint64(1)
-                at[q], near[q] = WORD * w + c, bits[start + stride * w + c]
+                at[q], near[q] = WORD * w + lane, bits[start + stride * w + lane]
                 q += 1
             if mask == 0:
                 break
