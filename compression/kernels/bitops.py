@@ -9,14 +9,14 @@ from numba.core.cgutils import ir
 from numba.extending import intrinsic
 
 WORD = 64
-"""Number of keys that `at_least` compares at once."""
+"""Number of values that `reaching` compares at once."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def at_least(typing_context: Any, keys: Any, first: Any, threshold: Any) -> Any:
-    """at_least(keys, first, threshold): bit i of the result is set if keys[first + i] ≥ threshold.
+def reaching(typing_context: Any, bits: Any, first: Any, threshold: Any) -> Any:
+    """reaching(bits, first, threshold): bit i is set if bits[first + i] reaches the threshold.
 
-    keys: contiguous uint32, with at least 64 elements from `first` on.
+    Its sign is ignored. bits: float32 as contiguous uint32, with at least 64 elements from `first` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -26,10 +26,10 @@ def at_least(typing_context: Any, keys: Any, first: Any, threshold: Any) -> Any:
         one = builder.insert_element(ir.Constant(lanes, ir.Undefined), arguments[2], ir.Constant(ir.IntType(32), 0))
         every = ir.Constant(ir.VectorType(ir.IntType(32), WORD), [0] * WORD)
         threshold = builder.shuffle_vector(one, one, every)
-        reached = builder.icmp_unsigned(">=", builder.load(address, align=4), threshold)
-        return builder.bitcast(reached, ir.IntType(64))
+        magnitudes = builder.and_(builder.load(address, align=4), ir.Constant(lanes, [0x7FFFFFFF] * WORD))
+        return builder.bitcast(builder.icmp_unsigned(">=", magnitudes, threshold), ir.IntType(64))
 
-    return types.uint64(keys, types.intp, types.uint32), codegen
+    return types.uint64(bits, types.intp, types.uint32), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -44,10 +44,10 @@ def ones(typing_context: Any, word: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def lowest(typing_context: Any, word: Any) -> Any:
-    """Return the position of the lowest set bit of a non-zero uint64."""
+    """Return the position of the lowest set bit of a uint64, 64 if there is none."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen
 

@@ -62,18 +62,30 @@ def write_unary(gaps: NDArray[np.uint16], rice: int, start: int, out: NDArray[np
 
 @kernel
 def pack(values: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> None:
-    """Write the low `width` ≤ 12 bits of each value. Fills `out`; spare bits of the last byte are zero."""
-    held, bits, place, mask = np.uint64(0), 0, 0, np.uint64((1 << width) - 1)
-    for e in range(values.size):
-        held |= (np.uint64(values[e]) & mask) << np.uint64(bits)
-        bits += width
-        while bits >= 8:
-            out[place] = np.uint8(held & np.uint64(0xFF))
-            held >>= np.uint64(8)
-            bits -= 8
-            place += 1
-    if bits > 0:
-        out[place] = np.uint8(held)
+    """Write the low `width` bits of each value, 12 or at most 8.
+
+    Fills `out`; spare bits of the last byte are zero.
+    """
+    mask = np.uint64((1 << width) - 1)
+    # So many values fill whole bytes, and at most one word.
+    each = 8 if width <= 8 else 4
+    size = each * width // 8
+    whole = values.size // each
+    for g in range(whole):
+        group, held = values[each * g : each * g + each], np.uint64(0)
+        for i in range(4):
+            held |= (np.uint64(group[i]) & mask) << np.uint64(width * i)
+        if each == 8:
+            for i in range(4, 8):
+                held |= (np.uint64(group[i]) & mask) << np.uint64(width * i)
+        for i in range(size):
+            out[size * g + i] = np.uint8(held >> np.uint64(8 * i) & np.uint64(0xFF))
+    if size * whole < out.size:
+        held = np.uint64(0)
+        for i in range(values.size - each * whole):
+            held |= (np.uint64(values[each * whole + i]) & mask) << np.uint64(width * i)
+        for i in range(out.size - size * whole):
+            out[size * whole + i] = np.uint8(held >> np.uint64(8 * i) & np.uint64(0xFF))
 
 
 @kernel

@@ -11,18 +11,21 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.kernels.bitops import WORD, at_least, lowest, ones
+from thinwire.compression.kernels.bitops import WORD, lowest, ones, prefetch, reaching
 from thinwire.compression.kernels.common import INFINITE, MAGNITUDE, inline, kernel
 
 Geometry: TypeAlias = NDArray[np.int64]
 Int: TypeAlias = int | np.int64
 ROWS, COLS, TAIL, SIDE, DOWN, ACROSS, KEEP = range(7)
 
-STEP = 1 << 20
-"""An eighth of an octave.
+STEP = 1 << 19
+"""A sixteenth of an octave.
 
 The search for a chunk's threshold starts this far below the last chunk's threshold.
 """
+
+AHEAD = 2
+"""Number of chunks between the prefetch of a chunk and its use: one is too few, three are no better."""
 
 
 @inline
@@ -43,62 +46,64 @@ def entry(geometry: Geometry, chunk: Int) -> Int:
 
 
 @inline
-def fill(bits: NDArray[np.uint32], geometry: Geometry, i: Int, j: Int, keys: NDArray[np.uint32]) -> Int:
-    """Fill keys with the block's magnitude bits plus one, so that padding (zero) is below all of them.
-
-    Returns the largest key.
-    """
+def fill(
+    bits: NDArray[np.uint32], geometry: Geometry, i: Int, j: Int, block: NDArray[np.uint32], real: NDArray[np.uint64]
+) -> None:
+    """Copy a block into one piece. Bit c of real[w] tells that element 64·w + c is not padding."""
     side, cols = geometry[SIDE], geometry[COLS]
-    high, wide = min(side, geometry[ROWS] - i * side), min(side, cols - j * side)
-    peak = np.uint32(0)
-    if high < side or wide < side or geometry[TAIL] < cols:
-        keys[: side * side] = 0
-    for r in range(high):
-        start = (i * side + r) * cols + j * side
-        width = wide
-        if i * side + r == geometry[ROWS] - 1:
-            width = min(wide, geometry[TAIL] - j * side)
-        source, target = bits[start : start + width], keys[r * side : r * side + width]
+    real[:] = 0
+    for r in range(min(side, geometry[ROWS] - i * side)):
+        row = i * side + r
+        width = min(side, (geometry[TAIL] if row == geometry[ROWS] - 1 else cols) - j * side)
         for c in range(width):
-            key = np.uint32((source[c] & MAGNITUDE) + np.uint32(1))
-            target[c] = key
-            peak = max(peak, key)
-    return np.int64(peak)
+            block[r * side + c] = bits[row * cols + j * side + c]
+        if width > 0:
+            real[r * side // WORD] |= ~np.uint64(0) >> np.uint64(WORD - width) << np.uint64(r * side % WORD)
 
 
 @inline
-def count(keys: NDArray[np.uint32], words: int, threshold: np.uint32, masks: NDArray[np.uint64]) -> Int:
-    """Count the keys that reach the threshold, and mark them in `masks`."""
-    total = np.int64(0)
-    for w in range(words):
-        masks[w] = at_least(keys, WORD * w, threshold)
+def mark(bits: NDArray[np.uint32], start: Int, stride: Int, threshold: Int, masks: NDArray[np.uint64]) -> Int:
+    """Mark the magnitudes that reach the threshold in `masks`, and count them.
+
+    Word w of 64 values begins at start + stride·w.
+    """
+    total: Int = np.int64(0)
+    for w in range(masks.size):
+        masks[w] = reaching(bits, start + stride * w, np.uint32(threshold))
         total += np.int64(ones(masks[w]))
     return total
 
 
 @inline
-def loosely(
-    keys: NDArray[np.uint32], words: int, keep: Int, guess: Int, peak: Int, masks: NDArray[np.uint64]
-) -> tuple[Int, Int]:
-    """Mark slightly more than `keep` keys, the largest; return their threshold and number.
+def collect(
+    bits: NDArray[np.uint32],
+    start: Int,
+    stride: Int,
+    masks: NDArray[np.uint64],
+    at: NDArray[np.uint16],
+    near: NDArray[np.uint32],
+    ahead: Int,
+) -> None:
+    """Write the positions of the marks of `mark` to `at`, and their values to `near`.
 
-    The result is correct for any guess in 1…peak; a good guess is faster.
+    Both have room for four more. The words from `ahead` on are prefetched, which would slow down `mark`: it is limited by
+    memory itself.
     """
-    below, above, stride, threshold = np.int64(0), np.int64(peak + 1), np.int64(STEP), np.int64(guess)
-    while True:
-        found = count(keys, words, np.uint32(threshold), masks)
-        if found >= keep:
-            below = threshold
-            if found <= 3 * keep + WORD or above - below == 1:
-                return threshold, found
-        else:
-            above = threshold
-        if below > 0:
-            threshold = below + (above - below) // 2
-        else:
-            # Step down in growing strides, because most of the range of floats is empty.
-            threshold = max(np.int64(1), above - stride)
-            stride *= 2
+    p = np.int64(0)
+    for w in range(masks.size):
+        mask, q = masks[w], p
+        for c in range(0, WORD, 16):
+            prefetch(bits, ahead + stride * w + c)
+        p += np.int64(ones(mask))
+        # Four at a time, whether there are as many or not, because their number is unpredictable.
+        while True:
+            for _ in range(4):
+                lane = np.int64(lowest(mask)) & (WORD - 1)
+                mask &= mask - np.uint64(1)
+                at[q], near[q] = WORD * w + lane, bits[start + stride * w + lane]
+                q += 1
+            if mask == 0:
+                break
 
 
 @kernel
@@ -115,40 +120,62 @@ def topk(
     Their local indices and values are written to their places in the section. Returns the largest magnitude bits of
     these chunks; INFINITE or above means that a value is not finite and the output is invalid.
     """
-    bits = values.view(np.uint32)
+    bits, chosen_bits = values.view(np.uint32), chosen.view(np.uint32)
     side, cols, across = geometry[SIDE], geometry[COLS], geometry[ACROSS]
     chunk = side * side
     words = chunk // WORD
-    # One extra word, because candidates are compared by whole words.
-    keys, near = np.zeros(chunk, np.uint32), np.zeros(chunk + WORD, np.uint32)
-    masks, places = np.zeros(words + 1, np.uint64), np.zeros(chunk + 1, np.uint16)
-    final = np.zeros(chunk + 1, np.uint16)
-    top, guess = np.int64(1), np.int64(1)
-    shift = np.int64(0)
-    while 1 << shift < side:
-        shift += 1
+    block, real = np.zeros(chunk, np.uint32), np.zeros(words, np.uint64)
+    masks, at = np.zeros(words, np.uint64), np.zeros(chunk + 4, np.uint16)
+    # Whole words are compared.
+    near = np.zeros(chunk + WORD, np.uint32)
+    final, final_bits = np.zeros(chunk + 1, np.uint16), np.zeros(chunk + 1, np.uint32)
+    top, guess = np.int64(0), np.int64(INFINITE >> np.uint32(1))
     place = entry(geometry, first)
     for b in range(first, last):
         i, j = b // across, b % across
         keep = kept(geometry, i, j)
-        peak = fill(bits, geometry, i, j, keys)
-        top = max(top, np.int64(peak))
-        if peak > INFINITE:
-            return np.uint32(top - 1)
-        # The threshold lies in [below, above): at least `keep` candidates reach `below`, fewer than `keep` reach
-        # `above`.
-        near_guess = min(max(guess, np.int64(1)), np.int64(peak))
-        below, n = loosely(keys, words, keep, near_guess, peak, masks)
-        above = peak + 1
-        p = 0
-        for w in range(words):
-            mask = masks[w]
-            while mask != 0:
-                at = WORD * w + np.int64(lowest(mask))
-                places[p] = at
-                near[p] = keys[at]
-                p += 1
-                mask &= mask - np.uint64(1)
+        corner = i * side * cols + j * side
+        whole = side == WORD and i * side + side <= geometry[ROWS] and j * side + side <= cols
+        whole = whole and (geometry[TAIL] == cols or i * side + side < geometry[ROWS])
+        if not whole:
+            fill(bits, geometry, i, j, block, real)
+        # At least `keep` entries reach `below`, unless it is -1, and fewer than `keep` reach `above`.
+        below, above, stride, threshold = np.int64(-1), np.int64(1) << 31, np.int64(STEP), guess
+        while True:
+            if whole:
+                n = mark(bits, corner, cols, threshold, masks)
+            else:
+                mark(block, 0, WORD, threshold, masks)
+                n = np.int64(0)
+                for w in range(words):
+                    masks[w] &= real[w]
+                    n += np.int64(ones(masks[w]))
+            if n >= keep:
+                below = threshold
+                if n <= 3 * keep + WORD or above - below == 1:
+                    break
+            else:
+                above = threshold
+            # Grow the steps, because most of the range of floats is empty.
+            if above >> 31:
+                threshold = min(above - 1, below + stride)
+            elif below < 0:
+                threshold = max(np.int64(0), above - stride)
+            else:
+                threshold = below + (above - below) // 2
+            stride *= 2
+        ahead = b + AHEAD
+        ahead = ahead // across * side * cols + ahead % across * side
+        if whole:
+            collect(bits, corner, cols, masks, at, near, ahead)
+        else:
+            collect(block, 0, WORD, masks, at, near, ahead)
+        peak = np.uint32(0)
+        for q in range(n):
+            peak = max(peak, np.uint32(near[q] & MAGNITUDE))
+        if peak >= INFINITE:
+            return peak
+        top, above = max(top, np.int64(peak)), min(above, np.int64(peak) + 1)
         near_words = (n + WORD - 1) // WORD
         near[n : near_words * WORD] = 0
         reached = np.int64(n)
@@ -156,33 +183,33 @@ def topk(
             middle = below + (above - below) // 2
             found = np.int64(0)
             for w in range(near_words):
-                found += np.int64(ones(at_least(near, WORD * w, np.uint32(middle))))
+                found += np.int64(ones(reaching(near, WORD * w, np.uint32(middle))))
             if found >= keep:
                 below, reached = middle, found
             else:
                 above = middle
-        guess = np.int64(below - STEP)
-        corner = i * side * cols + j * side
-        # More than `keep` candidates are left only if the last ones are equal; the first of these are taken.
-        equal = np.int64(n)
-        if reached > keep:
-            equal = np.int64(keep)
-            for q in range(n):
-                equal -= int(np.int64(near[q]) > below)
+        guess = max(np.int64(0), (guess + below - STEP) // 2)
         # Without branches, because the selection is unpredictable: entries that are not selected are overwritten.
         p = 0
-        for q in range(n):
-            key = np.int64(near[q])
-            tie = int(key == below) & int(equal > 0)
-            equal -= tie
-            final[p] = places[q]
-            p += int(key > below) | tie
+        if reached == keep:
+            for q in range(n):
+                final[p], final_bits[p] = at[q], near[q]
+                p += int(np.int64(near[q] & MAGNITUDE) >= below)
+        else:
+            # The last ones are equal; the first of these are taken.
+            equal = np.int64(keep)
+            for q in range(n):
+                equal -= int(np.int64(near[q] & MAGNITUDE) > below)
+            for q in range(n):
+                key = np.int64(near[q] & MAGNITUDE)
+                tie = int(key == below) & int(equal > 0)
+                equal -= tie
+                final[p], final_bits[p] = at[q], near[q]
+                p += int(key > below) | tie
         for p in range(keep):
-            at = np.int64(final[p])
-            indices[place + p] = at
-            chosen[place + p] = values[corner + (at >> shift) * cols + (at & side - 1)]
+            indices[place + p], chosen_bits[place + p] = final[p], final_bits[p]
         place += keep
-    return np.uint32(top - 1)
+    return np.uint32(top)
 
 
 @kernel

@@ -51,8 +51,10 @@ def parameter(gaps: Shorts, team: Team) -> tuple[int, int]:
 def write_rice(gaps: Shorts, rice: int, unary_bits: int, unary: Bytes, low: Bytes, team: Team) -> None:
     """Fill both streams, which have exactly the right lengths."""
     cuts = team.ranges(gaps.size, ENTRIES, 8)
-    sums = [int(s[rice - FIRST]) + b - a for s, (a, b) in zip(_quotients(gaps, cuts, team), cuts, strict=True)]
-    starts = [sum(sums[:i]) for i in range(len(sums))]
+    # A range starts after the codes of those before it.
+    before = cuts[:-1]
+    sums = [int(s[rice - FIRST]) + b - a for s, (a, b) in zip(_quotients(gaps, before, team), before, strict=True)]
+    starts = [sum(sums[:i]) for i in range(len(cuts))]
     unary[:] = 0xFF
 
     def write(first: int, last: int, start: int) -> int:

@@ -87,6 +87,20 @@ def test_topk_equals_the_reference_and_round_trips(codec: Sparse, shapes: list, 
             assert np.array_equal(reference.read(section, streams, part.rice, part.unary_bits, codec.k), part.indices)
 
 
+@pytest.mark.parametrize("k", [1, 16, 64, 500])
+@pytest.mark.parametrize("chunk", [256, 4096])
+def test_topk_follows_chunks_of_changing_scales(k: int, chunk: int) -> None:
+    # The search for a threshold begins at that of the chunk before, so every kind must follow every other.
+    chunks, rng = Chunks((("m", (64 * len(KINDS) + 5, 64 * len(KINDS) + 9)),), chunk), np.random.default_rng(3)
+    tiles = np.empty((64 * len(KINDS) + 5, 64 * len(KINDS) + 9), np.float32)
+    for i in range(0, tiles.shape[0], 64):
+        for j in range(0, tiles.shape[1], 64):
+            tile = tiles[i : i + 64, j : j + 64]
+            tile[:] = draw(sorted(KINDS)[rng.integers(len(KINDS))], tile.size, i + j).reshape(tile.shape)
+    codec = Sparse(min(k, chunk - 1), chunk)
+    assert codec.encode(codec.select(tiles.reshape(-1), chunks)) == reference_payload(codec, tiles.reshape(-1), chunks)
+
+
 @pytest.mark.parametrize("values", ["2bit", "1bit"])
 @pytest.mark.parametrize("indices", ["rice", "fixed"])
 def test_topk_bytes_do_not_depend_on_threads(values: str, indices: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +362,7 @@ def test_topk_decoder_does_not_allocate_for_missing_data() -> None:
 
 
 def test_topk_warm_up_compiles_every_kernel() -> None:
-    compile_kernels.warm_up()
+    compile_kernels.warm_up(Sparse().spec, Sparse(values="1bit", indices="fixed").spec)
     kernels = [
         value
         for module in (topk, bitstream, scatter)
