@@ -42,6 +42,9 @@ class StubSession:
         )
         self.ready: Collection[PeerId] = table.members
 
+    def make_room(self) -> None:
+        """Do nothing: no contributions are stored here."""
+
     async def average(self, source: Sequence[Buffer], *, weight: int, **rest: Any) -> Outcome:
         """Return the average of all announced contributions."""
         return await self._table.put(self, source, weight)

@@ -304,6 +304,7 @@ class OuterLoop(RoundLoop):
         Raises FloatingPointError.
         """
         encoded: tuple[list[memoryview], Summary]
+        self.session.make_room()
         try:
             encoded = await self.work(self._encode)
         except torch.OutOfMemoryError:

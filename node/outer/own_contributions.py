@@ -48,6 +48,14 @@ class OwnContributions:
         if self._needed and source:
             self._lent.append((ready, source, Counter()))
 
+    def make_room(self) -> None:
+        """Drop all but the newest contribution, before another one is encoded.
+
+        Otherwise three would be in memory until the next announcement, which drops the oldest.
+        """
+        while len(self._lent) >= LENT:
+            self._lent.popleft()
+
     def of(self, round: int) -> Sequence[Buffer]:
         """Return the chunks that we have announced last in a round; none if they are not here."""
         return next((source for ready, source, _ in reversed(self._lent) if ready.round == round), ())

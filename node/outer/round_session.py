@@ -215,6 +215,10 @@ class RoundSession:
     def codec(self) -> Any:
         return self.replica.codec
 
+    def make_room(self) -> None:
+        """Free memory before a contribution is encoded."""
+        self._own_contributions.make_room()
+
     async def average(
         self,
         source: Sequence[Buffer],

@@ -1,8 +1,10 @@
 """Contributions of this peer that members ask for after their announcement."""
 
+import weakref
 from types import SimpleNamespace
 
 import blake3
+import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -54,6 +56,20 @@ def test_lender_stores_the_last_contributions_only(scene):
     assert own.of(1) == () and [own.of(round) for round in range(2, LENT + 2)] == [(b"\2",), (b"\3",)]
     own.announced(announcement(LENT + 1, 2), (b"again",))
     assert own.of(LENT + 1) == (b"again",)
+
+
+def test_lender_has_only_the_last_contribution_while_another_is_encoded(scene):
+    own, queue = scene
+    first, last = (np.zeros(1),), (np.ones(1),)
+    gone = weakref.ref(first[0])
+    own.announced(announcement(1), first)
+    own.announced(announcement(2), last)
+    del first
+    own.make_room()
+    assert gone() is None and own.of(2) is last and own.takes(MEMBER, request(2, 0))
+    assert not own.takes(MEMBER, request(1, 0))
+    own.make_room()
+    assert own.of(2) is last
 
 
 def test_lender_does_not_answer_a_member_with_a_full_queue(scene):
