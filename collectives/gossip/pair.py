@@ -38,7 +38,7 @@ STALL = 5
 """Patiences that a partner may take for one chunk."""
 
 ECHOES = 4
-"""Most times that a partner in one round gets our slow weights again because it had chosen another partner meanwhile."""
+"""Most times that a partner gets our slow weights again because it had chosen another one."""
 
 RATE = 32 * 1024
 """Least average rate of a partner in bytes/s where a transfer takes longer than GIVE_UP patiences.

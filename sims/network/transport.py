@@ -133,8 +133,8 @@ class SimTransport:
                     if self.circuits.hear(arrival.peer, arrival.frame.message):
                         continue
                 return arrival
-            self._mail = mail = asyncio.Future(loop=self._net.loop)
-            await mail
+            self._mail = self._net.loop.create_future()
+            await self._mail
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         link = self.links.get(peer)
