@@ -145,6 +145,10 @@ class OwnerGroup(GossipGroup):
 
     # --- our chunks
 
+    def _post(self, posted: Base) -> None:
+        super()._post(posted)
+        self._reduce_complete()
+
     def _look(self) -> None:
         self._reduce_complete()
         super()._look()

@@ -100,10 +100,10 @@ class OwnerPair(Pair):
         if before is None or base.attempt <= before.attempt:
             return
         if digest_of(base.hashes, count) == before.digest:
-            # It has drawn another group meanwhile, and dropped the means of this one.
-            before.attempt = base.attempt
-            for number in [number for number in self._given if number >= count]:
-                self.give(number, self._given[number].payload)
+            if self._echoed is base:  # It has drawn another group meanwhile, and dropped the means of this one.
+                before.attempt = base.attempt
+                for number in [number for number in self._given if number >= count]:
+                    self.give(number, self._given[number].payload)
         elif any(number >= count for number in self._given):
             self.fail("announced again")
 

@@ -155,6 +155,15 @@ def test_slow_weights_are_averaged_before_anybody_is_ready():
     assert all(np.isfinite(room.means(peer)[1]).all() and np.isnan(room.means(peer)[0]).all() for peer in room.ids)
 
 
+def test_last_member_that_posts_sends_its_means_at_once():
+    room = Room()
+    room.choose()
+    last = room.ids[-1]
+    room.post(*room.ids[:-1])
+    room.post(last)
+    assert all(np.isfinite(room.means(peer)[1]).all() for peer in room.ids)
+
+
 def test_chunks_of_a_dead_owner_have_no_mean_and_the_others_lack_its_contribution():
     room = Room()
     room.choose()
