@@ -26,6 +26,9 @@ from thinwire.swarm.method_specs.noloco import NoLoCo
 KEPT = 4
 """Number of stored contributions of one peer: partners are in the same round."""
 
+STEPS = 2
+"""Number of stored steps for each honest peer whose group has not reported in full yet."""
+
 ROUNDING = 16.0
 """Tolerance of a sum of two values, in ULPs of the larger one; larger for a group."""
 
@@ -207,7 +210,7 @@ class GossipInvariants:
         steps = self._groups.setdefault((round, entries, absent), [])
         steps.append(step)
         if len(steps) < len(entries) or len(entries) == 1:
-            while len(self._groups) > KEPT * len(self._honest):
+            while sum(map(len, self._groups.values())) > STEPS * len(self._honest):
                 del self._groups[next(iter(self._groups))]
             return
         del self._groups[round, entries, absent]
