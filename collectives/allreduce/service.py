@@ -144,6 +144,8 @@ class AllreduceService:
 
     def on_tick(self) -> None:
         """Let time pass in all operations."""
+        if not self._overs and not self._known:
+            return
         for name in dict.fromkeys(name for overs in self._overs.values() for name in overs):
             self._move(name)
         for operation in list(self._known.values()):

@@ -42,19 +42,20 @@ class GossipGroup:
 
     # --- our side
 
-    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
-        """Set the other members, as drawn; again when views have changed.
+    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> bool:
+        """Set the other members, as drawn; again when views have changed. Return False if they stay the same.
 
         Members that are ready and still `here` stay.
         """
         if self.ours is not None or tuple(self.pairs) == drawn:  # the usual case: called at each tick
-            return
+            return False
         stay = [peer for peer, pair in self.pairs.items() if pair.theirs is not None and peer in here]
         chosen = [*stay, *(peer for peer in drawn if peer not in stay)][: self._others]
         for peer, pair in self.pairs.items():
             if peer not in chosen:
                 pair.part()
         self.pairs = {peer: self.pairs.get(peer) or self._pair(peer) for peer in sorted(chosen)}
+        return True
 
     def _pair(self, peer: PeerId) -> Pair:
         pair = Pair(peer, self._terms, self._look)

@@ -59,8 +59,7 @@ class Reachability:
             seen, others = roster.view.number, roster.others
             # Each time it begins with other peers, so that no few of them can answer for good.
             first = turn * MOST % max(1, len(others))
-            records = (roster.record_of(peer) for peer in [*others[first:], *others[:first]])
-            contacts = chosen(record for record in records if record is not None)
+            contacts = chosen(roster.records_of([*others[first:], *others[:first]]))
             if contacts and (due or not asked.issuperset(contacts)):
                 asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
                 answers = await self._transport.observe(contacts)

@@ -173,6 +173,8 @@ class StateServer:
 
     def on_tick(self) -> None:
         """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
+        if self._snapshot is None and self._older is None and not self._hurried:
+            return
         self._snapshot, self._older = self._current(self._snapshot), self._current(self._older)
         self._pace()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
@@ -176,6 +176,11 @@ class Roster:
             return member.record
         return self.record if peer == self._members.me else None
 
+    def records_of(self, peers: Iterable[PeerId]) -> Iterator[PeerRecord]:
+        """Yield the newest records of other known peers, alive or not."""
+        table = self._members.table
+        return (table[peer].record for peer in peers if peer in table)
+
     def states(self) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id."""
         return {peer: self._members.table[peer].state for peer in sorted(self._members.table)}
@@ -300,8 +305,7 @@ class Roster:
         """Run all timers that are due. Returns messages to send."""
         if self._gone:
             return []
-        lag = now - self._gossip_at  # the shortest of all periods here
-        if lag > self.preset.lag_limit:
+        if (lag := now - self._gossip_at) > self.preset.lag_limit:  # the shortest of all periods here
             self.awareness.add(1)
             self._prober.shift(lag, now)
             self._members.shift(lag, now)

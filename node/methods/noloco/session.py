@@ -219,13 +219,16 @@ class GossipSession:
 
     def _choose(self) -> None:
         """Choose the partners of the round in progress from the current view."""
-        view, round, size = self.roster.view, self.current.round, self.manifest.exchange.gossip_group_size
-        if self._drawn[:2] != (view.number, round):
-            self._drawn = (view.number, round, matching.others(self.run_id, round, view.peers, self.me, size))
-        known = self.current.pairs
-        self.current.choose(self._drawn[2], view)
-        for peer in [peer for peer, pair in self.current.pairs.items() if known.get(peer) is not pair]:
-            self._bring(peer)
+        number, round, drawn = self._drawn
+        current, view = self.current, self.roster.view
+        if number != view.number or round != current.round:
+            size = self.manifest.exchange.gossip_group_size
+            drawn = matching.others(self.run_id, current.round, view.peers, self.me, size)
+            self._drawn = (view.number, current.round, drawn)
+        known = current.pairs
+        if current.choose(drawn, view):
+            for peer in [peer for peer, pair in current.pairs.items() if known.get(peer) is not pair]:
+                self._bring(peer)
 
     def _bring(self, peer: PeerId) -> None:
         """Process the early messages of a peer whose round has come."""
@@ -273,7 +276,9 @@ class GossipSession:
             self.strays += 1
 
     def on_tick(self) -> None:
-        self.current.tick()
+        # Short, because a peer with a thousand others is mostly idle: most ticks change nothing.
+        if self.current.ours is not None:
+            self.current.tick()
         if self.current.posted and self._entered:
             self._choose()
         self._states.on_tick()
