@@ -155,12 +155,9 @@ def welcome(
     signed: SignedManifest, roster: Roster, newcomer: PeerRecord, rng: random.Random, absent: Sequence[Contact] = ()
 ) -> Welcome:
     """Return the Welcome for a joiner: the run, records of some present peers, some `absent` ones."""
-    others = roster.others
-    if roster.alive(newcomer.peer_id):
-        others.remove(newcomer.peer_id)
     absent = [contact for contact in absent if contact.transport_key != newcomer.transport_key]
-    chosen = rng.sample(others, min(MAX_RECORDS, len(others)))
-    records = tuple(known.wire for peer in chosen if (known := roster.record_of(peer)) is not None)
+    chosen = roster.draw(rng, MAX_RECORDS, but=newcomer.peer_id)
+    records = tuple(known.wire for known in roster.records_of(chosen))
     return Welcome(
         roster.record.wire,
         signed.toml,

@@ -19,6 +19,8 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.messages.registry import VERSION, Hello, Message, PeerId, Refuse, Welcome
 
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class Network(CircuitFabric, Protocol):
     """The network as a transport uses it."""
@@ -170,11 +172,11 @@ class Handshakes:
 
     async def _cross(self, path: Sequence[Relay], message: Message | None = None) -> None:
         """Let one packet of a handshake travel along a path; a cut holds it."""
-        size = frames.HEADER_BYTES + len(msgspec.msgpack.encode(message)) if message else 0
+        size, net = frames.HEADER_BYTES + len(_encode(message)) if message else 0, self._net
         for source, sink in pairwise(path):
             source.traffic.control_up += size
-            await asyncio.sleep(self._net.delay(source.peer_id, sink.peer_id))
-            while self._net.holds.cut(source.peer_id, sink.peer_id):
+            await asyncio.sleep(net.delay(source.peer_id, sink.peer_id))
+            while net.holds.pairs and net.holds.cut(source.peer_id, sink.peer_id):
                 await asyncio.sleep(0.1)
             sink.traffic.control_down += size
             if sink is not path[-1]:

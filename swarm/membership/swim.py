@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -81,7 +82,8 @@ class Roster:
     @property
     def view(self) -> View:
         """Current view. A new one, with the next number, is made when a peer joins, dies or leaves."""
-        return self._members.live.view()
+        live = self._members.live
+        return live.view() if live.current is None else live.current
 
     @property
     def others(self) -> list[PeerId]:
@@ -175,6 +177,14 @@ class Roster:
         if member is not None:
             return member.record
         return self.record if peer == self._members.me else None
+
+    def draw(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
+        """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
+        everyone = self._members.live.sorted
+        place = bisect_left(everyone, but)
+        count = len(everyone) - (place < len(everyone) and everyone[place] == but)
+        drawn = rng.sample(range(count), min(most, count))
+        return [everyone[one if one < place or count == len(everyone) else one + 1] for one in drawn]
 
     def records_of(self, peers: Iterable[PeerId]) -> Iterator[PeerRecord]:
         """Yield the newest records of other known peers, alive or not."""

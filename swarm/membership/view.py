@@ -34,21 +34,22 @@ class LivePeers:
         self._others: list[PeerId] = []
         self._everyone = [me]
         self._changes = 0
-        self._view: View | None = None
+        self.current: View | None = None
+        """The view that they form, if one was made since the last change."""
 
     def add(self, peer: PeerId) -> None:
         """Add a peer to the view."""
         insort(self._others, peer)
         insort(self._everyone, peer)
         self._changes += 1
-        self._view = None
+        self.current = None
 
     def remove(self, peer: PeerId) -> None:
         """Remove a peer from the view."""
         del self._others[bisect_left(self._others, peer)]
         del self._everyone[bisect_left(self._everyone, peer)]
         self._changes += 1
-        self._view = None
+        self.current = None
 
     def others(self) -> list[PeerId]:
         """Return the other peers in the view, sorted."""
@@ -76,7 +77,7 @@ class LivePeers:
 
     def view(self) -> View:
         """Return the present view; it has another number after each change."""
-        if self._view is None:
+        if self.current is None:
             # Built on demand, because many joins may happen between two calls.
-            self._view = View(self._changes, tuple(self._everyone))
-        return self._view
+            self.current = View(self._changes, tuple(self._everyone))
+        return self.current

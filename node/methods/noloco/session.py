@@ -276,15 +276,16 @@ class GossipSession:
             self.strays += 1
 
     def on_tick(self) -> None:
-        # Short, because a peer with a thousand others is mostly idle: most ticks change nothing.
-        if self.current.ours is not None:
-            self.current.tick()
-        if self.current.posted and self._entered:
+        # Short, because most ticks change nothing: a group has deadlines and may not be drawn again once we are ready.
+        current = self.current
+        if current.ours is not None:
+            current.tick()
+        elif current.posted and self._entered:
             self._choose()
         self._states.on_tick()
         if self._inquiry.due:
             self._judge()
-        if self._pace.keeps_waiting(self.current):
+        if current.ours is None and self._pace.keeps_waiting(current):
             self._pace.hurried = True
             self._on_commit()
 
