@@ -104,6 +104,10 @@ class PeerDiagnosis:
         self.diagnosis.on_link_down(peer)
         self._compare()
 
+    def deadline(self) -> float:
+        """Return the time before which `on_tick` does nothing."""
+        return self._told_at + TELL_SECONDS
+
     def on_tick(self) -> None:
         """Let time pass: send our clock to some peers."""
         now = self._now()

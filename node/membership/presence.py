@@ -10,9 +10,10 @@ would consider it dead.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from thinwire.collectives.allreduce.service import is_ours
 from thinwire.collectives.blocking_work import Work, at_once
@@ -94,6 +95,15 @@ class Handler(Protocol):
         return
 
 
+@runtime_checkable
+class Timed(Protocol):
+    """Handler with a deadline. The others get every tick."""
+
+    def deadline(self) -> float:
+        """Return the time before which `on_tick` changes nothing, unless an event or `Presence.wake` comes first."""
+        ...
+
+
 TOLD_SECONDS = 5.0
 """Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
 
@@ -136,6 +146,10 @@ class Presence:
         self._handlers: list[Handler] = []  # those of the routes, in the order of the families
         self._now, self._emit = now, emit
         self._shown = roster.record
+        self._due = -math.inf
+        """Time before which ticks change nothing here, beside those of the roster."""
+        self._deadlines: list[Callable[[], float]] | None = [self.watch.deadline] if self.watch is not None else []
+        """Deadlines of the watch and the handlers; None: one has none, and gets every tick."""
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
@@ -150,8 +164,12 @@ class Presence:
 
     def attach(self, family: Family, handler: Handler) -> None:
         """Route the messages of a family to this handler. Without a handler they are dropped."""
+        self.wake()
         self._routes[family] = handler
         self._handlers = [self._routes[family] for family in Family if family in self._routes]
+        timed = [one for one in (self.watch, *self._handlers) if isinstance(one, Timed)]
+        every = len(timed) == len(self._handlers) + (self.watch is not None)
+        self._deadlines = [one.deadline for one in timed] if every else None
 
     def attend(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this task as well while `run` runs. An exception in it ends `run`."""
@@ -192,6 +210,7 @@ class Presence:
             return
         handler = self._routes.get(family_of(message))
         if handler is not None:
+            self.wake()
             handler.on_frame(peer, frame)
 
     def silence_of(self, peer: PeerId) -> float:
@@ -225,6 +244,7 @@ class Presence:
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:
             return
+        self.wake()
         self.live.discard(peer)
         self.send_queue.drop(peer)
         if self.watch is not None:
@@ -234,20 +254,32 @@ class Presence:
 
     def _reach(self, peer: PeerId) -> None:
         if peer not in self.live and peer != self.transport.peer_id:
+            self.wake()
             self.live.add(peer)
             for handler in self._handlers:
                 handler.on_link_up(peer)
 
+    def wake(self) -> None:
+        """Let the next tick reach all handlers: the deadline of one may have changed."""
+        self._due = -math.inf
+
     async def _keep_time(self) -> None:
+        # Most ticks come before all deadlines. In a simulation of a thousand peers they were a third of the work.
         while True:
             await asyncio.sleep(self.roster.preset.tick)
-            if letters := self.roster.tick(self._now()):
-                self._send(letters)
-            self._follow_roster()
+            now = self._now()
+            if now >= self.roster.due or self.roster.events:
+                if letters := self.roster.tick(now):
+                    self._send(letters)
+                self._follow_roster()
+            if now < self._due:
+                continue
             if self.watch is not None:
                 self.watch.on_tick()
             for handler in self._handlers:
                 handler.on_tick()
+            if self._deadlines is not None:
+                self._due = min([deadline() for deadline in self._deadlines], default=math.inf)
 
     def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
         for peer, message in messages:
@@ -258,6 +290,7 @@ class Presence:
         roster = self.roster
         if self._shown is roster.record and not roster.events:
             return
+        self.wake()
         events = list(roster.events)
         roster.events.clear()
         for event in events:

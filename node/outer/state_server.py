@@ -121,6 +121,11 @@ class StateServer:
             self._offer(peer)
 
     @property
+    def busy(self) -> bool:
+        """True while states are stored for readers, so that `on_tick` has work."""
+        return self._snapshot is not None or self._older is not None or bool(self._hurried)
+
+    @property
     def read(self) -> bool:
         """True if a peer reads the state of a round."""
         return any(one is not None and one.readers for one in (self._snapshot, self._older))
@@ -173,7 +178,7 @@ class StateServer:
 
     def on_tick(self) -> None:
         """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
-        if self._snapshot is None and self._older is None and not self._hurried:
+        if not self.busy:
             return
         self._snapshot, self._older = self._current(self._snapshot), self._current(self._older)
         self._pace()

@@ -37,7 +37,7 @@ class Intake:
         joined: list[PeerId] = []
         known = self._members.items
         for item in items:
-            if item in known:  # nearly all: each peer gets each record from many others
+            if item in known:
                 continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:

@@ -67,6 +67,8 @@ class Roster:
         """Measured round-trip times to other peers."""
         self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
         self._rotation = Rotation(rng)
+        self.due = -math.inf
+        """Time before which `tick` changes nothing: the next deadline, or the past after an input that may change it."""
         self._gone = False
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
@@ -204,6 +206,7 @@ class Roster:
 
     def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
         """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
+        self.due = -math.inf
         alone = self._members.live.alone
         if self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
@@ -215,22 +218,27 @@ class Roster:
 
         They were found here, or stored by an earlier process of this peer.
         """
+        self.due = -math.inf
         self._intake.recall(items, now)
 
     def lift_verdict(self, peer: PeerId) -> None:
         """Remove the ban of a verdict against a peer, if there is one."""
+        self.due = -math.inf
         self._members.lift_verdict(peer)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""
+        self.due = -math.inf
         self._members.update(now, addresses)
 
     def announce(self, capabilities: int, now: float) -> None:
         """Publish a new record of this peer with these capabilities (its stage claim)."""
+        self.due = -math.inf
         self._members.update(now, capabilities=capabilities)
 
     def on_link_down(self, peer: PeerId, now: float) -> Letters:
         """Probe a peer at once because a link to it broke. A broken link alone does not make it dead."""
+        self.due = -math.inf
         return self._prober.start(peer, now) if self.alive(peer) and not self._gone else []
 
     def leave(self, now: float) -> Letters:
@@ -238,6 +246,7 @@ class Roster:
 
         There are none if another process uses our key: the peer stays.
         """
+        self.due = -math.inf
         if self._members.own.superseded:
             self._gone = True
             return []
@@ -282,8 +291,10 @@ class Roster:
                     return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
+                self.due = -math.inf
                 return self._prober.ask(sender, message, now)
             case Ack():
+                self.due = -math.inf
                 self._ingest(sender, message.items, now)
                 reached, letters = self._prober.acknowledge(sender, message, now)
                 if reached is not None:
@@ -304,7 +315,10 @@ class Roster:
         return []
 
     def next_deadline(self) -> float:
-        """Return the time of the next required call of `tick`, on the clock of `now`."""
+        """Return the time of the next required call of `tick`, on the clock of `now`.
+
+        It is exact until the next input, see `due`, but for a jump of the wall clock, which is noticed with the next gossip.
+        """
         if self._gone:
             return math.inf
         times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
@@ -339,6 +353,7 @@ class Roster:
             letters += self._reconnect(now)
         if now >= self._gossip_at:
             letters += self._gossip(now)
+        self.due = self.next_deadline()
         return letters
 
     # --- timers
@@ -384,6 +399,9 @@ class Roster:
     # --- items
 
     def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float) -> None:
+        if self._members.items.issuperset(items):
+            return  # nearly always: each peer gets each record from many others
+        self.due = -math.inf
         for peer in self._intake.take(sender, items, now):
             self._rotation.insert(peer)
 

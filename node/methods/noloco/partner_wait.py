@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -82,7 +83,7 @@ class PartnerWait:
         """Return True if the partners have waited long enough, so that our steps should end."""
         if not self._hasty or group.ours is not None:
             return False
-        if self._now() < self._began_at + min(self._trained, max(self._took, default=0.0)):
+        if self._now() < self.deadline():
             return False
         waited_for = group.waited_for
         if waited_for is not None:
@@ -90,6 +91,10 @@ class PartnerWait:
             return self._now() > waited_for + self._slack
         # Without this limit, two peers that are always late would wait for each other endlessly.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
+
+    def deadline(self) -> float:
+        """Return the time before which `keeps_waiting` is False in this round."""
+        return self._began_at + min(self._trained, max(self._took, default=0.0)) if self._hasty else math.inf
 
     @property
     def patience(self) -> float:

@@ -40,6 +40,11 @@ class ProgressPoll:
         return bool(self._asked) and self._claims.keys() >= self._asked
 
     @property
+    def running(self) -> bool:
+        """True from `open` to `close`."""
+        return bool(self._asked)
+
+    @property
     def due(self) -> bool:
         """True if the time for answers is over."""
         return bool(self._asked) and self._now() > self._until

@@ -10,6 +10,7 @@ round begins, and again when the view changes until this peer is ready, so that 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
@@ -115,6 +116,7 @@ class GossipSession:
         """Average these encoded chunks with the partners of the round; return the result for each of them."""
         if summary is None:
             summary = summarize(source)
+        self.presence.wake()
         group, deadline = self.current, self._pace.train()
         self._choose()
         self._phase("announce")
@@ -132,6 +134,7 @@ class GossipSession:
 
     def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
         """Send encoded slow weights to the partners of the round in progress, while training continues."""
+        self.presence.wake()
         self.current.post(base, hashes)
         if self._entered:
             self._choose()
@@ -175,10 +178,12 @@ class GossipSession:
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `advance`."""
+        self.presence.wake()
         return await self._states.change(work, how)
 
     def advance(self) -> None:
         """Begin the next round after a change of the state. If slow weights travel, `post` follows."""
+        self.presence.wake()
         done = self.current
         done.release()
         self._past = done if self.replica.round == done.round else None
@@ -289,6 +294,14 @@ class GossipSession:
             self._pace.hurried = True
             self._on_commit()
 
+    def deadline(self) -> float:
+        """Return the time before which `on_tick` changes nothing; the past while a group or a reader is waited for."""
+        current = self.current
+        settled = not current.posted or not self._entered or tuple(current.pairs) == self._drawn[2]
+        if current.ours is not None or not settled or self._states.busy or self._inquiry.running:
+            return -math.inf
+        return self._pace.deadline()
+
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
         message, current = frame.message, self.current
         if isinstance(message, Ready):
@@ -355,4 +368,5 @@ class GossipSession:
 
     async def install(self, fetched: FetchedState, work: Work) -> None:
         """Install a fetched state in the replica; `advance` follows."""
+        self.presence.wake()
         await self._states.install(work, fetched)

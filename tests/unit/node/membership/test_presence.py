@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from functools import wraps
 
@@ -481,7 +482,7 @@ async def test_peer_without_a_wall_clock_has_no_health_monitor():
 
 
 @simulated
-async def test_health_monitor_observes_frames_and_lost_links_and_keeps_its_messages():
+async def test_health_monitor_observes_other_frames_and_lost_links_and_keeps_its_messages():
     scene = Scene(wall=lambda: float(EPOCH))
     scene.presence.watch = FakeMonitor()
     async with scene.running():
@@ -489,7 +490,7 @@ async def test_health_monitor_observes_frames_and_lost_links_and_keeps_its_messa
         await scene.come(ANN, Hour(EPOCH), Behind(1), Ping(1, 0, ()))
         await scene.lose(ANN)
         assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("down", ANN, False)]
-        seen = [("saw", ANN, kind) for kind in (Hour, Behind, Ping)]
+        seen = [("saw", ANN, kind) for kind in (Hour, Behind)]  # messages of the membership say nothing about health
         assert scene.presence.watch.calls == [*seen, ("down", ANN)]
         await asyncio.sleep(2 * WAN.tick)
         assert scene.presence.watch.ticks == before + 2
@@ -502,6 +503,39 @@ async def test_health_monitor_tells_our_clock_to_peers_with_a_link():
         await scene.come(ANN, Behind(1))
         await asyncio.sleep(TELL_SECONDS)
         assert scene.sent(ANN, Hour) == [Hour(EPOCH)] and not scene.sent(BEN, Hour)
+
+
+# --- deadlines
+
+
+class Patient(Log):
+    """Handler that has nothing to do before a deadline."""
+
+    until = math.inf
+
+    def deadline(self):
+        return self.until
+
+
+@simulated
+async def test_handler_with_a_deadline_gets_ticks_from_then_on_and_one_after_each_event():
+    scene, patient, tick = Scene(), Patient(), WAN.tick
+    scene.presence.attach(Family.ROUNDS, patient)
+    async with scene.running():
+        await asyncio.sleep(5.5 * tick)
+        assert patient.ticks == 1  # after `attach`
+        await scene.come(ANN, Behind(1))
+        await asyncio.sleep(5 * tick)
+        assert patient.ticks == 2
+        scene.presence.wake()
+        patient.until = virtual_loop.current().time() + 3 * tick
+        await asyncio.sleep(5 * tick)
+        assert patient.ticks == 5
+        scene.presence.attach(Family.OPERATIONS, Log())  # has no deadline
+        patient.until = math.inf
+        before = patient.ticks
+        await asyncio.sleep(5 * tick)
+        assert patient.ticks == before + 5
 
 
 # --- bans

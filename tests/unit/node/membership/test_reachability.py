@@ -36,8 +36,8 @@ class World:
     def others(self):
         return list(self.records)
 
-    def record_of(self, peer):
-        return self.records[peer]
+    def records_of(self, peers):
+        return [self.records[peer] for peer in peers]
 
     def update(self, addresses, now):
         self.record = SimpleNamespace(addresses=addresses)
