@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from typing import TypeAlias
 
+from thinwire.swarm.membership.gossip_items import MAX_BYTES
 from thinwire.swarm.messages.registry import PeerId
 
 Subject: TypeAlias = tuple[str, PeerId, PeerId]
@@ -37,6 +38,8 @@ class Broadcast:
         self._levels: list[list[Item]] = [[]]
         self._valid: set[int] = set()
         self._count = 0
+        self._smallest = MAX_BYTES
+        """Size of the smallest item so far."""
 
     def __len__(self) -> int:
         return len(self._valid)
@@ -46,7 +49,8 @@ class Broadcast:
         self._count += 1
         self._orders[subject] = self._count
         self._valid.add(self._count)
-        self._levels[0].append((self._count, len(item), item, subject))
+        self._levels[0].append((self._count, size := len(item), item, subject))
+        self._smallest = min(self._smallest, size)
         if len(self._valid) > MAX_QUEUE:
             self._drop()
         if sum(map(len, self._levels)) > 2 * len(self._valid) + 64:
@@ -75,9 +79,11 @@ class Broadcast:
             return chosen
         moved: list[tuple[int, Item]] = []
         skips, valid, levels = SKIPS, self._valid, self._levels
+        # What is skipped stays where it is, unless it was sent often enough for a swarm that has become smaller.
+        full = self._smallest if len(levels) <= times else 0
         for sent, level in enumerate(levels):
             place = len(level)
-            while place and most and skips:
+            while place and most and skips and budget >= full:
                 place -= 1
                 one = level[place]
                 order, size, item, subject = one

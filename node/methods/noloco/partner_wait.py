@@ -83,7 +83,7 @@ class PartnerWait:
         """Return True if the partners have waited long enough, so that our steps should end."""
         if not self._hasty or group.ours is not None:
             return False
-        if self._now() < self.deadline():
+        if self._now() < self._shortest:
             return False
         waited_for = group.waited_for
         if waited_for is not None:
@@ -92,14 +92,23 @@ class PartnerWait:
         # Without this limit, two peers that are always late would wait for each other endlessly.
         return self._usually > self._slack and self._now() > self._began_at + 1.5 * self._trained
 
-    def deadline(self) -> float:
-        """Return the time before which `keeps_waiting` is False in this round."""
-        return self._began_at + min(self._trained, max(self._took, default=0.0)) if self._hasty else math.inf
+    def deadline(self, group: GossipGroup) -> float:
+        """Return the time up to which `keeps_waiting` is False, unless the group changes before."""
+        if not self._hasty or group.ours is not None:
+            return math.inf
+        if (waited_for := group.waited_for) is not None:
+            return max(self._shortest, waited_for + self._slack)
+        return max(self._shortest, self._began_at + 1.5 * self._trained) if self._usually > self._slack else math.inf
 
     @property
     def patience(self) -> float:
         """Seconds to wait for an answer or progress, adapted to measured exchanges."""
         return self._patience.seconds
+
+    @property
+    def _shortest(self) -> float:
+        """Time until which our steps go on in any case: a peer trains at least as long as exchanges take."""
+        return self._began_at + min(self._trained, max(self._took, default=0.0))
 
     @property
     def _slack(self) -> float:

@@ -300,7 +300,7 @@ class GossipSession:
         settled = not current.posted or not self._entered or tuple(current.pairs) == self._drawn[2]
         if current.ours is not None or not settled or self._states.busy or self._inquiry.running:
             return -math.inf
-        return self._pace.deadline()
+        return self._pace.deadline(current)
 
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
         message, current = frame.message, self.current

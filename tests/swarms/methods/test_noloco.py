@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -19,9 +20,10 @@ from thinwire.sims.invariants.noloco import GossipInvariants
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import LIES, Fault
 from thinwire.sims.simulation.world import simulate
-from thinwire.sims.trials import noloco_trial
+from thinwire.sims.trials import families, noloco_trial
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Base, Behind, Chunk, Decline, Fetch
 
 RUN = bytes(range(32))
@@ -37,6 +39,24 @@ def reasons(swarm) -> Counter[str]:
     return Counter(
         why for node in swarm.nodes.values() for missing in node.missing.values() for why in missing.values()
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ticks_before_the_deadlines_change_nothing(seed, monkeypatch):
+    scenario = families.harsh("noloco", seed)
+    skipping, ran, tick = simulate(scenario, preset=PACE).trace, [0, 0], GossipSession.on_tick
+
+    def count(session):
+        ran[1] += 1
+        tick(session)
+
+    monkeypatch.setattr(GossipSession, "on_tick", count)
+    simulate(scenario, preset=PACE)
+    ran[0] = ran[1]
+    monkeypatch.setattr(GossipSession, "deadline", lambda session: -math.inf)
+    monkeypatch.setattr(Roster, "next_deadline", lambda roster: -math.inf)
+    assert simulate(scenario, preset=PACE).trace == skipping
+    assert ran[0] < ran[1] - ran[0]  # with every tick there are more
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,36 @@ def _kinds(roster: Roster) -> list[tuple[str, PeerId]]:
     return kinds
 
 
+# --- deadlines
+
+
+def test_ticks_are_due_at_the_next_deadline_and_after_inputs_that_may_change_it() -> None:
+    roster = _alone(others=2)
+    assert roster.due == -math.inf  # after `learn`
+    roster.tick(0.0)
+    due = roster.due
+    assert 0.0 < due == roster.next_deadline()
+    known, accused = gossip_items.announce(record(2)), _accuse(2, 1)
+    roster.handle(NAMES[1], Gossip((known,)), 0.01)
+    assert roster.due == due
+    for change in (
+        lambda: roster.handle(NAMES[1], Gossip((known, accused)), 0.01),
+        lambda: roster.handle(NAMES[1], PingRequest(1, NAMES[2], ()), 0.01),
+        lambda: roster.handle(NAMES[1], Ack(1, 0, ()), 0.01),
+        lambda: roster.on_link_down(NAMES[1], 0.01),
+        lambda: roster.learn(record(3), 0.01),
+        lambda: roster.update(("192.0.2.1:4000",), 0.01),
+        lambda: roster.announce(1, 0.01),
+        lambda: roster.convict((), 0.01),
+        lambda: roster.lift_verdict(NAMES[1]),
+        lambda: roster.leave(0.01),
+    ):
+        change()
+        assert roster.due == -math.inf
+        roster.tick(0.01)
+        assert roster.left or roster.due == roster.next_deadline()
+
+
 # --- many rosters
 
 

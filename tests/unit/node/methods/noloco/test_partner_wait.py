@@ -31,7 +31,9 @@ class Rounds:
             if self.time >= began + train - late and pair.theirs is None and not pair.refused:
                 pair.theirs_at, pair.refused = self.time, refused
                 pair.theirs = None if refused else object()
+            early = self.time < pace.deadline(group)
             if pace.keeps_waiting(group):
+                assert not early
                 pace.hurried, cut = True, self.time - began
         group.ours = object()
         group.ours_at, deadline = self.time, pace.train()
