@@ -50,10 +50,10 @@ class OwnerGroup(GossipGroup):
         self._means: dict[int, Buffer] = {}
         """Numbers of our chunks without a mean yet, in order, and the means of the others."""
 
-    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> None:
-        """Set the other members, as drawn; again when views have changed. A new group begins from its start."""
+    def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> bool:
+        """Set the other members, as drawn; again when views have changed. Return False if they stay the same."""
         if self.ours is not None or (self._owners and tuple(self.pairs) == drawn == self._drawn):
-            return
+            return False
         self._drawn = drawn
         for pair in self.pairs.values():
             pair.part()
@@ -82,6 +82,7 @@ class OwnerGroup(GossipGroup):
             # A mean of the former group must not count in this one: it names the attempt.
             self.attempt += 1
             self._post(msgspec.structs.replace(self._posted, attempt=self.attempt, plan=self._terms.plan))
+        return True
 
     def _owned(self, peer: PeerId) -> tuple[int, ...]:
         return tuple(index for index, owner in enumerate(self._owners) if owner == peer)

@@ -100,7 +100,10 @@ class Timed(Protocol):
     """Handler with a deadline. The others get every tick."""
 
     def deadline(self) -> float:
-        """Return the time before which `on_tick` changes nothing, unless an event or `Presence.wake` comes first."""
+        """Return the time before which `on_tick` changes nothing.
+
+        After an event or `Presence.wake` the next tick counts in any case.
+        """
         ...
 
 

@@ -33,8 +33,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 class Timer(msgspec.Struct, eq=False):
     """Callback of a later time, with the interface of asyncio.TimerHandle.
 
-    due: loop time in seconds. drop: called if the timer is cancelled while it is in the heap; `waits` is true until it
-        leaves it.
+        due: loop time in seconds. drop: called if the timer is cancelled while it is in the heap, which it has left when
+    `waits` is false.
     """
 
     context: Context

@@ -249,6 +249,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        # As `call_at`, without a call: a peer sleeps ten times a second.
         if self._closed:
             self._check()
         if (when := self.now + delay) != when:

@@ -68,7 +68,10 @@ class Roster:
         self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
         self._rotation = Rotation(rng)
         self.due = -math.inf
-        """Time before which `tick` changes nothing: the next deadline, or the past after an input that may change it."""
+        """Time before which `tick` changes nothing.
+
+        It is the next deadline, or the past after an input that may change it.
+        """
         self._gone = False
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""

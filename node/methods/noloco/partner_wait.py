@@ -107,7 +107,7 @@ class PartnerWait:
 
     @property
     def _shortest(self) -> float:
-        """Time until which our steps go on in any case: a peer trains at least as long as exchanges take."""
+        """Time until which our steps continue in any case: a peer trains at least as long as exchanges take."""
         return self._began_at + min(self._trained, max(self._took, default=0.0))
 
     @property

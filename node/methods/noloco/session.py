@@ -295,7 +295,10 @@ class GossipSession:
             self._on_commit()
 
     def deadline(self) -> float:
-        """Return the time before which `on_tick` changes nothing; the past while a group or a reader is waited for."""
+        """Return the time before which `on_tick` changes nothing.
+
+        It is the past after our announcement, and while others read our state or answer our questions.
+        """
         current = self.current
         settled = not current.posted or not self._entered or tuple(current.pairs) == self._drawn[2]
         if current.ours is not None or not settled or self._states.busy or self._inquiry.running:

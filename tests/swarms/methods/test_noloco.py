@@ -41,9 +41,13 @@ def reasons(swarm) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_ticks_before_the_deadlines_change_nothing(seed, monkeypatch):
+@pytest.mark.parametrize("seed, group", [(0, 0), (1, 0), (2, 0), (3, 9), (4, 9)])
+def test_ticks_before_the_deadlines_change_nothing(seed, group, monkeypatch):
+    """Seeds of the harsh mix, and of the trial of pairs with large groups."""
     scenario = families.harsh("noloco", seed)
+    if group:
+        monkeypatch.setattr(noloco_trial, "GROUPS", (group,))
+        scenario = noloco_trial.trial_of_pairs(seed)
     skipping, ran, tick = simulate(scenario, preset=PACE).trace, [0, 0], GossipSession.on_tick
 
     def count(session):

@@ -490,7 +490,7 @@ async def test_health_monitor_observes_other_frames_and_lost_links_and_keeps_its
         await scene.come(ANN, Hour(EPOCH), Behind(1), Ping(1, 0, ()))
         await scene.lose(ANN)
         assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("down", ANN, False)]
-        seen = [("saw", ANN, kind) for kind in (Hour, Behind)]  # messages of the membership say nothing about health
+        seen = [("saw", ANN, kind) for kind in (Hour, Behind)]  # no messages of the membership
         assert scene.presence.watch.calls == [*seen, ("down", ANN)]
         await asyncio.sleep(2 * WAN.tick)
         assert scene.presence.watch.ticks == before + 2
