@@ -105,5 +105,9 @@ class Broadcast:
         for sent, one in moved:
             if sent == len(levels):
                 levels.append([])
-            insort(levels[sent], one)
+            level = levels[sent]
+            if level and one < level[0]:  # the usual case: newer items went before
+                level.insert(0, one)
+            else:
+                insort(level, one)
         return chosen
