@@ -1,7 +1,7 @@
 """A peer's gossip group whose chunks have owners: a butterfly without agreement.
 
 Each member owns some chunks. It takes the mean of the contributions to them that arrive, and sends it to those that are
-part of it. Nothing is agreed upon and nothing is repeated: a member that fails, or whose link fails, is left out of the
+part of it. Nothing is agreed upon: a member that fails, or whose link fails, is left out of the
 chunks that are not computed yet, and where a mean is missing the member makes a step alone. As each mean goes only to
 its contributors, pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et
 al., arXiv 2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
@@ -13,13 +13,13 @@ views differ when they are ready are not in one group.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 import blake3
 import msgspec
 import numpy as np
-from thinwire.collectives.aggregation.screening import outliers
+from thinwire.collectives.aggregation.screening import NORM_LIMIT, lower_median, outliers
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.means import OwnerMeans
@@ -188,29 +188,52 @@ class OwnerGroup(GossipGroup):
             codec.decode(payload, one)
             return one
 
-        # Vectors of parameters are compared by their distance from ours, pseudo-gradients by their length.
+        # Vectors of parameters are compared by their distance from ours, pseudo-gradients by their length. Where most are
+        # zero, as the distances of equal replicas, the length of our parameters is the limit.
         origin = None if fast and halves.slow is not None else decode(payloads[self._me]).copy()
-        far, _ = outliers({peer: _length(decode(payload), origin) for peer, payload in payloads.items()})
+        lengths = {peer: _length(decode(payload), origin) for peer, payload in payloads.items()}
+        others = [length for peer, length in lengths.items() if origin is None or peer != self._me]
+        usual = max(lower_median(others or [0.0]), self._size_of(number, one) / NORM_LIMIT)
+        far, _ = outliers(lengths, usual)
         for peer in far:
             del payloads[peer]
-            if peer in self._owner_pairs:
-                self._owner_pairs[peer].fail("norm")
+        self._refuse(far, "norm")
         mean[:] = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for payload in payloads.values():
                 mean += decode(payload)
             mean *= np.float32(1.0 / max(1, len(payloads)))
-        if len(payloads) > 1 and np.isfinite(mean).all():
+        if not np.isfinite(mean).all():
+            return self._refuse(payloads, "no mean")
+        if len(payloads) > 1:
             encoded = None
             for peer, payload in payloads.items():
                 if encoded is None or not fast:
-                    values = mean if fast else mean - decode(payload)
+                    with np.errstate(over="ignore"):
+                        values = mean if fast else mean - decode(payload)
+                    if not np.isfinite(values).all():
+                        self._refuse((peer,), "no mean")
+                        continue
                     encoded = np.empty(halves.means.nbytes(mean.size), np.uint8)
                     encode(halves.means, values, encoded)
                 if peer == self._me:
                     self._means[number] = encoded.data
                 else:
                     self._owner_pairs[peer].give(number, encoded.data)
+
+    def _refuse(self, peers: Iterable[PeerId], reason: str) -> None:
+        for peer in peers:
+            if peer in self._owner_pairs:
+                self._owner_pairs[peer].fail(reason)
+
+    def _size_of(self, number: int, scratch: Floats) -> float:
+        """Return the L2 norm of our own parameters in a chunk, as sent; 0 if they are not sent yet."""
+        halves, count = self._terms.halves, len(self._terms.grid)
+        own = self._own(number % count + (count if halves.slow is not None else 0))
+        if own is None:
+            return 0.0
+        (halves.slow or halves.fast).decode(own, scratch)
+        return _length(scratch, None)
 
     def _usable(self, peer: PeerId, number: int) -> Buffer | None:
         pair = self._owner_pairs[peer]

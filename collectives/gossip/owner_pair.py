@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
 from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame, nbytes
-from thinwire.swarm.messages.registry import Base, Chunk, PeerId, Ready
+from thinwire.swarm.messages.registry import Base, Chunk, Fetch, PeerId, Ready
 
 
 class OwnerPair(Pair):
@@ -41,6 +42,7 @@ class OwnerPair(Pair):
         vectors = 1 if terms.halves.slow is None else 2
         count = len(terms.grid)
         self._expected = {count * vector + index for vector in range(vectors) for index in owned}
+        self._owned = frozenset(owned)
         self._means: dict[int, Buffer] = {}
         self._given: dict[int, Frame] = {}
         self._arrived, self._reduced = arrived, reduced
@@ -91,6 +93,15 @@ class OwnerPair(Pair):
     def _due(self) -> float:
         """Time when a ready partner counts as stalled; it may wait for other members as long as we do."""
         return super()._due + (self._deadline if self.complete else 0.0)
+
+    def _serve(self, message: Fetch) -> None:
+        """Send requested chunks, of those that the partner owns."""
+        count = len(self._grid)
+        super()._serve(
+            msgspec.structs.replace(
+                message, indices=tuple(one for one in message.indices if one % count in self._owned)
+            )
+        )
 
     def _take_base(self, base: Base) -> None:
         if base.plan != self._plan:

@@ -37,7 +37,7 @@ from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch
 STALL = 5
 """Patiences that a partner may take for one chunk."""
 
-ECHOES = 4
+ECHOES = 16
 """Most times that a partner gets our slow weights again because it had chosen another one."""
 
 RATE = 32 * 1024

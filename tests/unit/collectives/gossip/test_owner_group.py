@@ -11,9 +11,10 @@ import pytest
 from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Base, Chunk, Ready
+from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
 PATIENCE, CHUNKS, ELEMENTS = 2.0, 24, 24 * 512
 ONE = halves("fp32", lr=0.7, gamma=0.7)
@@ -344,6 +345,45 @@ def test_member_that_needs_no_chunk_of_another_still_answers_it():
     room.announce(late)
     assert not any(group.outstanding for group in room.groups.values())
     assert all(room.groups[peer].exchanged(other) for peer in room.ids for other in room.ids if other != peer)
+
+
+def test_liar_among_equal_replicas_is_left_out():
+    """All others have the same slow weights, so that no distance is usual, and none has trained."""
+    room = Room()
+    room.slow[:] = room.slow[0]
+    room.fast[:] = 0.0
+    room.slow[3] += 1e4
+    room.fast[3] += 1e4
+    room.choose()
+    room.post()
+    room.announce()
+    for at, peer in enumerate(room.ids):
+        if at != 3:
+            found = room.means(peer)
+            assert np.nanmax(np.abs(found)) < 1e-5
+
+
+def test_owner_without_a_mean_ends_the_exchange_at_once():
+    """Two liars send values whose sum is not finite; the owners cannot tell which of three is honest."""
+    room = Room(size=3, chunks=3, elements=3 * 512)
+    room.fast[1:] = 3.3e38
+    room.choose()
+    room.post()
+    room.announce()
+    assert not room.groups[room.ids[0]].outstanding
+
+
+def test_member_gets_only_the_chunks_that_it_owns():
+    room = Room(how=ONE)
+    room.choose()
+    greedy, other = room.ids[0], room.ids[1]
+    room.announce()
+    digest = room.groups[other].pairs[greedy].ours.hashes
+    before = room.bulk[other]
+    every = Fetch(1, 0, digest_of(digest, 0), tuple(range(CHUNKS)))
+    room.groups[other].on_link_down(greedy)
+    room.groups[other].on_frame(greedy, Frame(every))
+    assert room.bulk[other] - before == 2 * 4 * 512  # two of 24 chunks
 
 
 def test_means_lost_with_a_link_are_sent_again():
