@@ -1,10 +1,10 @@
 """A peer's gossip group whose chunks have owners: a butterfly without agreement.
 
-Each member owns some chunks. It takes the mean of the contributions to them that arrive, and sends it to those that are
-part of it. Nothing is agreed upon: a member that fails, or whose link fails, is left out of the
-chunks that are not computed yet, and where a mean is missing the member makes a step alone. As each mean goes only to
-its contributors, pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et
-al., arXiv 2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
+Each member owns some chunks. It takes the mean of the contributions to them that arrive, and sends it to their
+contributors. Nothing is agreed upon: a member that fails, or whose link fails, is left out of the chunks that are not
+computed yet, and where a mean is missing the member makes a step alone. As each mean goes only to its contributors,
+pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et al., arXiv
+2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
 A mean that does not arrive moves it by the difference between the contribution and the mean, for these chunks.
 
 All members must have drawn the same group, or the chunks would have other owners: announcements name it. Peers whose

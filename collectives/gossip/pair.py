@@ -53,8 +53,8 @@ class PairResult:
     """Result of a pair.
 
     `theirs`: the partner's encoded chunks in grid order, followed by those of its slow weights where these are
-    exchanged; empty for a pair of one, and then `reason` is set. `attempt` and `weight` (tokens) are those of the
-    partner's announcement.
+    exchanged; in a group whose chunks have owners, the means that the partner sent. `reason`: why the pair failed, or "".
+    `attempt` and `weight` (tokens) are those of the partner's announcement.
     """
 
     partner: PeerId

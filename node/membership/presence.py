@@ -267,7 +267,7 @@ class Presence:
         self._due = -math.inf
 
     async def _keep_time(self) -> None:
-        # Most ticks come before all deadlines. In a simulation of a thousand peers they were a third of the work.
+        # Most ticks come before all deadlines, which counts where one process simulates a thousand peers.
         while True:
             await asyncio.sleep(self.roster.preset.tick)
             now = self._now()

@@ -40,7 +40,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Ask, Base, Behind, Chunk, Decline, Digest, Fetch, PeerId, Ready
 
 EARLY = 128
-"""Peers whose announcements of later rounds are stored."""
+"""Peers whose announcements of later rounds, or of groups that we may still draw, are stored."""
 
 GREETED = 64
 """Peers that get a message when this peer has a state: they may be waiting to enter."""
