@@ -191,7 +191,7 @@ class LowRank:
         fits = q.dtype == np.float32 and q.shape == self._q.shape
         if self.pending or not fits or not (np.isfinite(residual).all() and np.isfinite(q).all()):
             raise ValueError("this is no state of that layout and rank, or a round is pending")
-        np.copyto(self._residual, residual)
+        self._residual = np.array(residual)
         np.copyto(self._q, q)
 
     def adopt(self, q: Floats) -> None:

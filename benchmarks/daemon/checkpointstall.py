@@ -25,7 +25,6 @@ from typing import Any
 
 import blake3
 import numpy as np
-from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
@@ -75,9 +74,9 @@ class Trainer:
 
     def copy(self) -> tuple[float, float]:
         """Return the seconds that training waits, and those of the writer."""
-        waited = _timed(lambda: self._keep.copy(self.replica, self.layout, self.private))
+        waited = _timed(lambda: self._keep.begin(self.replica, self.layout, self.private))
         began = time.perf_counter()
-        self._checked(asyncio.run(self._keep.write(self.replica, self.layout, at_once)))
+        self._checked(asyncio.run(self._keep.write(self.layout)))
         return waited, time.perf_counter() - began
 
     def _checked(self, outcome: SaveOutcome) -> None:

@@ -20,6 +20,9 @@ from thinwire.compression.core.types import Floats, OnExclusion
 
 ON_EXCLUSION: tuple[OnExclusion, ...] = get_args(OnExclusion)
 
+_PART = 1 << 16
+"""Elements that are accumulated at a time; they stay in a cache."""
+
 
 class ErrorFeedback:
     """Codec with a residual e, which starts at zero. See the module docstring.
@@ -38,7 +41,8 @@ class ErrorFeedback:
         self.codec, self.chunks, self.beta, self.on_exclusion = codec, chunks, beta, on_exclusion
         self._select: Callable[[Floats, Chunks], Any] = codec.select
         self._residual = np.zeros(chunks.total, np.float32)
-        self._accumulator = np.empty(chunks.total, np.float32)
+        self._accumulator: Floats | None = None
+        """a of the pending payload. It becomes the residual, so arrays are replaced, and a checkpoint may read them later."""
         self._choice: Choice | None = None
 
     def select_with(self, select: Callable[[Floats, Chunks], Any]) -> None:
@@ -70,22 +74,23 @@ class ErrorFeedback:
         self.chunks.check(residual)
         if self.pending or not np.isfinite(residual).all():
             raise ValueError("a residual is finite, and is not loaded while a payload waits for its outcome")
-        np.copyto(self._residual, residual)
+        self._residual = np.array(residual)
 
     def prepare(self, delta: Floats) -> bytes:
-        """Return this round's payload for the pseudo-gradient delta, which is not changed.
+        """Return this round's payload for the pseudo-gradient delta, whose memory is taken over.
 
-        Raises CodecError if an accumulated value is not finite; nothing is pending or changed then. Raises RuntimeError
-        if a payload is already pending.
+        Raises CodecError if an accumulated value is not finite; nothing is pending or changed then but delta. Raises
+        RuntimeError if a payload is already pending.
         """
         if self.pending:
             raise RuntimeError("a payload still waits for its outcome")
         self.chunks.check(delta)
-        np.multiply(self._residual, np.float32(self.beta), out=self._accumulator)
-        np.add(self._accumulator, delta, out=self._accumulator)
-        choice = self._select(self._accumulator, self.chunks)
+        for start in range(0, delta.size, _PART):
+            part = slice(start, start + _PART)
+            delta[part] += np.float32(self.beta) * self._residual[part]
+        choice = self._select(delta, self.chunks)
         payload = self.codec.encode(choice)
-        self._choice = choice
+        self._choice, self._accumulator = choice, delta
         return payload
 
     def commit(self, excluded: bool = False, sent: Choice | None = None) -> None:
@@ -94,22 +99,22 @@ class ErrorFeedback:
         sent: the choice of an earlier payload, if that is the payload in the record. It is subtracted from a, which has
         grown since.
         """
-        choice = self._taken()
+        choice, accumulator = self._taken()
         if not excluded or self.on_exclusion == "drop":
-            (sent or choice).scatter(self._accumulator, -1.0)
-        self._residual, self._accumulator = self._accumulator, self._residual
+            (sent or choice).scatter(accumulator, -1.0)
+        self._residual = accumulator
 
     def restore(self) -> None:
         """Abort the round and discard the training since its start: e = a, as if nothing had been sent."""
-        self._taken()
-        self._residual, self._accumulator = self._accumulator, self._residual
+        _, self._residual = self._taken()
 
     def rollback(self) -> None:
         """Undo `prepare`. For a Δ that is still in the parameters and will be part of the next one."""
         self._taken()
 
-    def _taken(self) -> Choice:
-        if self._choice is None:
+    def _taken(self) -> tuple[Choice, Floats]:
+        choice, accumulator = self._choice, self._accumulator
+        if choice is None or accumulator is None:
             raise RuntimeError("no payload waits for an outcome")
-        choice, self._choice = self._choice, None
-        return choice
+        self._choice = self._accumulator = None
+        return choice, accumulator

@@ -25,7 +25,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import CHUNK_BYTES, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
 """Types of messages about the state."""
@@ -42,22 +42,22 @@ class _Snapshot:
     offer: StateOffer
     proof: bytes
     """Payload of the offer."""
-    raw: memoryview
+    twin: Replica
+    """Has the state."""
     used: float
     served: float | None = None
     readers: set[PeerId] = field(default_factory=set)
-    copied: bool = False
 
 
 class StateServer:
     """Serves the state of the round in which a peer asked for it, while rounds continue.
 
-    When the replica is about to change, a state with readers is copied first. A peer that takes part in a round reads
-    no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it has no state.
-    `replay`: returns the number of past rounds whose results are served too, and their bytes. `spent`: returns the part of
-    their limits that the rounds after the given one take. `paced`: chunks for joiners take a small part of the uplink
-    (send_priority.py); but members are not delayed, because rounds may wait for them, and neither are readers of a state so
-    old that they would soon find no stored rounds to follow it.
+    When the replica is about to change, it leaves a state with readers to them, see `Replica.twin`. A peer that takes part
+    in a round reads no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it
+    has no state. `replay`: returns the number of past rounds whose results are served too, and their bytes. `spent`:
+    returns the part of their limits that the rounds after the given one take. `paced`: chunks for joiners take a small
+    part of the uplink (send_priority.py); but members are not delayed, because rounds may wait for them, and neither are
+    readers of a state so old that they would soon find no stored rounds to follow it.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class StateServer:
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `resume`.
 
-        A state with readers is copied first, in `work` too, because it may be large.
+        A state with readers, or of which a checkpoint is being written, is left to them; the replica continues with a copy,
+        which is made in `work` too, because it may be large.
         """
-        self.held, snapshot = True, self._snapshot
-        if snapshot is not None and not snapshot.readers:
-            self._snapshot = snapshot = None
+        self.held = True
+        if self._snapshot is not None and not self._snapshot.readers:
+            self._snapshot = None
 
         def change() -> Result:
-            if snapshot is not None and not snapshot.copied:
-                snapshot.raw, snapshot.copied = memoryview(bytearray(snapshot.raw)), True
+            self._replica.move_from_twins()
             return how()
 
         changed: Result = await work(change)
@@ -133,15 +133,19 @@ class StateServer:
     @property
     def copied(self) -> int:
         """Bytes of states that are stored for readers besides the replica."""
-        stored = [np.frombuffer(one.raw, np.uint8) for one in (self._snapshot, self._older) if one is not None]
-        return sum(one.nbytes for one in stored if not np.may_share_memory(one, self._replica.state))
+        snapshots = (self._snapshot, self._older)
+        return sum(one.twin.state.nbytes for one in snapshots if one is not None and self._left(one))
+
+    def _left(self, snapshot: _Snapshot) -> bool:
+        """Return True if the replica does not use this state any more."""
+        return snapshot.twin.state is not self._replica.state
 
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
         """Note that a peer takes part in `round`, so that it has the state before it."""
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
-        if self._snapshot is not None and self._snapshot.copied and not self._snapshot.readers:
+        if self._snapshot is not None and self._left(self._snapshot) and not self._snapshot.readers:
             self._snapshot = None
         if self._older is not None and not self._older.readers:
             self._older = None
@@ -269,15 +273,14 @@ class StateServer:
             self._waiting.add(peer)
             return
         if snapshot is None or snapshot.offer.digest != replica.digest:
-            # Its round is over, so `change` has copied it. Requests for an offer do not displace a state with readers.
+            # Its round is over, so the replica has left it. Requests for an offer do not displace a state with readers.
             idle = self._older is None or self._older.served is None
             self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
-            raw = replica.state.view(np.uint8).data.toreadonly()
             offer = StateOffer(
                 replica.round,
                 replica.digest,
                 replica.layout,
-                raw.nbytes,
+                replica.state.nbytes,
                 replica.members,
                 self._fragment,
                 replica.lives,
@@ -289,7 +292,7 @@ class StateServer:
                 detail = "the members have changed too often: their proof is too long, so no peer can join or catch up"
                 self._report("alarm", detail)
             proof = b"".join(replica.hashes) + replica.proof
-            snapshot = self._snapshot = _Snapshot(offer, proof, raw, self._now())
+            snapshot = self._snapshot = _Snapshot(offer, proof, replica.twin(), self._now())
         snapshot.used = self._now()
         snapshot.readers.add(peer)
         self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), later=True)
@@ -300,8 +303,8 @@ class StateServer:
         payload = memoryview(b"")
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round == message.round:
-                payload = snapshot.raw[message.index * CHUNK_BYTES : (message.index + 1) * CHUNK_BYTES]
-                if not snapshot.copied:
+                payload = snapshot.twin.chunk(message.index).toreadonly()
+                if not self._left(snapshot):
                     payload = memoryview(bytes(payload))  # the replica may change before this is sent
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)

@@ -194,9 +194,8 @@ class PeerServices:
     async def checkpoint(self, private: Callable[[], PrivateState | None]) -> None:
         """Begin a checkpoint if one is due; call it between two rounds.
 
-        Returns when the state is copied; a task writes the copy. If its fragments have separate rounds, the task also copies
-        them, one by one between other work. While the task runs, no other checkpoint begins. Without memory for a copy,
-        returns when the checkpoint is written. `private` runs in `work`.
+        Returns when the private state of training is copied; a task writes the checkpoint. While it runs, no other one
+        begins. Without memory for copies, returns when the checkpoint is written. `private` runs in `work`.
         Raises an error of our own in the last checkpoint.
         """
         peer = self._peer
@@ -210,7 +209,7 @@ class PeerServices:
             self._remarked = True
             return
         await self.written()
-        if await self._work(lambda: peer.checkpointer.copy(peer.replica, peer.layout, private())):
+        if await self._work(lambda: peer.checkpointer.begin(peer.replica, peer.layout, private())):
             self._writer = asyncio.create_task(self._write())
             return
         if not self._remarked:
@@ -224,7 +223,7 @@ class PeerServices:
 
     async def _write(self) -> None:
         peer = self._peer
-        self.saved(await peer.checkpointer.write(peer.replica, peer.layout, self._work))
+        self.saved(await peer.checkpointer.write(peer.layout))
 
     async def written(self) -> None:
         """Wait until no checkpoint is being written. Raises an error of our own in the last one."""

@@ -11,8 +11,7 @@ import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
-from thinwire.node.state.checkpoint_copy import CheckpointCopy
-from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFailed, SaveOutcome
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
@@ -39,15 +38,18 @@ class Checkpointer:
 
     `unreadable`: why no checkpoint was restored although there are some; else "".
 
-    During training `copy` copies the state in memory, and `write` writes the copy while the replica changes. At the end, and
-    without memory for a copy, `save` writes the state itself. The caller ensures that only one of them runs.
+    During training `begin` copies what each inner step changes and shares the rest, which `write` writes while training
+    continues. At the end, and without memory for copies, `save` writes all at once. The caller ensures that only one of them
+    runs.
     """
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
         self.digest: Digest | None = None
         self.unreadable = ""
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
-        self._copy, self._size = CheckpointCopy(), 0
+        self._size = 0
+        self._begun: tuple[Replica, dict[int, dict[str, Array]], PrivateState | None] | None = None
+        """Twin of the replica, its private tensors by fragment number, and the private state of training."""
 
     async def restore(self, replica: Replica, layout: Layout, work: Work) -> PrivateState | None:
         """Restore the newest trusted checkpoint, if any; return its private state, if any.
@@ -85,42 +87,36 @@ class Checkpointer:
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}
         return PrivateState(others, private.values) if others or private.values else None
 
-    def copy(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
-        """Begin a checkpoint: copy the private state and the replica.
+    def begin(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
+        """Begin a checkpoint: copy the private state of training, and share the state of the replica until it changes.
 
-        Return False, without a copy, if the machine would have less memory left after the first copy than the copy takes:
-        then `save`. Fragments with separate rounds are left to `write`. Nothing may change the state meanwhile, so call in
-        `work`.
+        Return False, with nothing begun, if the machine would have less memory left after a copy of both than the copy takes:
+        then `save`. Nothing may change the state meanwhile, so call in `work`.
         """
-        if not self._copy.allocated:
-            self._size = self._size or _size(replica, layout, private)
-            if self._environment.spare() < 2 * self._size:
-                return False
-        try:
-            self._copy.begin(replica, layout, private)
-        except MemoryError:
-            self._copy.drop()
+        self._size = self._size or _size(replica, layout, private)
+        if self._environment.spare() < 2 * self._size:
             return False
+        if private is not None:
+            try:
+                tensors = {name: np.array(tensor) for name, tensor in private.tensors.items()}
+            except MemoryError:
+                return False
+            private = PrivateState(tensors, dict(private.values))
+        own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
+        twin = replica.with_fragments({number: one.twin() for number, one, _ in replica.each(layout)})
+        self._begun = twin, own, private
         return True
 
-    async def write(self, replica: Replica, layout: Layout, work: Work) -> SaveOutcome:
-        """Write the checkpoint that `copy` has begun, in `Environment.write`.
-
-        The replica may change meanwhile. Fragments with separate rounds are copied before, each by a separate call of `work`.
-        """
-        copy = self._copy
-        try:
-            while not copy.complete:
-                await work(lambda: copy.extend(replica, layout))
-        except MemoryError:
-            copy.drop()
-            return SaveFailed("no memory for a copy of the state")
-        replica, save = copy.replica, self._saver()
+    async def write(self, layout: Layout) -> SaveOutcome:
+        """Write the checkpoint that `begin` has begun, in `Environment.write`. The replica may change meanwhile."""
+        assert self._begun is not None
+        (twin, own, private), self._begun, save = self._begun, None, self._saver()
 
         def write() -> tuple[SaveOutcome, Digest]:
-            for _, one, _ in replica.each(layout):
+            for _, one, _ in twin.each(layout):
                 one.compute_digest()
-            return save(self._snapshot(replica, layout, copy.own, copy.private)), replica.digest
+            snapshot = self._snapshot(twin, layout, own, private, lent=True)
+            return save(snapshot), snapshot.digest
 
         saved: SaveOutcome
         saved, digest = await self._environment.write(write)
@@ -145,15 +141,23 @@ class Checkpointer:
         return partial(self._store.save, now=self._environment.wall(), suffix=suffix)
 
     def _snapshot(
-        self, replica: Replica, layout: Layout, own: Mapping[int, Tensors], private: PrivateState | None
+        self,
+        replica: Replica,
+        layout: Layout,
+        own: Mapping[int, Tensors],
+        private: PrivateState | None,
+        *,
+        lent: bool = False,
     ) -> Snapshot:
-        """Describe a state. `own`: private tensors of the replica, by fragment number."""
+        """Describe a state. `own`: private tensors of the replica, by fragment number. `lent`: `replica` is a twin."""
         fragments, standings, tensors = dict[int, FragmentState](), {}, dict[str, Array]()
         for number, one, inner in replica.each(layout):
             momentum = inner.split(one.momentum) if one.momentum.size else {}
             if one.extra.size:
                 momentum[_EXTRA] = one.extra
-            fragments[number] = FragmentState(inner.split(one.theta), momentum)
+            weights = inner.split(one.theta)
+            release = partial(_release, one, weights, momentum) if lent else _retain
+            fragments[number] = FragmentState(weights, momentum, release)
             tensors |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in own[number].items()}
             if one is not replica:
                 standings[number] = (one.round, one.members, one.lives, one.chain)
@@ -175,10 +179,20 @@ class Checkpointer:
 
 
 def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int:
-    """Return the bytes of all that a copy contains."""
-    parts = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
-    size = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in parts)
+    """Return the most bytes that a checkpoint may copy."""
+    size = sum(one.state.nbytes for _, one, _ in replica.each(layout))
     return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)
+
+
+def _retain() -> None:
+    pass
+
+
+def _release(twin: Replica, *views: dict[str, Array]) -> None:
+    """End the use of a state: the replica changes it from now on."""
+    for tensors in views:
+        tensors.clear()
+    twin.release()
 
 
 def _own(one: Replica, whole: Replica, number: int) -> str:

@@ -94,6 +94,10 @@ class DataLedger:
         """Return the floats that a ledger of this run takes; 0 if it has none."""
         return 2 * manifest.data.shards if manifest.data.exactly_once else 0
 
+    def move(self, state: Floats) -> None:
+        """Continue at the end of `state`, a copy of the state."""
+        self._words = state[-self._words.size :].reshape(-1, 2)
+
     @property
     def used(self) -> Counts:
         """Samples drawn from each shard, valid for any content of a fetched state."""

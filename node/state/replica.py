@@ -8,8 +8,8 @@ one point: it averages and applies the codec's decoded values, which are bit-ide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 import blake3
 import numpy as np
@@ -43,6 +43,9 @@ SPARE = 64 << 20
 
 Clearing fresh pages takes as long as reading, subtracting and quantizing their content.
 """
+
+_SHARED = ("layout", "size", "_place", "state", "round", "members", "lives", "chain", "_named", "_unsealed")
+"""Attributes of a replica that its twins have, besides the hashes."""
 
 
 class Replica(BufferState):
@@ -102,6 +105,8 @@ class Replica(BufferState):
         self._hashes: list[Digest] = []
         self._named: tuple[int, Digest] = (0, bytes(32))
         self._unsealed: tuple[int, ...] = ()
+        self._twins = WeakSet[Replica]()
+        """Readers of the state; those that were forgotten are not in it."""
         self.seal()
 
     @classmethod
@@ -171,7 +176,10 @@ class Replica(BufferState):
         return self.members
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
-        """Tensors by name that only this replica has and needs after a restart, for a checkpoint."""
+        """Tensors by name that only this replica has and needs after a restart, for a checkpoint.
+
+        Their arrays are replaced, never changed: a checkpoint is written from them while rounds continue.
+        """
         return {}
 
     def load_private(self, tensors: Tensors, layout: Layout) -> str:
@@ -185,15 +193,28 @@ class Replica(BufferState):
         """Yield what is stored separately: fragment number, outer state, and its layout."""
         yield 0, self, layout
 
-    def twin(self, state: Floats) -> Self:
-        """Return a replica of the same round with `state`, a copy of our state.
+    def twin(self) -> Self:
+        """Return a replica of the same round that has our state array, for as long as a reader needs it.
 
-        It is valid for what a checkpoint stores: state, round, members, lives and digest. It shares everything else. Call it
-        while nothing but `compute_digest` changes this replica.
+        It is valid for the state, round, members, lives, chain and digest. Before the array changes this replica moves to a
+        copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica.
         """
-        twin = copy(self)
-        twin.state, twin._hashes = state, list(twin._hashes)
+        twin = object.__new__(type(self))
+        twin.__dict__ |= {name: self.__dict__[name] for name in _SHARED}
+        twin._hashes = list(self._hashes)
+        self._twins.add(twin)
         return twin
+
+    def release(self) -> None:
+        """End the use of the state by this twin; it has none from now on."""
+        self.state = self.state[:0].copy()
+
+    def move_from_twins(self) -> None:
+        """Leave the state array to its twins, if there are any, and continue with a copy. Call it before each change."""
+        if any(twin.state is self.state for twin in list(self._twins)):
+            self.state = self.state.copy()
+            if self.ledger is not None:
+                self.ledger.move(self.state)
 
     def with_fragments(self, fragments: Mapping[int, Replica]) -> Replica:
         """Return this replica with these instead of what `each` yields."""

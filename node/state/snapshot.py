@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from thinwire.node.state.checkpoint_manifest import Value
@@ -26,6 +26,8 @@ class FragmentState:
 
     weights: Tensors
     momentum: Tensors
+    release: Callable[[], None] = lambda: None
+    """Called once the tensors are written, and needed no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,19 @@ class Snapshot:
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
-    """Yield file name and tensors. Raises TensorFileError if shared state is not float32."""
+    """Yield file name and tensors; release a fragment when the next file is asked for.
+
+    Raises TensorFileError if shared state is not float32.
+    """
     for index, fragment in sorted(snapshot.fragments.items()):
         tensors = {f"weights/{name}": tensor for name, tensor in fragment.weights.items()}
         tensors |= {f"momentum/{name}": tensor for name, tensor in fragment.momentum.items()}
-        for name, tensor in tensors.items():
-            if tensor.dtype.name != "float32":
-                raise TensorFileError(f"fragment {index}: {name} is {tensor.dtype}, not float32")
+        others = [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype.name != "float32"]
+        if others:
+            raise TensorFileError(f"fragment {index}: {others[0]}, not float32")
         yield f"fragment-{index:05d}.safetensors", tensors
+        tensors.clear()
+        fragment.release()
     if snapshot.private is not None:
         yield PRIVATE, snapshot.private.tensors
 

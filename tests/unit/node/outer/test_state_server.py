@@ -120,6 +120,22 @@ def test_state_is_copied_only_when_it_changes_under_a_reader():
     run(work)
 
 
+def test_reader_and_checkpoint_have_one_array_of_the_state():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        twin, first = here.replica.twin(), here.replica.state
+        before = bytes(twin.chunk(0))
+        here.step()
+        assert twin.state is first is not here.replica.state and bytes(here.fetch(ANN, 0)) == before
+        second = here.replica.state
+        here.step()
+        assert here.replica.state is second, "nobody reads this round"
+        assert bytes(twin.chunk(0)) == before and here.server.copied == first.nbytes
+
+    run(work)
+
+
 def test_finished_reader_costs_nothing_and_slow_reader_one_copy():
     def work():
         here = Server()

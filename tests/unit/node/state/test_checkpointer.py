@@ -1,9 +1,10 @@
-"""Checkpoints from a copy in memory, while the replica moves on."""
+"""Checkpoints of a state that is written while the replica moves on."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from pathlib import Path
 
 import blake3
@@ -15,7 +16,7 @@ from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFai
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
-from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.state.snapshot import PRIVATE, PrivateState
 from thinwire.sims.engine.disk import SimDisk
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import LIFE, Fork
@@ -41,18 +42,19 @@ class Peer:
 
     def commit(self):
         """Commit a round. As in a run, the digest is not computed at once."""
+        self.replica.move_from_twins()
         self.replica.state += 1.0
         self.moment += 1.0
         self.replica.advance((ME.peer_id,), bytes([self.replica.round]) * 16)
 
-    def copy(self):
+    def begin(self):
         private = PrivateState({"moment": self.moment}, {"step": self.replica.round})
-        return self.keep.copy(self.replica, LAYOUT, private)
+        return self.keep.begin(self.replica, LAYOUT, private)
 
     def checkpoint(self, meanwhile=lambda: None):
-        self.copy()
+        self.begin()
         meanwhile()
-        return asyncio.run(self.keep.write(self.replica, LAYOUT, at_once))
+        return asyncio.run(self.keep.write(LAYOUT))
 
 
 def loaded(disk: SimDisk):
@@ -69,62 +71,94 @@ def loaded(disk: SimDisk):
     return found
 
 
-def test_checkpoint_has_the_state_that_was_copied_although_the_replica_moves_on():
+def test_checkpoint_has_the_state_at_its_begin_although_the_replica_moves_on():
     disk = SimDisk(random.Random(1))
     peer = Peer(disk)
     for _ in range(3):
         peer.commit()
-    digest = peer.replica.twin(peer.replica.state.copy()).digest
+    digest = peer.replica.twin().digest
     saved = peer.checkpoint(meanwhile=peer.commit)
     assert isinstance(saved, Saved) and saved.path.name == "step-00000003"
     assert peer.keep.digest == digest != peer.replica.digest
     assert loaded(disk).replica.round == 3
 
 
-def test_second_copy_reuses_the_memory_of_the_first():
-    peer, arrays = Peer(SimDisk(random.Random(1))), []
-    held = peer.replica.twin
+def test_state_is_copied_only_if_a_round_commits_before_it_is_written(monkeypatch):
+    disk, create = SimDisk(random.Random(1)), SimDisk.create
+    peer, commits = Peer(disk), []
+    peer.commit()
+    first = peer.replica.state
 
-    def twin(state):
-        arrays.append(state)
-        return held(state)
+    def committing(self, path):  # when the state is written, and the private state is not
+        if path.name == PRIVATE:
+            commits.append(peer.replica.round)
+            peer.commit()
+        return create(self, path)
 
-    peer.replica.twin = twin
-    for _ in range(3):
+    with monkeypatch.context() as patch:
+        patch.setattr(SimDisk, "create", committing)
+        assert isinstance(peer.checkpoint(), Saved) and len(commits) == 1
+        assert peer.replica.state is first, "the state was written by then"
+        peer.begin()
         peer.commit()
-        peer.checkpoint()
-    assert len(arrays) == 3 and arrays[0] is arrays[1] is arrays[2]
+        assert peer.replica.state is not first
+        left = weakref.ref(first)
+        del first
+        held = {}
+
+        def looking(self, path):
+            held[path.name] = left() is not None
+            return create(self, path)
+
+        patch.setattr(SimDisk, "create", looking)
+        assert isinstance(asyncio.run(peer.keep.write(LAYOUT)), Saved)
+    assert held["fragment-00000.safetensors"], "the state of the checkpoint is left to it"
+    assert not held[PRIVATE], "not longer than its file takes"
+    assert loaded(disk).replica.round == 2
 
 
-def test_state_is_not_copied_if_the_copy_would_take_more_than_half_of_the_memory_left():
+def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
+    peer, copies = Peer(SimDisk(random.Random(1))), []
+    real = np.array
+
+    def array(*arguments):
+        made = real(*arguments)
+        copies.append(weakref.ref(made))
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "array", array)
+        peer.commit()
+        assert peer.begin()
+    assert copies[0]() is not None
+    asyncio.run(peer.keep.write(LAYOUT))
+    assert copies[0]() is None
+
+
+def test_checkpoint_is_written_at_once_if_copies_would_take_more_than_half_of_the_memory_left():
     left = [0]
     peer = Peer(SimDisk(random.Random(1)), spare=lambda: left[0])
     peer.commit()
     size = peer.replica.state.nbytes + peer.moment.nbytes
     left[0] = 2 * size - 1
-    assert not peer.copy()
+    assert not peer.begin()
     left[0] += 1
-    assert peer.copy()
+    assert peer.begin()
     left[0] = 0
-    assert peer.copy(), "the memory of an earlier copy is used again"
+    assert not peer.begin()
 
 
-def test_state_is_not_copied_if_the_memory_ends_meanwhile(monkeypatch):
+def test_checkpoint_is_written_at_once_if_the_memory_ends_meanwhile(monkeypatch):
     peer = Peer(SimDisk(random.Random(1)))
     peer.commit()
-    real, count = np.copyto, 0
 
-    def copyto(*arrays):
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise MemoryError
-        real(*arrays)
+    def array(*arguments):
+        raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "copyto", copyto)
-        assert not peer.copy() and count == 2
-    assert isinstance(peer.checkpoint(), Saved), "the next copy begins anew"
+        patch.setattr(np, "array", array)
+        assert not peer.begin()
+    assert isinstance(peer.checkpoint(), Saved), "the next checkpoint begins anew"
 
 
 def test_saved_digest_is_that_of_the_written_state(monkeypatch):
@@ -194,12 +228,12 @@ def test_failed_write_leaves_the_old_checkpoint_and_the_next_one_succeeds():
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["digest unknown", "digest known"])
-def test_copy_has_the_digest_of_its_state(known):
+def test_twin_has_the_digest_of_its_state(known):
     peer = Peer(SimDisk(random.Random(1)))
     peer.commit()
     if known:
         peer.replica.compute_digest()
-    twin = peer.replica.twin(peer.replica.state.copy())
+    twin = peer.replica.twin()
     digest = twin.digest
     assert peer.replica.digest == digest
     peer.commit()

@@ -354,25 +354,23 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
 
 
 @pytest.mark.parametrize("codec", ["int8(block=256)", "topk(k=64,chunk=4096)|2bit|rice"])
-def test_checkpoint_copies_fragment_by_fragment_while_rounds_are_committed(tmp_path, codec):
+def test_checkpoint_has_every_fragment_as_it_was_although_rounds_are_committed(tmp_path, codec):
     run = manifest(streaming(3, 4, None), codec)
     replica = drive(streaming(3, 4, None), 7, codec=codec)[0].seats[0].replica
     environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
     store = CheckpointStore(tmp_path / "c", RealDisk(), Identity.generate(bytes(32)))
-    keep, expected = Checkpointer(store, bytes(32), environment, lambda *told: None), []
-
-    async def work(copy):
-        number = len(expected)
-        one = replica.fragments[number].replica
-        expected.append((one.round, one.state.copy(), one.private_state(replica.fragments[number].layout)))
-        copy()
-        for fragment in replica.fragments.values():  # a round of every fragment, before the next copy
-            fragment.replica.state += 1.0
-            fragment.replica.advance(fragment.replica.members)
-
-    keep.copy(replica, LAYOUT, PrivateState({"moment": np.ones(3, np.float32)}, {}))
-    saved = asyncio.run(keep.write(replica, LAYOUT, work))
-    assert isinstance(saved, Saved) and len(expected) == 3
+    keep = Checkpointer(store, bytes(32), environment, lambda *told: None)
+    expected = [
+        (one.round, one.state.copy(), {name: tensor.copy() for name, tensor in one.private_state(inner).items()})
+        for _, one, inner in replica.each(LAYOUT)
+    ]
+    assert keep.begin(replica, LAYOUT, PrivateState({"moment": np.ones(3, np.float32)}, {}))
+    for one in replica.fragments.values():  # a round of every fragment
+        one.replica.move_from_twins()
+        one.replica.state += 1.0
+        one.replica.advance(one.replica.members)
+    saved = asyncio.run(keep.write(LAYOUT))
+    assert isinstance(saved, Saved)
     made, cut = fitted(run, LAYOUT)
     again = FragmentReplicas.begin(run, LAYOUT, made, cut, np.zeros(SIZE, np.float32), ())
     private = asyncio.run(keep.restore(again, LAYOUT, at_once))
