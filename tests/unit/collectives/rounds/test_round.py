@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from statistics import median_low
 
@@ -130,6 +132,18 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
     harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(LEADER,), kept=IDS)
     again = msgspec.structs.replace(right, ballot=Ballot(2, LEADER))
     assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, again), (OTHER, again)]
+
+
+def test_results_of_a_dropped_round_are_freed_at_once(harness):
+    """Not only when cyclic garbage is collected, which may be many rounds later."""
+    harness.finish()
+    plane = weakref.ref(harness.round.exchange)
+    gc.disable()
+    try:
+        harness.round = None
+        assert plane() is None
+    finally:
+        gc.enable()
 
 
 def test_peer_without_chunks_signs_for_nothing():

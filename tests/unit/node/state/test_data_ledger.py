@@ -203,6 +203,11 @@ def test_ledger_is_part_of_state_and_checkpoints(tmp_path: Path) -> None:
     asyncio.run(keep().restore(empty, layout, at_once))
     assert empty.digest == replica.digest and empty.ledger.used.tolist() == replica.ledger.used.tolist()
     assert empty.ledger.used.sum() == 9
+    twin = replica.twin()  # a checkpoint is being written
+    replica.move_from_twins()
+    replica.ledger.book([Contribution(peer(2), 1, 3 * CONTEXT)], replica.members, replica.round)
+    replica.seal()
+    assert twin.digest == empty.digest != replica.digest and replica.ledger.used.sum() == 12
 
 
 @pytest.mark.parametrize(
