@@ -118,7 +118,7 @@ class FrameRouter:
         self._send_queue.look()
         self._current().tick()
         self._history.pump()
-        self._prune()
+        self.prune()
         self._states.on_tick()
         self._catch_up.look()
         if not self._states.held:
@@ -159,7 +159,7 @@ class FrameRouter:
             current.agreement.past.add(peer)
         if isinstance(message, Ready):
             self._history.done(peer)
-            self._prune()
+            self.prune()
 
     def _route_past(self, peer: PeerId, frame: Frame, number: int) -> None:
         past = self._history.get(number)
@@ -186,7 +186,8 @@ class FrameRouter:
         if frame.signature and current.agreement.commit is None:
             self._catch_up.seen(peer, number)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Free past rounds that no peer needs."""
         for peer in self._history.followers:
             if self._send_queue.later(peer, Result, self._fragment):
                 self._history.follow(peer)  # its pauses may be longer

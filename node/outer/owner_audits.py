@@ -29,7 +29,9 @@ audit is decided. So after some rounds a refusal protects no owner, also not an 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import blake3
@@ -110,7 +112,8 @@ class Audits:
         self._roster, self._send_queue = presence.roster, presence.send_queue
         self._backoff, self._emit = backoff, emit
         self._own_contributions = own_contributions
-        self._last: Butterfly | None = None
+        self._last: Callable[[], object] = lambda: None
+        """Data plane of the last round, as long as others need it: it has the results."""
         self._data: dict[int, AuditData] = {}
         self._cases: list[_Case] = []
         self._verdicts: dict[PeerId, dict[PeerId, Verdict]] = {}
@@ -129,9 +132,9 @@ class Audits:
     def begin(self, done: Round) -> None:
         """Note a committed and applied round, report refused results, and audit a chunk of it if it is chosen."""
         exchange = done.exchange
-        if not isinstance(exchange, Butterfly) or exchange is self._last:
+        if not isinstance(exchange, Butterfly) or exchange is self._last():
             return
-        self._last = exchange
+        self._last = weakref.ref(exchange)
         for peer, why in exchange.refused.items():
             detail = f"peer {short(peer)}: {why}"
             self._emit("refused result", {"peer": peer.hex(), "round": done.round, "detail": detail})

@@ -238,6 +238,7 @@ class RoundSession:
         self.current.announce(source, weight=weight, loss=loss, speed=speed, summary=summary)
         if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
             self._own_contributions.announced(ready, source)
+            self._router.prune()  # before the data of this round comes
         return await self.outcome(give_up=give_up)
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:

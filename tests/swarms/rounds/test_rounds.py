@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from kit import scenes
@@ -21,6 +23,53 @@ def test_butterfly_replicas_stay_identical(swarm, codec):
         assert all(not node.missing[3] for node in s.nodes.values())
 
     virtual_loop.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("topology", ["butterfly", "ring"])
+def test_results_of_past_rounds_are_freed_before_those_of_the_next_one_come(swarm, topology):
+    """By the references alone: garbage may be collected many rounds later."""
+    planes, alive = {}, []
+
+    def note(node):
+        planes[node.index, node.session.current.round] = weakref.ref(node.session.current.exchange)
+
+    def look(node):
+        alive.extend(key for key, plane in planes.items() if key[0] == node.index and plane() is not None)
+
+    async def main():
+        s = swarm(3, rounds=5, topology=topology, audit=1.0 if topology == "butterfly" else 0.0)
+        for index in range(3):
+            for number in (1, 2, 3):
+                s.fail_at(index, number, "vote", note)
+            s.fail_at(index, 4, "record" if topology == "butterfly" else "vote", look)
+        s.start()
+        await s.finish()
+        assert len(planes) == 9 and not s.scripts
+
+    gc.disable()
+    try:
+        virtual_loop.run(main(), seed=1)
+    finally:
+        gc.enable()
+    assert not alive
+
+
+def test_peer_that_announces_last_has_freed_the_round_before_when_the_next_one_opens(swarm):
+    found = []
+
+    def look(node):
+        leads = node.session.current.agreement.opened.ballot.leader == node.id
+        found.append((leads, len(node.session.history)))
+
+    async def main():
+        s = swarm(3, rounds=4, latency=0.001)  # a proposal comes sooner than a tick
+        s.nodes[1].pace += 0.3
+        s.fail_at(1, 3, "open", look)
+        s.start()
+        await s.finish()
+
+    virtual_loop.run(main(), seed=1)
+    assert found == [(False, 0)]
 
 
 @pytest.mark.trial
