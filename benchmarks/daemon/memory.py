@@ -32,6 +32,7 @@ context = 32
 [inner]
 batch = 1
 [outer]
+method = "{method}"
 sync_every = 2
 [exchange]
 codec = "{codec}"
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--codec", default="int8(block=256)")
+    parser.add_argument("--method", default="diloco")
     parser.add_argument("--tight", action="store_true", help="no memory is left for copies of checkpoints")
     options = parser.parse_args()
     if options.tight:
@@ -69,7 +71,8 @@ def main() -> None:
 def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Start one daemon, let the others join, wait for the last round; return the report of each."""
     toml = folder / "run.toml"
-    toml.write_text(RUN.format(rounds=options.rounds, layers=options.layers, width=options.width, codec=options.codec))
+    model = {"layers": options.layers, "width": options.width}
+    toml.write_text(RUN.format(rounds=options.rounds, method=options.method, codec=options.codec, **model))
     text = folder / "text.txt"
     text.write_text(TEXT)
     common = ["--data", str(text), "--threads", "1", "--log", "json", "--port", "0"]

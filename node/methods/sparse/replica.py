@@ -247,12 +247,13 @@ class SparseReplica(Replica):
     def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
         """Make the step. The record may name an earlier announcement of ours; then that one counts as sent."""
         weights = [float(entry.weight) for entry in opened.contributors]
-        self._move(*self.codec.read(results, weights, self.grid))
+        contributions = self.codec.read(results, weights, self.grid)
         attempt = next((entry.attempt for entry in opened.contributors if entry.peer == me), None)
         sent = None if attempt is None else self.sent.get(attempt)
         self.sent = {}
         if self.feedback.pending:
             self.feedback.commit(excluded=sent is None, sent=sent)
+        self._move(*contributions)  # after the old residual is freed: it takes as much memory
         self.kept.commit(self.round + 1)
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -82,6 +83,22 @@ def test_sparse_lone_step_and_residual_sum_to_training():
     assert replica.round == 1
     np.testing.assert_allclose(replica.theta - replica.feedback.residual, model, rtol=0, atol=1e-6)
     assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
+
+
+def test_sparse_round_needs_two_vectors_beside_the_parameters():
+    """The residual and the next one; then the residual and the mean."""
+    replica, cut = made()
+    commit(replica, cut, contribute(replica, reader(trained(1)), 1))
+    old = weakref.ref(replica.feedback.residual.base)
+    average, freed = replica.average, []
+
+    def watched(*arguments):
+        freed.append(old() is None)
+        return average(*arguments)
+
+    replica.average = watched
+    commit(replica, cut, contribute(replica, reader(trained(2)), 2), 2)
+    assert freed == [True]
 
 
 @pytest.mark.parametrize("collective", ["all-gather", "sparse-butterfly"])
