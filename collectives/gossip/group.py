@@ -127,6 +127,10 @@ class GossipGroup:
         for pair in self.pairs.values():
             pair.release()
 
+    def close(self) -> None:
+        """Drop the pairs, with our data: no member asks for it any more. Group and pairs hold each other until then."""
+        self.pairs = {}
+
     def accepts(self, peer: PeerId, message: Base | Ready) -> bool:
         """Return whether an announcement is to be processed now, or may be for a group that we still draw."""
         return peer in self.pairs or isinstance(message, Ready)

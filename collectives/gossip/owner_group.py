@@ -87,6 +87,10 @@ class OwnerGroup(GossipGroup):
     def _owned(self, peer: PeerId) -> tuple[int, ...]:
         return tuple(index for index, owner in enumerate(self._owners) if owner == peer)
 
+    def close(self) -> None:
+        super().close()
+        self._owner_pairs = {}
+
     def drop(self, peer: PeerId, reason: str) -> None:
         """Continue without a departed peer; before we are ready the next `choose` draws another group."""
         super().drop(peer, reason)

@@ -186,7 +186,13 @@ class GossipSession:
         self.presence.wake()
         done = self.current
         done.release()
-        self._past = done if self.replica.round == done.round else None
+        if self._past is not None:
+            self._past.close()
+        if self.replica.round == done.round:
+            self._past = done
+        else:
+            self._past = None
+            done.close()
         if self._past is not None:
             self._phase("commit")
         self._pace.begin(elsewhere=self._past is None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -61,6 +63,35 @@ def test_ticks_before_the_deadlines_change_nothing(seed, group, monkeypatch):
     monkeypatch.setattr(Roster, "next_deadline", lambda roster: -math.inf)
     assert simulate(scenario, preset=PACE).trace == skipping
     assert ran[0] < ran[1] - ran[0]  # with every tick there are more
+
+
+@pytest.mark.parametrize("group", [2, 10])
+def test_data_of_groups_before_the_last_one_is_freed_at_once(swarm, group, monkeypatch):
+    """By the references alone: garbage may be collected many rounds later."""
+    earlier, last, alive, advance = [], [], [], GossipSession.advance
+
+    def noted(session):
+        if session.me != identity_of(0).peer_id:
+            return advance(session)
+        done = session.current
+        earlier.extend(last)
+        last[:] = [weakref.ref(one) for one in (done, *done.pairs.values())]
+        del done
+        advance(session)
+        alive.append(sum(one() is not None for one in earlier))
+
+    async def main():
+        s = swarm(12, rounds=5, codec="fp32", size=20_000, outer=NOLOCO, group=group)
+        s.start()
+        await s.finish()
+
+    monkeypatch.setattr(GossipSession, "advance", noted)
+    gc.disable()
+    try:
+        virtual_loop.run(main(), seed=1)
+    finally:
+        gc.enable()
+    assert len(earlier) > 4 and alive == [0] * 5
 
 
 @pytest.mark.parametrize(
