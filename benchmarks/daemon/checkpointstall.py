@@ -1,11 +1,10 @@
-"""Seconds that training waits for a checkpoint: written at once, or copied and written by a task, by turns.
+"""Seconds that training waits for a checkpoint: written at once, or begun and written by a task, by turns.
 
     python -m benchmarks.daemon.checkpointstall                   states of 100 and 400 MB, on the disk of the temporary folder
 
-"save" is `Checkpointer.save`: training waits for hashes, files and syncs. "copy" is `Checkpointer.copy`: training waits
-for the copy in memory only, and `Checkpointer.write` takes "writer" seconds beside it. The state is parameters and outer
-momentum; the private state is as large (the moments of Adam). The first copy also gets its memory from the system, so
-it is a row of its own.
+"save" is `Checkpointer.save`: training waits for hashes, files and syncs. "begin" is `Checkpointer.begin`: training waits
+for the copy of the private state in memory only, and `Checkpointer.write` takes "writer" seconds beside it. The state is
+parameters and outer momentum; the private state is as large (the moments of Adam).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Trainer:
         """Return the seconds that training waits, and 0."""
         return _timed(lambda: self._checked(self._keep.save(self.replica, self.layout, self.private))), 0.0
 
-    def copy(self) -> tuple[float, float]:
+    def begin(self) -> tuple[float, float]:
         """Return the seconds that training waits, and those of the writer."""
         waited = _timed(lambda: self._keep.begin(self.replica, self.layout, self.private))
         began = time.perf_counter()
@@ -93,18 +92,18 @@ def _timed(function: Callable[[], object]) -> float:
 def compare(mb: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure one size by turns."""
     own = machine.family([os.getpid()])
-    found: dict[str, list[tuple[float, float, float]]] = {"save": [], "copy, first": [], "copy": []}
+    found: dict[str, list[tuple[float, float, float]]] = {"save": [], "begin": []}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         trainer = Trainer(mb, Path(folder) / "checkpoints")
         for number in range(options.turns + 1):
-            for name, one in (("save", trainer.save), ("copy", trainer.copy)):
+            for name, one in (("save", trainer.save), ("begin", trainer.begin)):
                 trainer.commit()
                 machine.wait_until_quiet(0.1, options.quiet, own)
                 load = machine.Load(machine.family([os.getpid()]))
                 waited, writer = one()
                 foreign = load.foreign()
-                if number or name == "copy":
-                    found[name if number else "copy, first"].append((waited, writer, foreign))
+                if number:
+                    found[name].append((waited, writer, foreign))
                 print(f"{mb:g} MB {number}: {name} {waited:.4f} s, foreign {foreign:.0%}", file=sys.stderr)
     rows = []
     for name, figures in found.items():

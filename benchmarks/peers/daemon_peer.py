@@ -4,7 +4,7 @@ Writes lines of JSON to stderr: `base`, bytes resident once model and inner opti
 once a second and at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator:
 the first is the peak of the two steps, with gradients and activations.
 
-With the environment variable TIGHT set, the daemon finds no memory for a copy of its state for checkpoints.
+With the environment variable TIGHT set, the daemon finds no memory for copies for checkpoints.
 """
 
 import json

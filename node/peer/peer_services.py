@@ -213,7 +213,7 @@ class PeerServices:
             self._writer = asyncio.create_task(self._write())
             return
         if not self._remarked:
-            detail = "no memory for a copy of the state, so training waits until checkpoints are written"
+            detail = "no memory to copy the state, so training waits until checkpoints are written"
             self._report.emit("checkpoint", {"detail": detail})
         self._remarked = True
         began = self._now()

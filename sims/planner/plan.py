@@ -61,8 +61,8 @@ class MethodRow(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True):
     """Memory of a peer in rounds of this version in bytes, without activations.
 
-    model: parameters, gradients and moments. rounds: addition by rounds. copy: addition by the copy of a checkpoint, at most;
-    there is none on a machine with less than twice that left.
+    model: parameters, gradients and moments. rounds: addition by rounds. copy: addition by a checkpoint that is being
+    written, at most; nothing is copied on a machine with less than twice that left.
     """
 
     model: float

@@ -85,8 +85,8 @@ def _facts(plan: Plan) -> Text:
         ),
         (
             "",
-            f"(per peer, fp32, without activations; a copy for checkpoints takes {bytes_text(plan.memory.copy)} more "
-            "where that is at most half of the memory left)",
+            f"(per peer, fp32, without activations; a checkpoint takes at most {bytes_text(plan.memory.copy)} more "
+            "while it is written, and nothing where that exceeds half of the memory left)",
         ),
         ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
         (
