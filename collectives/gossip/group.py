@@ -128,7 +128,10 @@ class GossipGroup:
             pair.release()
 
     def close(self) -> None:
-        """Drop the pairs, with our data: no member asks for it any more. Group and pairs hold each other until then."""
+        """Drop the pairs, with our data: no member asks for it any more.
+
+        Group and pairs hold each other until then.
+        """
         self.pairs = {}
 
     def accepts(self, peer: PeerId, message: Base | Ready) -> bool:

@@ -42,7 +42,10 @@ class ErrorFeedback:
         self._select: Callable[[Floats, Chunks], Any] = codec.select
         self._residual = np.zeros(chunks.total, np.float32)
         self._accumulator: Floats | None = None
-        """a of the pending payload. It becomes the residual, so arrays are replaced, and a checkpoint may read them later."""
+        """a of the pending payload.
+
+        It becomes the residual, so arrays are replaced and never changed: a checkpoint may be written from them.
+        """
         self._choice: Choice | None = None
 
     def select_with(self, select: Callable[[Floats, Chunks], Any]) -> None:

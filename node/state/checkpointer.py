@@ -88,7 +88,7 @@ class Checkpointer:
         return PrivateState(others, private.values) if others or private.values else None
 
     def begin(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
-        """Begin a checkpoint: copy the private state of training, and share the state of the replica until it changes.
+        """Begin a checkpoint: copy the private state of training, and take a twin of the replica.
 
         Return False, with nothing begun, if the machine would have less memory left after a copy of both than the copy takes:
         then `save`. Nothing may change the state meanwhile, so call in `work`.
@@ -108,7 +108,10 @@ class Checkpointer:
         return True
 
     async def write(self, layout: Layout) -> SaveOutcome:
-        """Write the checkpoint that `begin` has begun, in `Environment.write`. The replica may change meanwhile."""
+        """Write the checkpoint that `begin` has begun, in `Environment.write`.
+
+        The replica may change meanwhile.
+        """
         assert self._begun is not None
         (twin, own, private), self._begun, save = self._begun, None, self._saver()
 
@@ -149,7 +152,10 @@ class Checkpointer:
         *,
         lent: bool = False,
     ) -> Snapshot:
-        """Describe a state. `own`: private tensors of the replica, by fragment number. `lent`: `replica` is a twin."""
+        """Describe a state.
+
+        `own`: private tensors of the replica, by fragment number. `lent`: `replica` is a twin, released when written.
+        """
         fragments, standings, tensors = dict[int, FragmentState](), {}, dict[str, Array]()
         for number, one, inner in replica.each(layout):
             momentum = inner.split(one.momentum) if one.momentum.size else {}

@@ -210,7 +210,10 @@ class Replica(BufferState):
         self.state = self.state[:0].copy()
 
     def move_from_twins(self) -> None:
-        """Leave the state array to its twins, if there are any, and continue with a copy. Call it before each change."""
+        """Leave the state array to its twins, if there are any, and continue with a copy.
+
+        Call it before each change.
+        """
         if any(twin.state is self.state for twin in list(self._twins)):
             self.state = self.state.copy()
             if self.ledger is not None:
