@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
-from weakref import WeakSet
 
-import blake3
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,7 +18,6 @@ from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
-from thinwire.collectives.state_offers import state_digest
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
@@ -31,9 +28,9 @@ from thinwire.compression.kernels.common import outer_step
 from thinwire.node.state.data_ledger import DataLedger
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.pseudogradient_coder import PseudogradientCoder
-from thinwire.node.state.replica_buffers import BufferState, Read
+from thinwire.node.state.replica_buffers import Read
+from thinwire.node.state.shared_state import SharedState
 from thinwire.node.state.tensor_file import Array, Tensors
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import CHAIN_BYTES, CHUNK_BYTES, MAX_ERAS, Chain, Digest, Era, Fork, Open, PeerId
 from thinwire.swarm.method_specs.base import MethodSpec
@@ -44,11 +41,8 @@ SPARE = 64 << 20
 Clearing fresh pages takes as long as reading, subtracting and quantizing their content.
 """
 
-_SHARED = ("layout", "size", "_place", "state", "round", "members", "lives", "chain", "_named", "_unsealed")
-"""Attributes of a replica that its twins have, besides the hashes."""
 
-
-class Replica(BufferState):
+class Replica(SharedState):
     """Outer parameters and momentum, equal on all replicas after every round, and the outer step.
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
@@ -88,6 +82,7 @@ class Replica(BufferState):
         `theta` ends with `buffers` values of buffers. `extra`: number of elements that the method adds.
         """
         theta, first = theta[: theta.size - buffers], theta[theta.size - buffers :]
+        super().__init__()
         self.layout, self.size = layout, theta.size
         self._place = slice(self.vectors * theta.size + extra, self.vectors * theta.size + extra + buffers)
         self.ledger: DataLedger | None = None
@@ -102,11 +97,6 @@ class Replica(BufferState):
         self.fetched = 0
         """Number of states that were taken over from other peers."""
         self._pool = BufferPool(SPARE)
-        self._hashes: list[Digest] = []
-        self._named: tuple[int, Digest] = (0, bytes(32))
-        self._unsealed: tuple[int, ...] = ()
-        self._twins = WeakSet[Replica]()
-        """Readers of the state; those that were forgotten are not in it."""
         self.seal()
 
     @classmethod
@@ -193,40 +183,9 @@ class Replica(BufferState):
         """Yield what is stored separately: fragment number, outer state, and its layout."""
         yield 0, self, layout
 
-    def twin(self) -> Self:
-        """Return a replica of the same round that has our state array, for as long as a reader needs it.
-
-        It is valid for the state, round, members, lives, chain and digest. Before the array changes this replica moves to a
-        copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica.
-        """
-        twin = object.__new__(type(self))
-        twin.__dict__ |= {name: self.__dict__[name] for name in _SHARED}
-        twin._hashes = list(self._hashes)
-        self._twins.add(twin)
-        return twin
-
-    def release(self) -> None:
-        """End the use of the state by this twin; it has none from now on."""
-        self.state = self.state[:0].copy()
-
-    def move_from_twins(self) -> None:
-        """Leave the state array to its twins, if there are any, and continue with a copy.
-
-        Call it before each change.
-        """
-        if any(twin.state is self.state for twin in list(self._twins)):
-            self.state = self.state.copy()
-            if self.ledger is not None:
-                self.ledger.move(self.state)
-
     def with_fragments(self, fragments: Mapping[int, Replica]) -> Replica:
         """Return this replica with these instead of what `each` yields."""
         return fragments[0]
-
-    @property
-    def lineage(self) -> bytes:
-        """Name of the lineage."""
-        return lineage_of(self.chain)
 
     @property
     def proof(self) -> bytes:
@@ -236,11 +195,6 @@ class Replica(BufferState):
             fits = len(encoded) <= CHAIN_BYTES and len(self.chain) <= MAX_ERAS
             self._proof = self.chain, encoded if fits else b""
         return self._proof[1]
-
-    @property
-    def newest(self) -> tuple[int, Digest]:
-        """Latest round whose state has its digest, and the digest."""
-        return self._named
 
     @property
     def contents(self) -> tuple[int, int]:
@@ -253,50 +207,6 @@ class Replica(BufferState):
 
     def reset(self) -> None:
         """Forget private values that belong to an earlier state: the model starts again from theta."""
-
-    def chunk(self, index: int) -> memoryview:
-        """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
-        return self.state.view(np.uint8).data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-
-    def __len__(self) -> int:
-        """Chunks of the state."""
-        return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
-
-    @property
-    def digest(self) -> Digest:
-        """Digest of round, members and state. Computes the hashes first if a commit has not done so."""
-        self.compute_digest()
-        return self._named[1]
-
-    @property
-    def hashes(self) -> list[Digest]:
-        """Hashes of the chunks."""
-        self.compute_digest()
-        return self._hashes
-
-    def seal(self, chunks: Iterable[int] | None = None) -> None:
-        """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
-        self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
-
-    def compute_digest(self) -> None:
-        """Compute hashes and digest after a commit, if they are out of date; it takes a while.
-
-        May run in any thread while nothing changes the state: two threads that compute them at once find the same.
-        """
-        if unsealed := self._unsealed:
-            self._seal(unsealed)
-
-    def _seal(self, chunks: Iterable[int]) -> None:
-        self._hashes = self._hashes or [bytes(32)] * len(self)
-        for index in chunks:
-            self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
-        self._name()
-        self._unsealed = ()
-
-    def _name(self) -> None:
-        """Compute the digest of the state, given the hashes of its chunks."""
-        digest = state_digest(self.round, self.layout, self.members, self._hashes, self.lives, self.lineage)
-        self._named = self.round, digest
 
     def delta(self, read: Read) -> Floats:
         """The pseudo-gradient Δ = θ̄ − θ, whole."""

@@ -1,0 +1,120 @@
+"""State of a replica with its digest, which others read while the replica moves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+from weakref import WeakSet
+
+import blake3
+import numpy as np
+from thinwire.collectives.state_offers import state_digest
+from thinwire.node.state.data_ledger import DataLedger
+from thinwire.node.state.replica_buffers import BufferState
+from thinwire.swarm.lineage import lineage_of
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Chain, Digest, PeerId
+
+_SHARED = ("layout", "size", "_place", "state", "round", "members", "lives", "chain", "_named", "_unsealed")
+"""Attributes of a replica that its twins have, besides the hashes."""
+
+
+class SharedState(BufferState):
+    """Base of replicas: the place of the state in the run, the hashes of its chunks, and its twins.
+
+    A twin reads the array of the state, for a joiner or for a checkpoint. The array is not copied unless the state changes
+    before the twin is released or forgotten.
+    """
+
+    layout: Digest
+    round: int
+    members: tuple[PeerId, ...]
+    lives: bytes
+    chain: Chain
+    ledger: DataLedger | None
+
+    def __init__(self) -> None:
+        self._hashes: list[Digest] = []
+        self._named: tuple[int, Digest] = (0, bytes(32))
+        self._unsealed: tuple[int, ...] = ()
+        self._twins = WeakSet[SharedState]()
+        """Readers of the state; those that were forgotten are not in it."""
+
+    @property
+    def lineage(self) -> bytes:
+        """Name of the lineage."""
+        return lineage_of(self.chain)
+
+    @property
+    def newest(self) -> tuple[int, Digest]:
+        """Latest round whose state has its digest, and the digest."""
+        return self._named
+
+    def twin(self) -> Self:
+        """Return a replica of the same round that has our state array, for as long as a reader needs it.
+
+        It is valid for the state, round, members, lives, chain and digest. Before the array changes this replica moves to a
+        copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica.
+        """
+        twin = object.__new__(type(self))
+        twin.__dict__ |= {name: self.__dict__[name] for name in _SHARED}
+        twin._hashes = list(self._hashes)
+        self._twins.add(twin)
+        return twin
+
+    def release(self) -> None:
+        """End the use of the state by this twin; it has none from now on."""
+        self.state = self.state[:0].copy()
+
+    def move_from_twins(self) -> None:
+        """Leave the state array to its twins, if there are any, and continue with a copy.
+
+        Call it before each change.
+        """
+        if any(twin.state is self.state for twin in list(self._twins)):
+            self.state = self.state.copy()
+            if self.ledger is not None:
+                self.ledger.move(self.state)
+
+    def chunk(self, index: int) -> memoryview:
+        """Chunk `index` (CHUNK_BYTES, the last one shorter) of the state's bytes: parameters, then momentum."""
+        return self.state.view(np.uint8).data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+    def __len__(self) -> int:
+        """Chunks of the state."""
+        return (self.state.nbytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of round, members and state. Computes the hashes first if a commit has not done so."""
+        self.compute_digest()
+        return self._named[1]
+
+    @property
+    def hashes(self) -> list[Digest]:
+        """Hashes of the chunks."""
+        self.compute_digest()
+        return self._hashes
+
+    def seal(self, chunks: Iterable[int] | None = None) -> None:
+        """Recompute the hashes and the digest after a change of the state, or of these chunks of it."""
+        self._seal(range(len(self)) if chunks is None else (*self._unsealed, *chunks))
+
+    def compute_digest(self) -> None:
+        """Compute hashes and digest after a commit, if they are out of date; it takes a while.
+
+        May run in any thread while nothing changes the state: two threads that compute them at once find the same.
+        """
+        if unsealed := self._unsealed:
+            self._seal(unsealed)
+
+    def _seal(self, chunks: Iterable[int]) -> None:
+        self._hashes = self._hashes or [bytes(32)] * len(self)
+        for index in chunks:
+            self._hashes[index] = blake3.blake3(self.chunk(index)).digest()
+        self._name()
+        self._unsealed = ()
+
+    def _name(self) -> None:
+        """Compute the digest of the state, given the hashes of its chunks."""
+        digest = state_digest(self.round, self.layout, self.members, self._hashes, self.lives, self.lineage)
+        self._named = self.round, digest
