@@ -162,8 +162,8 @@ class Checkpointer:
             if one.extra.size:
                 momentum[_EXTRA] = one.extra
             weights = inner.split(one.theta)
-            release = partial(_release, one, weights, momentum) if lent else _retain
-            fragments[number] = FragmentState(weights, momentum, release)
+            release = (partial(_release, one, weights, momentum),) if lent else ()
+            fragments[number] = FragmentState(weights, momentum, *release)
             tensors |= {f"{_own(one, replica, number)}{name}": tensor for name, tensor in own[number].items()}
             if one is not replica:
                 standings[number] = (one.round, one.members, one.lives, one.chain)
@@ -188,10 +188,6 @@ def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int
     """Return the most bytes that a checkpoint may copy."""
     size = sum(one.state.nbytes for _, one, _ in replica.each(layout))
     return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)
-
-
-def _retain() -> None:
-    pass
 
 
 def _release(twin: Replica, *views: dict[str, Array]) -> None:
