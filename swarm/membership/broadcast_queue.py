@@ -11,9 +11,6 @@ from thinwire.swarm.messages.registry import PeerId
 Subject: TypeAlias = tuple[str, PeerId, PeerId]
 """Subject of an item (kind, sender, target). A newer item on a subject replaces the older one."""
 
-MAX_ITEMS = 8
-"""Maximum number of items in one message, see messages.membership.Items."""
-
 MAX_QUEUE = 4096
 
 

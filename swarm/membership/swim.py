@@ -18,8 +18,8 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.membership.broadcast_queue import MAX_ITEMS, Broadcast
-from thinwire.swarm.membership.gossip_intake import Intake
+from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.gossip_intake import VERIFY_BURST, Intake
 from thinwire.swarm.membership.gossip_items import Departure
 from thinwire.swarm.membership.member import Event, Member, State
 from thinwire.swarm.membership.member_table import Members
@@ -32,6 +32,9 @@ from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId,
 
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
+
+PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
+"""Maximum number of items in a probe or its answer, and in a Gossip message, see messages.membership."""
 
 RECONNECTS = 4
 """Dead peers that are probed in each reconnect period: one of many may be back."""
@@ -65,7 +68,7 @@ class Roster:
         self._intake = Intake(self._members, run_id, wall, now)
         self.distances = Distances()
         """Measured round-trip times to other peers."""
-        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
+        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._piggyback, self.distances.add)
         self._rotation = Rotation(rng)
         self.due = -math.inf
         """Time before which `tick` changes nothing.
@@ -287,11 +290,11 @@ class Roster:
                 self._ingest(sender, message.items, now)
                 if member is not None:
                     member.progress = message.progress
-                return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+                return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
             case PingRequest():
                 self._ingest(sender, message.items, now)
                 if message.target == self._members.me:
-                    return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+                    return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
                 self.due = -math.inf
@@ -309,6 +312,8 @@ class Roster:
                 self._prober.refuse(sender, message)
             case PushPull():
                 self._ingest(sender, message.items, now)
+                if self._intake.incomplete:
+                    self._push_pull_at = min(self._push_pull_at, now + VERIFY_BURST)
                 last = self._answered.get(sender, -math.inf)
                 if not message.reply and now - last >= self.preset.probe_period:
                     self._answered[sender] = now
@@ -377,21 +382,23 @@ class Roster:
             pool = [*pool, *dead]
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
-            if (self._news or table[peer].note or peer in behind) and (items := self._items(peer)):
+            if (self._news or table[peer].note or peer in behind) and (
+                items := self._items(peer, self.preset.batch, BATCH_ITEMS)
+            ):
                 letters.append((peer, Gossip(items)))
         return letters
 
     def _push_pull(self, now: float) -> Letters:
         self._push_pull_at = now + self.preset.push_pull(self._members.live.size)
         self._answered.clear()
-        self._intake.forget()
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        partner = self._sample(self._members.live.sorted, 1)
-        return [
-            (peer, PushPull(False, page)) for peer in partner for page in gossip_items.pages(self._table_items(now))
-        ]
+        letters: Letters = []
+        for peer in self._sample(self._members.live.sorted, 1):
+            self._intake.ask(peer, now)
+            letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._table_items(now))]
+        return letters
 
     def _reconnect(self, now: float) -> Letters:
         """Probe some dead peers. Without this, the halves of a partition would never meet again."""
@@ -411,13 +418,17 @@ class Roster:
     def _helpers(self, target: PeerId) -> list[PeerId]:
         return [peer for peer in self._members.live.others() if peer != target]
 
-    def _items(self, to: PeerId) -> tuple[bytes, ...]:
-        """Return the items to piggyback on a message.
+    def _piggyback(self, to: PeerId) -> tuple[bytes, ...]:
+        """Return the items for a probe or its answer."""
+        return self._items(to, self.preset.piggyback, PIGGYBACK_ITEMS)
+
+    def _items(self, to: PeerId, rest: int, most: int) -> tuple[bytes, ...]:
+        """Return at most `most` items of at most `rest` bytes in total, to be sent to a peer.
 
         A peer under suspicion gets an accusation first, so that it can refute it.
         """
         first: list[bytes] = []
-        member, behind, rest = self._members.table.get(to), self._members.behind, self.preset.piggyback
+        member, behind = self._members.table.get(to), self._members.behind
         if member is not None and member.note and member.state != "banned":
             note = self._members.note_for(member)
             first += [note] if member.live else [note, gossip_items.announce(member.record)]
@@ -429,8 +440,8 @@ class Roster:
                 first.pop()
             rest -= sum(map(len, first))
         if (size := self._members.live.size) != self._spread_in:
-            self._spread_in, self._times = size, self.preset.retransmissions(size)
-        return (*first, *self._news.take(rest, MAX_ITEMS - len(first), self._times))
+            self._spread_in, self._times = size, self.preset.copies(size)
+        return (*first, *self._news.take(rest, most - len(first), self._times))
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield gossip_items.announce(self.record)

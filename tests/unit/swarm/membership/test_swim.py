@@ -11,7 +11,7 @@ from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership import gossip_intake, gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.presets import LAN, LOCAL, WAN, Preset
@@ -768,7 +768,41 @@ def test_full_tables_travel_in_pages_and_are_answered_once() -> None:
     for page in pages:
         assert newcomer.handle(NAMES[0], page, 0.2) == []
     assert newcomer.view.peers == roster.view.peers
-    assert newcomer.view.peers == roster.view.peers
+
+
+def _joined(newcomer: Roster, member: Roster, now: float) -> float:
+    """Let a newcomer exchange tables with a member as often as it asks; return when its view is that of the member."""
+    while newcomer.view.peers != member.view.peers:
+        now = max(now + 0.01, newcomer.next_deadline())
+        assert now < 300.0
+        for to, message in newcomer.tick(now):
+            if isinstance(message, PushPull):
+                for _, reply in member.handle(newcomer.record.peer_id, message, now):
+                    newcomer.handle(member.record.peer_id, reply, now)
+    return now
+
+
+def test_newcomer_knows_all_of_a_thousand_peers_with_the_first_table() -> None:
+    member = _alone(others=1000)
+    newcomer = _alone(1023, others=0)
+    newcomer.learn(member.record, 0.0)
+    assert _joined(newcomer, member, 0.0) < 0.1
+
+
+def test_table_that_exceeds_the_budget_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip_intake, "VERIFY_RATE", 50.0)
+    member = _alone(others=300)
+    newcomer = _alone(1023, others=0)
+    newcomer.learn(member.record, 0.0)
+    # 200 records at once, and the rest when the budget has been refilled.
+    assert 3.9 < _joined(newcomer, member, 0.0) < 5.0
+
+
+def test_table_that_was_not_requested_gets_the_budget_of_its_sender() -> None:
+    roster = _alone(1023, others=2)
+    for page in gossip_items.pages(gossip_items.announce(record(index)) for index in range(3, 900)):
+        roster.handle(NAMES[1], PushPull(True, page), 0.0)
+    assert len(roster.others) == 2 + 200
 
 
 def test_records_are_renewed_before_expiry() -> None:
@@ -785,7 +819,7 @@ def test_presets_leave_time_for_the_second_ping(preset: Preset) -> None:
     assert preset.ping_min < preset.ping_max <= preset.probe_period / 2
     assert preset.suspicion_min(1) == preset.suspicion_min(10) == 5 * preset.probe_period
     assert preset.suspicion_min(100) == pytest.approx(10 * preset.probe_period)
-    assert preset.retransmissions(10) == 8
+    assert preset.copies(1) <= preset.copies(10) == 7 and preset.copies(1000) == 12
     assert preset.push_pull(32) == preset.push_pull_period < preset.push_pull(33)
 
 
