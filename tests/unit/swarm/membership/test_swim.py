@@ -775,7 +775,7 @@ def _joined(newcomer: Roster, member: Roster, now: float) -> float:
     while newcomer.view.peers != member.view.peers:
         now = max(now + 0.01, newcomer.next_deadline())
         assert now < 300.0
-        for to, message in newcomer.tick(now):
+        for _, message in newcomer.tick(now):
             if isinstance(message, PushPull):
                 for _, reply in member.handle(newcomer.record.peer_id, message, now):
                     newcomer.handle(member.record.peer_id, reply, now)
