@@ -5,6 +5,7 @@ A record with a higher sequence makes suspected, dead and departed peers alive a
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
@@ -59,6 +60,8 @@ class Members:
         self.excluded = Exclusions(record.run_id)
         self.kept: Collection[PeerId] = ()
         """Peers whose place no newcomer takes."""
+        self.told_until = -math.inf
+        """Time until which some dead peers are told that they are considered dead."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._suspects, self._rng = Suspects(preset), rng
@@ -357,9 +360,15 @@ class Members:
             member.note = gossip_items.sign(verdict, self._identity, self.own.record.run_id)
             self._broadcast.add(("accusation", self.me, peer), member.note)
         member.state, member.since = "dead", now
+        self.told_until = now + self._preset.gossip_to_dead
         self._broadcast.forget(("record", peer, peer))
         self.live.remove(peer)
         self.events.append(Event("dead", peer, detail))
+
+    @property
+    def suspicious(self) -> bool:
+        """True if a peer is under suspicion."""
+        return bool(self._suspects)
 
     # --- time
 

@@ -75,6 +75,8 @@ class Roster:
 
         It is the next deadline, or the past after an input that may change it.
         """
+        self._expected = math.inf
+        """Deadline after the last tick: a tick that comes later shows a stall of the event loop."""
         self._gone = False
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
@@ -330,14 +332,14 @@ class Roster:
         if self._gone:
             return math.inf
         times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
-        times += [self._gossip_at, self._push_pull_at, self._reconnect_at, self._refresh_at]
-        return min(times)
+        times += [self._push_pull_at, self._reconnect_at, self._refresh_at]
+        return min(*times, self._gossip_at if self._has_news() else math.inf)
 
     def tick(self, now: float) -> Letters:
         """Run all timers that are due. Returns messages to send."""
         if self._gone:
             return []
-        if (lag := now - self._gossip_at) > self.preset.lag_limit:  # the shortest of all periods here
+        if (lag := now - self._expected) > self.preset.lag_limit:
             self.awareness.add(1)
             self._prober.shift(lag, now)
             self._members.shift(lag, now)
@@ -359,9 +361,9 @@ class Roster:
             letters += self._push_pull(now)
         if now >= self._reconnect_at:
             letters += self._reconnect(now)
-        if now >= self._gossip_at:
+        if now >= self._gossip_at and self._has_news():
             letters += self._gossip(now)
-        self.due = self.next_deadline()
+        self.due = self._expected = self.next_deadline()
         return letters
 
     # --- timers
@@ -374,6 +376,11 @@ class Roster:
         if self._members.live.size > len(table):
             return iter(())  # All are in the view, as nearly always.
         return ((peer, member) for peer, member in table.items() if member.state == "dead")
+
+    def _has_news(self) -> bool:
+        """Return True if another peer may have to be told something."""
+        members = self._members
+        return bool(self._news or members.behind or members.suspicious or members.told_until > self._gossip_at)
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period

@@ -805,6 +805,31 @@ def test_table_that_was_not_requested_gets_the_budget_of_its_sender() -> None:
     assert len(roster.others) == 2 + 200
 
 
+def test_roster_without_news_wakes_for_probes_only() -> None:
+    world = RosterWorld(5)
+    world.full(8)
+    world.run(30.0)
+    roster = world.rosters[NAMES[0]]
+    ticks = 0
+    while world.now < 60.0:
+        world.run(min(60.0, max(world.now + 0.01, roster.next_deadline())))
+        ticks += 1
+    # A probe is sent every two seconds, and its answer changes the deadline; gossip every 0.25 s would be 120 ticks.
+    assert ticks < 60 and world.agreed()
+
+
+def test_tick_long_after_its_deadline_counts_as_a_stall() -> None:
+    roster = _alone(others=3)
+    roster.tick(0.0)
+    while roster.next_deadline() < 1.0:
+        roster.tick(roster.next_deadline())
+    due = roster.next_deadline()
+    roster.tick(due + 0.2)
+    assert roster.awareness.score == 0
+    roster.tick(roster.next_deadline() + 0.3)
+    assert roster.awareness.score == 1
+
+
 def test_records_are_renewed_before_expiry() -> None:
     roster = _alone(others=0)
     now = 0.0
