@@ -18,8 +18,10 @@ SKIPS = 3
 """Maximum number of items that one message may skip because they do not fit into the remaining space."""
 
 
-Item: TypeAlias = tuple[int, int, bytes, Subject]
-"""Order, size in bytes, item and subject. The order is that of `add`, so no two are equal."""
+Item: TypeAlias = tuple[int, int, bytes, Subject, int]
+"""Order, size in bytes, item, subject and most sends. The order is that of `add`, so no two are equal."""
+
+UNLIMITED = 1 << 30
 
 
 class Broadcast:
@@ -41,12 +43,13 @@ class Broadcast:
     def __len__(self) -> int:
         return len(self._valid)
 
-    def add(self, subject: Subject, item: bytes) -> None:
+    def add(self, subject: Subject, item: bytes, most: int = UNLIMITED) -> None:
+        """Add an item, to be sent at most `most` times."""
         self.forget(subject)
         self._count += 1
         self._orders[subject] = self._count
         self._valid.add(self._count)
-        self._levels[0].append((self._count, size := len(item), item, subject))
+        self._levels[0].append((self._count, size := len(item), item, subject, most))
         self._smallest = min(self._smallest, size)
         if len(self._valid) > MAX_QUEUE:
             self._drop()
@@ -61,7 +64,7 @@ class Broadcast:
     def _drop(self) -> None:
         """Forget the oldest one of the items sent most often."""
         for level in reversed(self._levels):
-            for order, _, _, subject in level:
+            for order, _, _, subject, _ in level:
                 if order in self._valid:
                     self.forget(subject)
                     return
@@ -83,7 +86,7 @@ class Broadcast:
             while place and most and skips and budget >= full:
                 place -= 1
                 one = level[place]
-                order, size, item, subject = one
+                order, size, item, subject, limit = one
                 if order not in valid:
                     del level[place]
                 elif size <= budget:
@@ -91,7 +94,7 @@ class Broadcast:
                     most -= 1
                     chosen.append(item)
                     del level[place]
-                    if sent + 1 < times:
+                    if sent + 1 < times and sent + 1 < limit:
                         moved.append((sent + 1, one))
                     else:
                         self.forget(subject)

@@ -41,8 +41,11 @@ class Intake:
         self._budgets = {source: Bucket(VERIFY_RATE, depth, depth, now)}
         self._asked, self.incomplete = source, False
 
-    def take(self, source: PeerId, items: tuple[bytes, ...], now: float) -> list[PeerId]:
-        """Process items that came from `source`. Returns the peers that are new in the view."""
+    def take(self, source: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> list[PeerId]:
+        """Process items that came from `source`. Returns the peers that are new in the view.
+
+        table: they are a part of its table.
+        """
         joined: list[PeerId] = []
         known = self._members.items
         for item in items:
@@ -51,7 +54,7 @@ class Intake:
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now)
-                if record is not None and self._members.accept(record, now):
+                if record is not None and self._members.accept(record, now, told=table):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)

@@ -313,7 +313,7 @@ class Roster:
             case Nack():
                 self._prober.refuse(sender, message)
             case PushPull():
-                self._ingest(sender, message.items, now)
+                self._ingest(sender, message.items, now, table=True)
                 if self._intake.incomplete:
                     self._push_pull_at = min(self._push_pull_at, now + VERIFY_BURST)
                 last = self._answered.get(sender, -math.inf)
@@ -415,11 +415,11 @@ class Roster:
 
     # --- items
 
-    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float) -> None:
+    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> None:
         if self._members.items.issuperset(items):
             return  # nearly always: each peer gets each record from many others
         self.due = -math.inf
-        for peer in self._intake.take(sender, items, now):
+        for peer in self._intake.take(sender, items, now, table=table):
             self._rotation.insert(peer)
 
     def _helpers(self, target: PeerId) -> list[PeerId]:

@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -787,6 +788,42 @@ def test_newcomer_knows_all_of_a_thousand_peers_with_the_first_table() -> None:
     newcomer = _alone(1023, others=0)
     newcomer.learn(member.record, 0.0)
     assert _joined(newcomer, member, 0.0) < 0.1
+
+
+def _announced(roster: Roster, until: float) -> Counter[bytes]:
+    """Tick a roster until a time; return how often it has spread each record."""
+    found: Counter[bytes] = Counter()
+    while (now := roster.next_deadline()) < until:
+        for _, message in roster.tick(now):
+            if isinstance(message, Gossip | Ping):
+                found.update(message.items)
+    return found
+
+
+def test_newcomer_passes_the_records_of_a_table_on_three_times_and_other_records_often() -> None:
+    member = _alone(others=40)
+    newcomer = _alone(63, others=0)
+    newcomer.learn(member.record, 0.0)
+    now = _joined(newcomer, member, 0.0)
+    heard = gossip_items.announce(record(50))
+    newcomer.handle(NAMES[1], Gossip((heard,)), now)
+    found = _announced(newcomer, 20.0)
+    copies = newcomer.preset.copies(42)
+    told = [found[gossip_items.announce(record(index))] for index in range(1, 41)]
+    assert told == [3] * 40 and found[heard] == copies > 3
+
+
+def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
+    """As after a partition: one peer of a swarm of twenty gets the table of a peer of another swarm."""
+    world = RosterWorld(4)
+    for index in range(40):
+        world.add(index, seeds=list(range(index % 2, index, 2)))
+    world.run(40.0)
+    assert all(len(roster.view.peers) == 20 for roster in world.rosters.values())
+    table = [gossip_items.announce(world.rosters[name].record) for name in NAMES[1:40:2]]
+    for page in gossip_items.pages(table):
+        world.rosters[NAMES[0]].handle(NAMES[2], PushPull(True, page), world.now)
+    assert world.run(45.0, lambda: all(len(world.rosters[name].view.peers) == 40 for name in NAMES[:40:2]))
 
 
 def test_table_that_exceeds_the_budget_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
