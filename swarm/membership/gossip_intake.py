@@ -36,7 +36,7 @@ class Intake:
         """True if the budget was too small for the table that this peer has asked for."""
 
     def ask(self, source: PeerId, now: float) -> None:
-        """Reset the budgets of all senders, and expect a whole table from `source`, for which it has the total budget."""
+        """Expect a whole table from `source`, which gets the total budget; reset the budgets of the others."""
         depth = VERIFY_RATE * VERIFY_BURST
         self._budgets = {source: Bucket(VERIFY_RATE, depth, depth, now)}
         self._asked, self.incomplete = source, False

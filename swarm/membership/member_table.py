@@ -25,7 +25,10 @@ from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
 FEW = 3
-"""How often a peer sends a record on that it has from a table: more than once, since some receivers may be unreachable."""
+"""Most times that a peer sends a record from the table of another one.
+
+More than one, because the receiver may be unreachable.
+"""
 
 MAX_MEMBERS = 4096
 """Maximum number of peers in a table, departed ones included.
