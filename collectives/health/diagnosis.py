@@ -105,7 +105,8 @@ class Diagnosis:
         self._speeds: dict[PeerId, deque[float]] = {}
         self._clocks = Clocks()
         self._latest: dict[PeerId, float] = {}  # longest lateness of each
-        self._marks: dict[tuple[PeerId, str], deque[bool]] = {}
+        # Tuples are a tenth of the size of short deques, and a thousand peers have two million of them.
+        self._marks: dict[tuple[PeerId, str], tuple[bool, ...]] = {}
         self._marked: dict[tuple[PeerId, str], int] = {}  # round of the last mark
         self._shown: dict[tuple[PeerId, str], str] = {}
         self._away: OrderedDict[PeerId, int] = OrderedDict()  # number of judged rounds when the link of each broke
@@ -278,11 +279,12 @@ class Diagnosis:
             round = None
         cause = "lossy link" if kind == PIECE else kind
         length = {"lossy link": LONG, PIECE: PIECES}.get(kind, WINDOW)
-        marks = self._marks.setdefault((peer, kind), deque(maxlen=length))
+        marks = self._marks.get((peer, kind), ())
         if round is not None and self._marked.get((peer, kind)) == round and marks:
-            marks[-1] &= bad
+            marks = (*marks[:-1], marks[-1] and bad)
         else:
-            marks.append(bad)
+            marks = (*marks[-length + 1 :], bad)
+        self._marks[peer, kind] = marks
         if round is not None:
             self._marked[peer, kind] = round
         count = sum(marks)

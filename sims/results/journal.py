@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from sys import intern
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -74,7 +75,9 @@ class Journal:
 
     def event(self, at: float, peer: int, name: str, fields: Mapping[str, Any] | None = None) -> None:
         """Append an event."""
-        self.events.append(Event(at, peer, name, fields or {}))
+        # Among a thousand peers, a million events of joins name the same peers and addresses.
+        shared = {key: intern(value) if type(value) is str else value for key, value in (fields or {}).items()}
+        self.events.append(Event(at, peer, name, shared))
 
     def sample(self, at: float, peers: tuple[PeerSample | None, ...]) -> None:
         """Append the state of all peers, by index."""

@@ -11,9 +11,6 @@ from thinwire.swarm.messages.registry import PeerId
 Subject: TypeAlias = tuple[str, PeerId, PeerId]
 """Subject of an item (kind, sender, target). A newer item on a subject replaces the older one."""
 
-MAX_ITEMS = 8
-"""Maximum number of items in one message, see messages.membership.Items."""
-
 MAX_QUEUE = 4096
 
 
@@ -21,8 +18,10 @@ SKIPS = 3
 """Maximum number of items that one message may skip because they do not fit into the remaining space."""
 
 
-Item: TypeAlias = tuple[int, int, bytes, Subject]
-"""Order, size in bytes, item and subject. The order is that of `add`, so no two are equal."""
+Item: TypeAlias = tuple[int, int, bytes, Subject, int]
+"""Order, size in bytes, item, subject and most sends. The order is that of `add`, so no two are equal."""
+
+UNLIMITED = 1 << 30
 
 
 class Broadcast:
@@ -44,12 +43,13 @@ class Broadcast:
     def __len__(self) -> int:
         return len(self._valid)
 
-    def add(self, subject: Subject, item: bytes) -> None:
+    def add(self, subject: Subject, item: bytes, most: int = UNLIMITED) -> None:
+        """Add an item, to be sent at most `most` times."""
         self.forget(subject)
         self._count += 1
         self._orders[subject] = self._count
         self._valid.add(self._count)
-        self._levels[0].append((self._count, size := len(item), item, subject))
+        self._levels[0].append((self._count, size := len(item), item, subject, most))
         self._smallest = min(self._smallest, size)
         if len(self._valid) > MAX_QUEUE:
             self._drop()
@@ -64,7 +64,7 @@ class Broadcast:
     def _drop(self) -> None:
         """Forget the oldest one of the items sent most often."""
         for level in reversed(self._levels):
-            for order, _, _, subject in level:
+            for order, _, _, subject, _ in level:
                 if order in self._valid:
                     self.forget(subject)
                     return
@@ -86,7 +86,7 @@ class Broadcast:
             while place and most and skips and budget >= full:
                 place -= 1
                 one = level[place]
-                order, size, item, subject = one
+                order, size, item, subject, limit = one
                 if order not in valid:
                     del level[place]
                 elif size <= budget:
@@ -94,7 +94,7 @@ class Broadcast:
                     most -= 1
                     chosen.append(item)
                     del level[place]
-                    if sent + 1 < times:
+                    if sent + 1 < times and sent + 1 < limit:
                         moved.append((sent + 1, one))
                     else:
                         self.forget(subject)

@@ -17,7 +17,7 @@ VERIFY_RATE = 500.0
 """Signatures of gossip items checked per second, in total and (next constant) per sender."""
 VERIFY_RATE_SOURCE = 50.0
 VERIFY_BURST = 4.0
-"""Unused checks that accumulate, in seconds of either rate, for the tables that a joiner receives."""
+"""Unused checks that accumulate, in seconds of either rate."""
 
 
 class Intake:
@@ -31,9 +31,21 @@ class Intake:
         self._members, self._run_id, self._wall = members, run_id, wall
         self._budget = Bucket(VERIFY_RATE, VERIFY_RATE * VERIFY_BURST, VERIFY_RATE * VERIFY_BURST, now)
         self._budgets: dict[PeerId, Bucket] = {}
+        self._asked: PeerId | None = None
+        self.incomplete = False
+        """True if the budget was too small for the table that this peer has asked for."""
 
-    def take(self, source: PeerId, items: tuple[bytes, ...], now: float) -> list[PeerId]:
-        """Process items that came from `source`. Returns the peers that are new in the view."""
+    def ask(self, source: PeerId, now: float) -> None:
+        """Expect a whole table from `source`, which gets the total budget; reset the budgets of the others."""
+        depth = VERIFY_RATE * VERIFY_BURST
+        self._budgets = {source: Bucket(VERIFY_RATE, depth, depth, now)}
+        self._asked, self.incomplete = source, False
+
+    def take(self, source: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> list[PeerId]:
+        """Process items that came from `source`. Returns the peers that are new in the view.
+
+        table: they are a part of its table.
+        """
         joined: list[PeerId] = []
         known = self._members.items
         for item in items:
@@ -42,7 +54,7 @@ class Intake:
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now)
-                if record is not None and self._members.accept(record, now):
+                if record is not None and self._members.accept(record, now, told=table):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)
@@ -62,17 +74,15 @@ class Intake:
             if (verdict := gossip_items.read_verdict(item)) is not None:
                 self._members.expel(verdict.owner, item, now)
 
-    def forget(self) -> None:
-        """Reset the budgets of all senders."""
-        self._budgets.clear()
-
     def _affordable(self, source: PeerId | None, now: float) -> bool:
         if source is None:
             return True
         if source not in self._budgets:
             depth = VERIFY_RATE_SOURCE * VERIFY_BURST
             self._budgets[source] = Bucket(VERIFY_RATE_SOURCE, depth, depth, now)
-        return self._budgets[source].take(now) and self._budget.take(now)
+        affordable = self._budgets[source].take(now) and self._budget.take(now)
+        self.incomplete |= source == self._asked and not affordable
+        return affordable
 
     def _record(self, source: PeerId, item: bytes, now: float) -> PeerRecord | None:
         if not self._affordable(source, now):

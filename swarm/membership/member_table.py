@@ -5,6 +5,7 @@ A record with a higher sequence makes suspected, dead and departed peers alive a
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
@@ -12,7 +13,7 @@ from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.broadcast_queue import UNLIMITED, Broadcast
 from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.member import Event, Member
@@ -22,6 +23,12 @@ from thinwire.swarm.membership.suspicion import Awareness, Suspects
 from thinwire.swarm.membership.trial_places import rivals
 from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
+
+FEW = 3
+"""Most times that a peer sends a record from the table of another one.
+
+More than one, because the receiver may be unreachable.
+"""
 
 MAX_MEMBERS = 4096
 """Maximum number of peers in a table, departed ones included.
@@ -59,16 +66,19 @@ class Members:
         self.excluded = Exclusions(record.run_id)
         self.kept: Collection[PeerId] = ()
         """Peers whose place no newcomer takes."""
+        self.told_until = -math.inf
+        """Time until which some dead peers are told that they are considered dead."""
         self.events: list[Event] = []
         self._identity, self._preset, self._broadcast, self._awareness = identity, preset, broadcast, awareness
         self._suspects, self._rng = Suspects(preset), rng
 
     # --- items of a peer about itself
 
-    def accept(self, record: PeerRecord, now: float, *, met: bool = False) -> bool:
+    def accept(self, record: PeerRecord, now: float, *, met: bool = False, told: bool = False) -> bool:
         """Process a validated record. Returns True if its peer is new in the view.
 
         met: the peer itself has shown it here. Only such a peer takes the place of another one in a full table.
+        told: it comes from the table of another peer, see `_spread`.
         """
         peer = record.peer_id
         if peer == self.me:
@@ -88,7 +98,7 @@ class Members:
                 self._ban(self.table[peer], self.excluded.note(peer), self.excluded.reason(peer), now)
                 return False
             self.table[peer] = Member(record, "alive", now, met=met)
-            return self._welcome(record)
+            return self._welcome(record, told)
         member.met = member.met or met
         if member.state == "banned":
             return False
@@ -103,8 +113,8 @@ class Members:
         if was != "alive":
             member.state, member.since = "alive", now
         if was in ("dead", "left"):
-            return self._welcome(record)
-        self._spread(record)
+            return self._welcome(record, told)
+        self._spread(record, told)
         if was == "suspect":
             self.events.append(Event("refuted", peer))
         if moved:
@@ -143,16 +153,20 @@ class Members:
         self._forget(peer)
         self.events.append(Event("dead", peer, detail))
 
-    def _welcome(self, record: PeerRecord) -> bool:
-        self._spread(record)
+    def _welcome(self, record: PeerRecord, told: bool) -> bool:
+        self._spread(record, told)
         self.live.add(record.peer_id)
         self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
         return True
 
-    def _spread(self, record: PeerRecord) -> None:
+    def _spread(self, record: PeerRecord, told: bool = False) -> None:
+        """Spread a record.
+
+        As a rule all know the records of a table. If they do not, one of the few that get it from us spreads it.
+        """
         item = gossip_items.announce(record)
         self.items.add(item)
-        self._broadcast.add(("record", record.peer_id, record.peer_id), item)
+        self._broadcast.add(("record", record.peer_id, record.peer_id), item, FEW if told else UNLIMITED)
 
     def depart(self, departure: Departure, item: bytes, now: float) -> None:
         """Process a validated departure."""
@@ -357,9 +371,15 @@ class Members:
             member.note = gossip_items.sign(verdict, self._identity, self.own.record.run_id)
             self._broadcast.add(("accusation", self.me, peer), member.note)
         member.state, member.since = "dead", now
+        self.told_until = now + self._preset.gossip_to_dead
         self._broadcast.forget(("record", peer, peer))
         self.live.remove(peer)
         self.events.append(Event("dead", peer, detail))
+
+    @property
+    def suspicious(self) -> bool:
+        """True if a peer is under suspicion."""
+        return bool(self._suspects)
 
     # --- time
 

@@ -28,9 +28,10 @@ class Preset:
       evidence.
     - awareness_max: maximum of this peer's health score, which slows its probing. lag_limit: a tick that is later than this
       counts as a stall of the event loop.
-    - gossip_period, gossip_fanout: interval of gossip, and number of receivers. retransmit: each item is sent at most
-      r · ⌈log10(n + 1)⌉ times.
-    - piggyback: bytes of items in one message.
+    - gossip_period, gossip_fanout: interval of gossip, and number of receivers. missed: number of peers, on average, that
+      gossip does not bring an item to; they get it with the next table. If each peer sends an item k times to random ones, a
+      peer misses it with the probability e^-k, so k = ⌈ln(n / missed)⌉.
+    - batch, piggyback: bytes of items in a Gossip message, and in a probe or an answer, which are to be fast.
     - push_pull_period: interval of the exchange of whole tables with a random peer (longer above 32 peers).
     - gossip_to_dead: time during which dead peers get messages that they are considered dead. reconnect_period: interval at
       which one of them is probed afterwards.
@@ -58,7 +59,8 @@ class Preset:
     suspicion_stretch: float = 6.0
     confirmations: int = 3
     awareness_max: int = 7
-    retransmit: int = 4
+    missed: float = 0.01
+    batch: int = 8192
     piggyback: int = 1200
     tombstone: float = 86_400.0
     open_accusations: int = 16
@@ -70,8 +72,9 @@ class Preset:
         """Return the shortest suspicion in seconds."""
         return self.suspicion * max(1.0, math.log10(max(1, n))) * self.probe_period
 
-    def retransmissions(self, n: int) -> int:
-        return self.retransmit * math.ceil(math.log10(n + 1))
+    def copies(self, n: int) -> int:
+        """Return how many times each item is sent."""
+        return math.ceil(math.log(max(1, n) / self.missed))
 
     def push_pull(self, n: int) -> float:
         """Return the seconds between exchanges of tables; their number grows only with log n."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
@@ -30,12 +29,12 @@ class Distances:
     """Round-trip times of one peer to the peers that it probes."""
 
     def __init__(self) -> None:
-        self._trips: dict[PeerId, deque[float]] = {}
+        self._trips: dict[PeerId, tuple[float, ...]] = {}  # smaller than deques
         self._announced: dict[PeerId, Steps] = {}
 
     def add(self, peer: PeerId, seconds: float) -> None:
         """Add a measured round-trip time of a peer, in seconds."""
-        self._trips.setdefault(peer, deque(maxlen=SAMPLES)).append(seconds)
+        self._trips[peer] = (*self._trips.get(peer, ())[-SAMPLES + 1 :], seconds)
 
     def forget(self, peer: PeerId) -> None:
         """Forget a departed peer."""

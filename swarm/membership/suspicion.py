@@ -147,6 +147,9 @@ class Suspects:
         self._credits = AccuserCredits(preset)
         self._open: dict[PeerId, Suspicion] = {}
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def admits(self, peer: PeerId, accuser: PeerId, now: float) -> bool:
         """Return True if an accusation of a live peer may count."""
         suspicion = self._open.get(peer)

@@ -18,8 +18,8 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.membership.broadcast_queue import MAX_ITEMS, Broadcast
-from thinwire.swarm.membership.gossip_intake import Intake
+from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.gossip_intake import VERIFY_BURST, Intake
 from thinwire.swarm.membership.gossip_items import Departure
 from thinwire.swarm.membership.member import Event, Member, State
 from thinwire.swarm.membership.member_table import Members
@@ -32,6 +32,9 @@ from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId,
 
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
+
+PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
+"""Maximum number of items in a probe or its answer, and in a Gossip message, see messages.membership."""
 
 RECONNECTS = 4
 """Dead peers that are probed in each reconnect period: one of many may be back."""
@@ -65,13 +68,15 @@ class Roster:
         self._intake = Intake(self._members, run_id, wall, now)
         self.distances = Distances()
         """Measured round-trip times to other peers."""
-        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items, self.distances.add)
+        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._piggyback, self.distances.add)
         self._rotation = Rotation(rng)
         self.due = -math.inf
         """Time before which `tick` changes nothing.
 
         It is the next deadline, or the past after an input that may change it.
         """
+        self._expected = math.inf
+        """Deadline after the last tick: a tick that comes later shows a stall of the event loop."""
         self._gone = False
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
@@ -287,11 +292,11 @@ class Roster:
                 self._ingest(sender, message.items, now)
                 if member is not None:
                     member.progress = message.progress
-                return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+                return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
             case PingRequest():
                 self._ingest(sender, message.items, now)
                 if message.target == self._members.me:
-                    return [(sender, Ack(message.sequence, self.progress, self._items(sender)))]
+                    return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
                 self.due = -math.inf
@@ -308,7 +313,9 @@ class Roster:
             case Nack():
                 self._prober.refuse(sender, message)
             case PushPull():
-                self._ingest(sender, message.items, now)
+                self._ingest(sender, message.items, now, table=True)
+                if self._intake.incomplete:
+                    self._push_pull_at = min(self._push_pull_at, now + VERIFY_BURST)
                 last = self._answered.get(sender, -math.inf)
                 if not message.reply and now - last >= self.preset.probe_period:
                     self._answered[sender] = now
@@ -325,14 +332,14 @@ class Roster:
         if self._gone:
             return math.inf
         times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
-        times += [self._gossip_at, self._push_pull_at, self._reconnect_at, self._refresh_at]
-        return min(times)
+        times += [self._push_pull_at, self._reconnect_at, self._refresh_at]
+        return min(*times, self._gossip_at if self._has_news() else math.inf)
 
     def tick(self, now: float) -> Letters:
         """Run all timers that are due. Returns messages to send."""
         if self._gone:
             return []
-        if (lag := now - self._gossip_at) > self.preset.lag_limit:  # the shortest of all periods here
+        if (lag := now - self._expected) > self.preset.lag_limit:
             self.awareness.add(1)
             self._prober.shift(lag, now)
             self._members.shift(lag, now)
@@ -354,9 +361,9 @@ class Roster:
             letters += self._push_pull(now)
         if now >= self._reconnect_at:
             letters += self._reconnect(now)
-        if now >= self._gossip_at:
+        if now >= self._gossip_at and self._has_news():
             letters += self._gossip(now)
-        self.due = self.next_deadline()
+        self.due = self._expected = self.next_deadline()
         return letters
 
     # --- timers
@@ -370,6 +377,11 @@ class Roster:
             return iter(())  # All are in the view, as nearly always.
         return ((peer, member) for peer, member in table.items() if member.state == "dead")
 
+    def _has_news(self) -> bool:
+        """Return True if another peer may have to be told something."""
+        members = self._members
+        return bool(self._news or members.behind or members.suspicious or members.told_until > self._gossip_at)
+
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
         pool, table, behind = self._members.live.sorted, self._members.table, self._members.behind
@@ -377,21 +389,23 @@ class Roster:
             pool = [*pool, *dead]
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
-            if (self._news or table[peer].note or peer in behind) and (items := self._items(peer)):
+            if (self._news or table[peer].note or peer in behind) and (
+                items := self._items(peer, self.preset.batch, BATCH_ITEMS)
+            ):
                 letters.append((peer, Gossip(items)))
         return letters
 
     def _push_pull(self, now: float) -> Letters:
         self._push_pull_at = now + self.preset.push_pull(self._members.live.size)
         self._answered.clear()
-        self._intake.forget()
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        partner = self._sample(self._members.live.sorted, 1)
-        return [
-            (peer, PushPull(False, page)) for peer in partner for page in gossip_items.pages(self._table_items(now))
-        ]
+        letters: Letters = []
+        for peer in self._sample(self._members.live.sorted, 1):
+            self._intake.ask(peer, now)
+            letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._table_items(now))]
+        return letters
 
     def _reconnect(self, now: float) -> Letters:
         """Probe some dead peers. Without this, the halves of a partition would never meet again."""
@@ -401,23 +415,27 @@ class Roster:
 
     # --- items
 
-    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float) -> None:
+    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> None:
         if self._members.items.issuperset(items):
             return  # nearly always: each peer gets each record from many others
         self.due = -math.inf
-        for peer in self._intake.take(sender, items, now):
+        for peer in self._intake.take(sender, items, now, table=table):
             self._rotation.insert(peer)
 
     def _helpers(self, target: PeerId) -> list[PeerId]:
         return [peer for peer in self._members.live.others() if peer != target]
 
-    def _items(self, to: PeerId) -> tuple[bytes, ...]:
-        """Return the items to piggyback on a message.
+    def _piggyback(self, to: PeerId) -> tuple[bytes, ...]:
+        """Return the items for a probe or its answer."""
+        return self._items(to, self.preset.piggyback, PIGGYBACK_ITEMS)
+
+    def _items(self, to: PeerId, rest: int, most: int) -> tuple[bytes, ...]:
+        """Return at most `most` items of at most `rest` bytes in total, to be sent to a peer.
 
         A peer under suspicion gets an accusation first, so that it can refute it.
         """
         first: list[bytes] = []
-        member, behind, rest = self._members.table.get(to), self._members.behind, self.preset.piggyback
+        member, behind = self._members.table.get(to), self._members.behind
         if member is not None and member.note and member.state != "banned":
             note = self._members.note_for(member)
             first += [note] if member.live else [note, gossip_items.announce(member.record)]
@@ -429,8 +447,8 @@ class Roster:
                 first.pop()
             rest -= sum(map(len, first))
         if (size := self._members.live.size) != self._spread_in:
-            self._spread_in, self._times = size, self.preset.retransmissions(size)
-        return (*first, *self._news.take(rest, MAX_ITEMS - len(first), self._times))
+            self._spread_in, self._times = size, self.preset.copies(size)
+        return (*first, *self._news.take(rest, most - len(first), self._times))
 
     def _table_items(self, now: float) -> Iterator[bytes]:
         yield gossip_items.announce(self.record)

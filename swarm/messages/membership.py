@@ -130,6 +130,7 @@ class Circuit(Message, frozen=True):
 # --- membership (SWIM + Lifeguard): `items` are signed gossip items, each checked by its own signature
 
 Items = Annotated[tuple[Blob, ...], Meta(max_length=8)]
+ManyItems = Annotated[tuple[Blob, ...], Meta(max_length=32)]
 
 
 class Ping(Message, frozen=True):
@@ -174,9 +175,9 @@ class Nack(Message, frozen=True):
 class Gossip(Message, frozen=True):
     """Items that are spread without a probe."""
 
-    limit: ClassVar[int] = 1500
+    limit: ClassVar[int] = 9000
 
-    items: Items
+    items: ManyItems
 
 
 class PushPull(Message, frozen=True):
@@ -185,4 +186,4 @@ class PushPull(Message, frozen=True):
     limit: ClassVar[int] = 60_000
 
     reply: bool
-    items: Annotated[tuple[Blob, ...], Meta(max_length=32)]
+    items: ManyItems

@@ -212,7 +212,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 14
+VERSION = 15
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 TYPES: dict[int, type[Message]] = dict(

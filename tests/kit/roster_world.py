@@ -120,6 +120,8 @@ class RosterWorld:
         self.log += [(self.now, peer, event) for event in roster.events]
         roster.events.clear()
         when = roster.next_deadline()
+        if roster.due < self.now:  # After an input, the next tick comes soon, as in node/membership/presence.py.
+            when = min(when, self.now + self.preset.tick)
         if when < self._timer.get(peer, float("inf")):
             self._timer[peer] = when
             self.at(max(when, self.now), lambda: self._due(peer, when))

@@ -462,9 +462,9 @@ def test_invalid_outgoing_frames_raise():
     for frame in (
         Frame(Nack(1), b"payload"),
         Frame(Chunk(1, 2, 3, 4), bytes(Chunk.payload + 1)),
-        Frame(Gossip((b"x" * 1600,))),
+        Frame(Ping(1, 0, (b"x" * 1600,))),
         Frame(Nack(-1)),
-        Frame(Gossip((b"x",) * 9)),
+        Frame(Gossip((b"x",) * 33)),
         Frame(Vote(1, 2, Ballot(1, b"short"), RUN, RUN)),
     ):
         with pytest.raises(ValueError):

@@ -2,11 +2,12 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.swarm.membership.broadcast_queue import SKIPS, Broadcast
+from thinwire.swarm.membership.broadcast_queue import SKIPS, UNLIMITED, Broadcast
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 9), st.integers(1, 60)),
+        st.tuples(st.just("add for two sends"), st.integers(0, 9), st.integers(1, 60)),
         st.tuples(st.just("forget"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("take"), st.integers(0, 120), st.integers(1, 4)),
     ),
@@ -16,15 +17,15 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_broadcast_queue_orders_by_fewest_sends_then_newest(steps):
-    queue, model = Broadcast(), []  # in the model: [transmissions, age, subject, item]
+    queue, model = Broadcast(), []  # in the model: [transmissions, age, subject, item, most transmissions]
     for count, (what, number, size) in enumerate(steps):
         subject = ("record", bytes([number]), b"")
         if what != "take":
             model = [entry for entry in model if entry[2] != subject]
-        if what == "add":
-            item = bytes([number]) * size
-            queue.add(subject, item)
-            model.append([0, -count, subject, item])
+        if what.startswith("add"):
+            item, most = bytes([number]) * size, UNLIMITED if what == "add" else 2
+            queue.add(subject, item, most)
+            model.append([0, -count, subject, item, most])
         elif what == "forget":
             queue.forget(subject)
         else:
@@ -38,5 +39,5 @@ def test_broadcast_queue_orders_by_fewest_sends_then_newest(steps):
                     expected.append(entry[3])
                     entry[0] += 1
             assert queue.take(number, 3, size) == expected
-            model = [entry for entry in model if entry[0] < size or entry not in looked]
+            model = [entry for entry in model if entry[0] < entry[4] and (entry[0] < size or entry not in looked)]
         assert len(queue) == len(model)

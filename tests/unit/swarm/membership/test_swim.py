@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +12,7 @@ from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
-from thinwire.swarm.membership import gossip_items
+from thinwire.swarm.membership import gossip_intake, gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.presets import LAN, LOCAL, WAN, Preset
@@ -768,7 +769,102 @@ def test_full_tables_travel_in_pages_and_are_answered_once() -> None:
     for page in pages:
         assert newcomer.handle(NAMES[0], page, 0.2) == []
     assert newcomer.view.peers == roster.view.peers
-    assert newcomer.view.peers == roster.view.peers
+
+
+def _joined(newcomer: Roster, member: Roster, now: float) -> float:
+    """Let a newcomer exchange tables with a member as often as it asks; return when its view is that of the member."""
+    while newcomer.view.peers != member.view.peers:
+        now = max(now + 0.01, newcomer.next_deadline())
+        assert now < 300.0
+        for _, message in newcomer.tick(now):
+            if isinstance(message, PushPull):
+                for _, reply in member.handle(newcomer.record.peer_id, message, now):
+                    newcomer.handle(member.record.peer_id, reply, now)
+    return now
+
+
+def test_newcomer_knows_all_of_a_thousand_peers_with_the_first_table() -> None:
+    member = _alone(others=1000)
+    newcomer = _alone(1023, others=0)
+    newcomer.learn(member.record, 0.0)
+    assert _joined(newcomer, member, 0.0) < 0.1
+
+
+def _announced(roster: Roster, until: float) -> Counter[bytes]:
+    """Tick a roster until a time; return how often it has spread each record."""
+    found: Counter[bytes] = Counter()
+    while (now := roster.next_deadline()) < until:
+        for _, message in roster.tick(now):
+            if isinstance(message, Gossip | Ping):
+                found.update(message.items)
+    return found
+
+
+def test_newcomer_passes_the_records_of_a_table_on_three_times_and_other_records_often() -> None:
+    member = _alone(others=40)
+    newcomer = _alone(63, others=0)
+    newcomer.learn(member.record, 0.0)
+    now = _joined(newcomer, member, 0.0)
+    heard = gossip_items.announce(record(50))
+    newcomer.handle(NAMES[1], Gossip((heard,)), now)
+    found = _announced(newcomer, 20.0)
+    copies = newcomer.preset.copies(42)
+    told = [found[gossip_items.announce(record(index))] for index in range(1, 41)]
+    assert told == [3] * 40 and found[heard] == copies > 3
+
+
+def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
+    """As after a partition: one peer of a swarm of twenty gets the table of a peer of another swarm."""
+    world = RosterWorld(4)
+    for index in range(40):
+        world.add(index, seeds=list(range(index % 2, index, 2)))
+    world.run(40.0)
+    assert all(len(roster.view.peers) == 20 for roster in world.rosters.values())
+    table = [gossip_items.announce(world.rosters[name].record) for name in NAMES[1:40:2]]
+    for page in gossip_items.pages(table):
+        world.rosters[NAMES[0]].handle(NAMES[2], PushPull(True, page), world.now)
+    assert world.run(45.0, lambda: all(len(world.rosters[name].view.peers) == 40 for name in NAMES[:40:2]))
+
+
+def test_table_that_exceeds_the_budget_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip_intake, "VERIFY_RATE", 50.0)
+    member = _alone(others=300)
+    newcomer = _alone(1023, others=0)
+    newcomer.learn(member.record, 0.0)
+    # 200 records at once, and the rest when the budget has been refilled.
+    assert 3.9 < _joined(newcomer, member, 0.0) < 5.0
+
+
+def test_table_that_was_not_requested_gets_the_budget_of_its_sender() -> None:
+    roster = _alone(1023, others=2)
+    for page in gossip_items.pages(gossip_items.announce(record(index)) for index in range(3, 900)):
+        roster.handle(NAMES[1], PushPull(True, page), 0.0)
+    assert len(roster.others) == 2 + 200
+
+
+def test_roster_without_news_wakes_for_probes_only() -> None:
+    world = RosterWorld(5)
+    world.full(8)
+    world.run(30.0)
+    roster = world.rosters[NAMES[0]]
+    ticks = 0
+    while world.now < 60.0:
+        world.run(min(60.0, max(world.now + 0.01, roster.next_deadline())))
+        ticks += 1
+    # A probe is sent every two seconds, and its answer changes the deadline; gossip every 0.25 s would be 120 ticks.
+    assert ticks < 60 and world.agreed()
+
+
+def test_tick_long_after_its_deadline_counts_as_a_stall() -> None:
+    roster = _alone(others=3)
+    roster.tick(0.0)
+    while roster.next_deadline() < 1.0:
+        roster.tick(roster.next_deadline())
+    due = roster.next_deadline()
+    roster.tick(due + 0.2)
+    assert roster.awareness.score == 0
+    roster.tick(roster.next_deadline() + 0.3)
+    assert roster.awareness.score == 1
 
 
 def test_records_are_renewed_before_expiry() -> None:
@@ -785,7 +881,7 @@ def test_presets_leave_time_for_the_second_ping(preset: Preset) -> None:
     assert preset.ping_min < preset.ping_max <= preset.probe_period / 2
     assert preset.suspicion_min(1) == preset.suspicion_min(10) == 5 * preset.probe_period
     assert preset.suspicion_min(100) == pytest.approx(10 * preset.probe_period)
-    assert preset.retransmissions(10) == 8
+    assert preset.copies(1) <= preset.copies(10) == 7 and preset.copies(1000) == 12
     assert preset.push_pull(32) == preset.push_pull_period < preset.push_pull(33)
 
 
