@@ -67,7 +67,7 @@ class SimTransport:
         self._closed = False
         self._came: dict[PeerId, tuple[float, float]] = {}
         self._mail: asyncio.Future[None] | None = None
-        self._packer = Packer(identity, run_id, encode=net.encode)
+        self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
         self._control: deque[tuple[Arrival, Pipe | None]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
 

@@ -271,9 +271,9 @@ class ObservedLearner(DelegatingLearner, Observed):
 
 
 class TorchLearner(ObservedLearner):
-    """The manifest's own model, trained on a small text, one step after the other in virtual time."""
+    """The manifest's own model, trained one step after the other in virtual time. `text`: None for that of the demo."""
 
-    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
+    def __init__(self, manifest: Manifest, text: Path | None, cache: Path, step_seconds: float) -> None:
         self._training: LocalLearner = prepare(
             manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
         )

@@ -1,0 +1,322 @@
+"""Time to a held-out loss on home links, beside that of the same peers on links without cost, in virtual time.
+
+    python -m benchmarks.training.linkcost                         # 50 Mbit/s down, 10 up, 60 ms; about ten minutes
+    python -m benchmarks.training.linkcost --only sparseloco --parameters 124e6 --step 1
+
+Membership, agreement, exchange and training loop are the product's code; the network is simulated. A byte language model
+really trains, on the demo's text; an inner step takes a given time, other computations take none. Each byte of a payload counts
+on the links as often as the stated model is larger than the trained one, while control messages have their real size. The
+loss is that of the outer parameters, on a line between the two commits around it; time counts from the first inner step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from thinwire.collectives.outcome import Outcome
+from thinwire.compression.core.types import Floats
+from thinwire.node.training.learner import StepReport
+from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.link import Gateway
+from thinwire.sims.network.network import SimNet
+from thinwire.sims.network.regions import MBIT
+from thinwire.sims.network.translator import Translator
+from thinwire.sims.peers.learners import TorchLearner
+from thinwire.sims.peers.machine import Machine, Played
+from thinwire.sims.scenario.scenario import PeerSpec
+from thinwire.swarm.identity.admission_token import Inviter
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
+from thinwire.swarm.identity.stage_claim import Seat
+from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.swarm.manifest.parser import SignedManifest, parse, sign
+from thinwire.swarm.membership.presets import WAN
+
+from benchmarks.support import machine
+from benchmarks.training.loss import reached
+
+MANIFEST = """
+[run]
+seed = {seed}
+rounds = {rounds}
+[model]
+layers = {layers}
+width = {width}
+context = {context}
+[inner]
+lr = {lr}
+batch = {batch}
+[outer]
+sync_every = {H}
+{outer}
+[exchange]
+min_peers = {peers}
+{exchange}
+"""
+
+SPARSE = 'codec = "topk(k=64,chunk=4096)|2bit|rice"'
+INT4 = 'codec = "int4(block=256)"'
+
+METHODS: Mapping[str, tuple[str, str]] = {
+    "diloco": ('method = "diloco"', ""),
+    "diloco, int4": ('method = "diloco"', INT4),
+    "sparseloco": ('method = "sparseloco"', ""),
+    "streaming": ('method = "streaming"', INT4),
+    "streaming, overlap 5": ('method = "streaming"\noverlap = 5', INT4),
+    "streaming, overlap 10": ('method = "streaming"\noverlap = 10', INT4),
+    "streaming, sparse": ('method = "streaming"', SPARSE),
+    "streaming, sparse, overlap 5": ('method = "streaming"\noverlap = 5', SPARSE),
+    "streaming, sparse, overlap 10": ('method = "streaming"\noverlap = 10', SPARSE),
+    "eager": ('method = "eager"', INT4),
+    "noloco": ('method = "noloco"', INT4),
+}
+"""Name -> keys of [outer] and of [exchange]."""
+
+FREE = 1e15
+"""Bytes per second of a link without cost."""
+
+SAMPLES = 128
+"""Held-out sequences on which the outer parameters are evaluated."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links of every peer: bytes/s up and down, and seconds of one way."""
+
+    up: float = FREE
+    down: float = FREE
+    latency: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training: keys of [outer] and [exchange], and the model that it stands for."""
+
+    outer: str
+    exchange: str
+    H: int
+    rounds: int
+    parameters: float
+    step: float
+
+
+@dataclass
+class Course:
+    """Course of one training, as the first peer sees it.
+
+    began: when its first inner step began. curve: (seconds since then, held-out loss) of each commit. sent: its bytes up
+    until then. digests: of the outer state. lost: rounds that did not commit, or not with all peers.
+    """
+
+    began: float = math.nan
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    lost: int = 0
+
+
+class Judge:
+    """Held-out loss of outer parameters, computed once for each state."""
+
+    def __init__(self, learner: LocalLearner) -> None:
+        self.learner = learner
+        self._known: dict[bytes, float] = {}
+
+    def loss(self, digest: bytes, theta: Floats) -> float:
+        """Return the loss in nats per byte of parameters with this digest."""
+        if digest not in self._known:
+            self.learner.write(theta)
+            batch = self.learner.manifest.inner.batch
+            self._known[digest] = self.learner.trainer.evaluate(self.learner.split.evaluation(batch, SAMPLES // batch))
+        return self._known[digest]
+
+
+class _Learner(TorchLearner):
+    """Learner that notes when the first inner step of a course began."""
+
+    def __init__(self, course: Course, *given: Any) -> None:
+        super().__init__(*given)
+        self._course = course
+
+    async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
+        if math.isnan(self._course.began):
+            self._course.began = virtual_loop.current().time()
+        return await super().steps(n, stop)
+
+
+class HomeSwarm:
+    """Peers that train over simulated links: what their machines need of the world."""
+
+    def __init__(self, signed: SignedManifest, links: Links, case: Case, peers: int, judge: Judge, folder: Path) -> None:
+        self.loop, self.preset, self.seed, self.folder = virtual_loop.current(), WAN, 1, folder
+        self.signed, self.manifest = signed, signed.verify()
+        self.run_id = self.manifest.run_id(identity(0).public_key)
+        self.net = SimNet(1, latency=links.latency, payload_factor=case.parameters / judge.learner.layout.total)
+        self.gateways: Mapping[str, Gateway] = {}
+        self.translators: Mapping[str, Translator] = {}
+        specs = (
+            PeerSpec(index, f"peer-{index}", "home", case.step, links.up, links.down) for index in range(peers)
+        )
+        self.machines: Sequence[Machine] = [Machine(self, spec, identity(spec.index)) for spec in specs]
+        self.course, self._judge, self._step = Course(), judge, case.step
+        self._over: asyncio.Future[None] = self.loop.create_future()
+
+    async def play(self) -> Course:
+        """Run until the first peer has made the run's last round; return its course."""
+        for one in self.machines:
+            one.boot()
+        await self._over
+        for one in self.machines:
+            one.kill("the end", crash=False)
+        return self.course
+
+    # Interface of machines
+
+    def contacts(self, me: int) -> Invite:
+        """Return an invite that names the first peer."""
+        first = self.machines[0]
+        invite = Invite(self.run_id, (Seed(first.address, first.identity.transport_public),))
+        policy = self.manifest.admission.policy(self.run_id, first.identity.public_key)
+        return Inviter(first.identity, b"", policy).invite(invite)
+
+    def learner(self, machine: Machine, manifest: Manifest) -> Played:
+        """Return a learner that trains on the demo's text and notes the first step."""
+        return _Learner(self.course, manifest, None, self.folder, self._step)
+
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+        """Raise: there are no stages."""
+        raise NotImplementedError
+
+    def gathering(self, machine: Machine) -> int:
+        """Return the number of peers that the founder waits for."""
+        return len(self.machines) if not machine.index else 1
+
+    def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:
+        """Count rounds that did not commit."""
+        self.course.lost += kind == "uncommitted"
+
+    def committed(self, machine: Machine, outcome: Outcome) -> None:
+        """Judge the outer parameters of the first peer."""
+        process = machine.process
+        if machine.index or process is None or process.transport is None:
+            return
+        replica, course = process.peer.replica, self.course
+        course.lost += len(outcome.contributors) < min(len(self.machines), self.manifest.exchange.min_peers)
+        course.curve.append((self.loop.time() - course.began, self._judge.loss(replica.digest, replica.theta)))
+        course.sent.append(process.transport.totals()[0])
+        course.digests.append(replica.digest)
+        if replica.round >= self.manifest.run.rounds and not self._over.done():
+            self._over.set_result(None)
+
+    def booted(self, machine: Machine) -> None:
+        """Do nothing."""
+
+    def ended(self, machine: Machine, reason: str, failure: BaseException | None) -> None:
+        """Fail if a process ends before the run."""
+        if failure is not None and not self._over.done():
+            self._over.set_exception(failure)
+
+
+@cache
+def identity(index: int) -> Identity:
+    """Return the identity of a peer."""
+    return Identity.generate(index.to_bytes(32, "big"))
+
+
+def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.Namespace, folder: Path) -> Course:
+    """Play one training."""
+    shape = {name: getattr(options, name) for name in ("seed", "layers", "width", "context", "lr", "batch", "peers")}
+    text = MANIFEST.format(**shape, rounds=case.rounds, H=case.H, outer=case.outer, exchange=case.exchange)
+    signed = sign(text.encode(), identity(0))
+
+    async def play() -> Course:
+        if text not in judges:
+            judges[text] = Judge(
+                prepare(signed.verify(), data=None, device="cpu", threads=1, cache=folder, here=folder, clock=time.perf_counter)
+            )
+        return await HomeSwarm(signed, links, case, options.peers, judges[text], folder).play()
+
+    return virtual_loop.run(play(), seed=1, limit=1e7)
+
+
+def compare(name: str, parameters: float, step: float, judges: dict[str, Judge], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Play one method over both kinds of links; return a row of the table."""
+    outer, exchange = METHODS[name]
+    case = Case(outer, exchange, options.H, options.windows, parameters, step)
+    method = parse(f"[outer]\nsync_every = {options.H}\n{outer}\n[exchange]\n{exchange}").outer
+    case = replace(case, rounds=options.windows * options.H // method.round_steps)
+    home = Links(options.up * MBIT, options.down * MBIT, options.rtt / 2e3)
+    free, slow = (train(case, links, judges, options, folder) for links in (Links(), home))
+    times = [reached(course.curve, options.loss) for course in (free, slow)]
+    return {
+        "method": name,
+        "parameters": parameters,
+        "step": step,
+        "round": slow.curve[-1][0] / len(slow.curve),
+        "free": times[0],
+        "home": times[1],
+        "share": times[0] / times[1] if all(times) else None,
+        "pace": free.curve[-1][0] / slow.curve[-1][0],
+        "mb": (slow.sent[-1] - slow.sent[0]) / (len(slow.sent) - 1) / 1e6 * case.rounds / options.windows,
+        "same": free.digests == slow.digests,
+        "lost": free.lost + slow.lost,
+        "last": slow.curve[-1][1],
+    }
+
+
+def main() -> None:
+    """Parse the options, play every case, print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--parameters", type=float, nargs="+", default=[124e6], help="of the models that are stood for")
+    parser.add_argument("--step", type=float, nargs="+", default=[1.0], help="seconds of an inner step")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--up", type=float, default=10.0, help="Mbit/s of every peer")
+    parser.add_argument("--down", type=float, default=50.0, help="Mbit/s of every peer")
+    parser.add_argument("--rtt", type=float, default=60.0, help="ms")
+    parser.add_argument("--H", type=int, default=30, help="inner steps between two exchanges of a parameter")
+    parser.add_argument("--windows", type=int, default=30, help="times H steps that are trained")
+    parser.add_argument("--loss", type=float, default=2.2, help="nats per byte to be reached")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    judges: dict[str, Judge] = {}
+    rows = []
+    print("| method | parameters | step, s | round, s | MB up per H steps | on free links, s | on home links, s | share | last loss |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    with TemporaryDirectory() as folder:
+        for parameters in options.parameters:
+            for step in options.step:
+                for name in options.only:
+                    rows.append(row := compare(name, parameters, step, judges, options, Path(folder)))
+                    print(line(row), flush=True)
+    print(json.dumps({"machine": machine.describe(), "rows": rows}))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row of the table."""
+    times = ["–" if row[key] is None else f"{row[key]:.0f}" for key in ("free", "home")]
+    share = f"{row['share'] or row['pace']:.1%}" + ("" if row["same"] else " (other states)") + f" lost {row['lost']}" * bool(row["lost"])
+    cells = (row["method"], f"{row['parameters'] / 1e6:.0f} M", f"{row['step']:g}", f"{row['round']:.2f}", f"{row['mb']:.1f}", *times)
+    return "| " + " | ".join((*cells, share, f"{row['last']:.3f}")) + " |"
+
+
+if __name__ == "__main__":
+    main()
