@@ -170,7 +170,9 @@ class SimTransport:
 
     def totals(self) -> tuple[int, int]:
         traffic = self.traffic
-        return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
+        # Packets count when they begin to leave. Those with a payload factor may take seconds.
+        leaving = self.uplink.leaving if self._net.payload_factor > 1 else 0
+        return traffic.control_up + traffic.bulk_up - leaving, traffic.control_down + traffic.bulk_down
 
     def inside(self) -> tuple[int, int]:
         return 0, 0
