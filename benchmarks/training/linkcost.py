@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -164,16 +164,16 @@ class _Learner(TorchLearner):
 class HomeSwarm:
     """Peers that train over simulated links: what their machines need of the world."""
 
-    def __init__(self, signed: SignedManifest, links: Links, case: Case, peers: int, judge: Judge, folder: Path) -> None:
+    def __init__(
+        self, signed: SignedManifest, links: Links, case: Case, peers: int, judge: Judge, folder: Path
+    ) -> None:
         self.loop, self.preset, self.seed, self.folder = virtual_loop.current(), WAN, 1, folder
         self.signed, self.manifest = signed, signed.verify()
         self.run_id = self.manifest.run_id(identity(0).public_key)
         self.net = SimNet(1, latency=links.latency, payload_factor=case.parameters / judge.learner.layout.total)
         self.gateways: Mapping[str, Gateway] = {}
         self.translators: Mapping[str, Translator] = {}
-        specs = (
-            PeerSpec(index, f"peer-{index}", "home", case.step, links.up, links.down) for index in range(peers)
-        )
+        specs = (PeerSpec(index, f"peer-{index}", "home", case.step, links.up, links.down) for index in range(peers))
         self.machines: Sequence[Machine] = [Machine(self, spec, identity(spec.index)) for spec in specs]
         self.course, self._judge, self._step = Course(), judge, case.step
         self._over: asyncio.Future[None] = self.loop.create_future()
@@ -252,7 +252,15 @@ def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.
         stack.enter_context(patch.object(shards, "MIN_CHUNK", 512))
         if text not in judges:
             judges[text] = Judge(
-                prepare(signed.verify(), data=None, device="cpu", threads=1, cache=folder, here=folder, clock=time.perf_counter)
+                prepare(
+                    signed.verify(),
+                    data=None,
+                    device="cpu",
+                    threads=1,
+                    cache=folder,
+                    here=folder,
+                    clock=time.perf_counter,
+                )
             )
         return await HomeSwarm(signed, links, case, options.peers, judges[text], folder).play()
 
@@ -260,7 +268,9 @@ def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.
         return virtual_loop.run(play(), seed=1, limit=1e7)
 
 
-def compare(name: str, parameters: float, step: float, judges: dict[str, Judge], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def compare(
+    name: str, parameters: float, step: float, judges: dict[str, Judge], options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
     """Play one method over both kinds of links; return a row of the table."""
     outer, exchange = METHODS[name]
     case = Case(outer, exchange, options.H, options.windows, parameters, step)
@@ -308,7 +318,9 @@ def main() -> None:
     torch.set_num_threads(1)
     judges: dict[str, Judge] = {}
     rows = []
-    print("| method | parameters | step, s | round, s | MB up per H steps | on free links, s | on home links, s | share | last loss |")
+    print(
+        "| method | parameters | step, s | round, s | MB up per H steps | on free links, s | on home links, s | share | last loss |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     with TemporaryDirectory() as folder:
         for parameters in options.parameters:
@@ -322,8 +334,19 @@ def main() -> None:
 def line(row: Mapping[str, Any]) -> str:
     """Return a row of the table."""
     times = ["–" if row[key] is None else f"{row[key]:.0f}" for key in ("free", "home")]
-    share = f"{row['share'] or row['pace']:.1%}" + ("" if row["same"] else " (other states)") + f" lost {row['lost']}" * bool(row["lost"])
-    cells = (row["method"], f"{row['parameters'] / 1e6:.0f} M", f"{row['step']:g}", f"{row['round']:.2f}", f"{row['mb']:.1f}", *times)
+    share = (
+        f"{row['share'] or row['pace']:.1%}"
+        + ("" if row["same"] else " (other states)")
+        + f" lost {row['lost']}" * bool(row["lost"])
+    )
+    cells = (
+        row["method"],
+        f"{row['parameters'] / 1e6:.0f} M",
+        f"{row['step']:g}",
+        f"{row['round']:.2f}",
+        f"{row['mb']:.1f}",
+        *times,
+    )
     return "| " + " | ".join((*cells, share, f"{row['last']:.3f}")) + " |"
 
 

@@ -70,7 +70,8 @@ class Overlap(Schedule):
         settling = asyncio.ensure_future(self._average_and_move(average))
         try:
             await self._meanwhile()
-            await asyncio.wait((settling,), timeout=self.loop.give_up)
+            session = self.loop.session
+            await session.factory.until_given_up(session.current, (settling,), self.loop.give_up)
             if settling.done():
                 return settling.result()
         finally:
