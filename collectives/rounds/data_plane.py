@@ -62,7 +62,7 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
-        self._arrived = self._most = 0
+        self._useful = self._most_useful = 0
         """Useful frames that have arrived in the ballot in progress, and most in one before it."""
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
@@ -257,7 +257,7 @@ class DataPlane(ABC):
             self._delivered |= set(self._senders(self.opened))
         self.opened, self.moved = opened, self._now()
         self.whole = self.moved
-        self._arrived, self._most = 0, self.frames
+        self._useful, self._most_useful = 0, self.frames
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         computes = opened.adopted is None and self.agreement.commit is None
@@ -318,11 +318,11 @@ class DataPlane(ABC):
     @property
     def frames(self) -> int:
         """Useful frames that have arrived, in the ballot with the most of them."""
-        return max(self._arrived, self._most)
+        return max(self._useful, self._most_useful)
 
     def _progress(self) -> None:
         self.whole = self._now()
-        self._arrived += 1
+        self._useful += 1
         self._live()
 
     def _live(self) -> None:
