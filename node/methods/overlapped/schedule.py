@@ -70,8 +70,7 @@ class Overlap(Schedule):
         settling = asyncio.ensure_future(self._average_and_move(average))
         try:
             await self._meanwhile()
-            session = self.loop.session
-            await session.factory.until_given_up(session.current, (settling,), self.loop.give_up)
+            await self.loop.session.until_given_up((settling,), self.loop.give_up)
             if settling.done():
                 return settling.result()
         finally:
