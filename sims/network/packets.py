@@ -30,7 +30,10 @@ class Packet(msgspec.Struct, eq=False, gc=False):
 
 
 class Packer:
-    """Encoder of one peer's frames into packets. `payload_factor`: bytes on the links for each byte of a payload."""
+    """Encoder of one peer's frames into packets.
+
+    `payload_factor`: bytes on the links for each byte of a payload.
+    """
 
     def __init__(self, identity: Identity, run_id: bytes, *, encode: bool, payload_factor: float = 1.0) -> None:
         self._identity, self._run_id, self._encode, self._factor = identity, run_id, encode, payload_factor

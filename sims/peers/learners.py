@@ -271,7 +271,10 @@ class ObservedLearner(DelegatingLearner, Observed):
 
 
 class TorchLearner(ObservedLearner):
-    """The manifest's own model, trained one step after the other in virtual time. `text`: None for that of the demo."""
+    """The manifest's own model, trained one step after the other in virtual time.
+
+    `text`: file or folder to train on; None: the text of the demo.
+    """
 
     def __init__(self, manifest: Manifest, text: Path | None, cache: Path, step_seconds: float) -> None:
         self._training: LocalLearner = prepare(

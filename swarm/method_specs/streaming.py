@@ -22,7 +22,7 @@ MAX_SEPARATE = 64
 
 
 AUTO_OVERLAP = 5
-"""Most inner steps that overlap an exchange by default (arXiv:2501.18512: up to 5 cost almost nothing)."""
+"""Inner steps that overlap an exchange by default, at most; 5 cost little (arXiv:2501.18512)."""
 
 
 class Streaming(MethodSpec, frozen=True, tag="streaming"):

@@ -1,7 +1,7 @@
 """Time to a held-out loss on home links, beside that of the same peers on links without cost, in virtual time.
 
-    python -m benchmarks.training.linkcost             # 50 Mbit/s down, 10 up, 60 ms; ten minutes on one core
-    python -m benchmarks.training.linkcost --only sparseloco --models 124e6:1 5e6:0.25
+    python -m benchmarks.swarms.linkcost             # 50 Mbit/s down, 10 up, 60 ms; ten minutes on one core
+    python -m benchmarks.swarms.linkcost --only sparseloco --models 124e6:1 5e6:0.25
 
 Membership, agreement, exchange and training loop are the product's code; the network is simulated. A byte language model
 really trains, on the demo's text; an inner step takes a given time, other computations take none. Each byte of a payload counts
