@@ -68,7 +68,6 @@ batch = {batch}
 sync_every = {H}
 {outer}
 [exchange]
-min_peers = {peers}
 {exchange}
 """
 
@@ -243,7 +242,7 @@ def identity(index: int) -> Identity:
 
 def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.Namespace, folder: Path) -> Course:
     """Play one training."""
-    shape = {name: getattr(options, name) for name in ("seed", "layers", "width", "context", "lr", "batch", "peers")}
+    shape = {name: getattr(options, name) for name in ("seed", "layers", "width", "context", "lr", "batch")}
     text = MANIFEST.format(**shape, rounds=case.rounds, H=case.H, outer=case.outer, exchange=case.exchange)
     signed = sign(text.encode(), identity(0))
 
@@ -276,6 +275,7 @@ def compare(
     (outer, exchange), (parameters, step) = METHODS[name], model
     spec = parse(f"[outer]\nsync_every = {options.H}\n{outer}\n[exchange]\n{exchange}").outer
     rounds = options.windows * options.H // spec.round_steps
+    exchange += "" if spec.gossip else f"\nmin_peers = {options.peers}"
     case = Case(outer, exchange, options.H, rounds, parameters, step)
     home = Links(options.up * MBIT, options.down * MBIT, options.rtt / 2e3)
     free, slow = (train(case, links, judges, options, folder) for links in (Links(), home))
