@@ -83,6 +83,7 @@ bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.daemon.largemodels --only 124M $(if $(FULL),124M-sparse 350M 350M-sparse 1.3B 1.3B-sparse)
 	$(BIN)/python -m benchmarks.daemon.idle
 	$(BIN)/python -m benchmarks.daemon.monitoring
+	$(BIN)/python -m benchmarks.swarms.linkcost
 	$(BIN)/python -m benchmarks.compression.codecspeed
 
 clean:

@@ -8,6 +8,9 @@ TICK = 0.1
 GIVE_UP = 10
 """Patiences beyond the grace after which a peer leaves an undecided round; its delta stays."""
 
+STALL = 5
+"""Patiences for which a transfer that has begun may rest before it is given up."""
+
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""
 

@@ -55,6 +55,9 @@ class StubSession:
             await work(self.replica.compute_digest)
         return result
 
+    async def until_given_up(self, futures: Collection[asyncio.Future[Any]], give_up: float) -> None:
+        await asyncio.wait(futures, timeout=give_up)
+
     def fail(self, error: Exception) -> None:
         """Do nothing: the round fails."""
 

@@ -27,15 +27,12 @@ from dataclasses import dataclass, replace
 
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.gossip.transfer import ChunkReceiver, ChunkSender
-from thinwire.collectives.timing import GIVE_UP
+from thinwire.collectives.timing import GIVE_UP, STALL
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch, PeerId, Ready
-
-STALL = 5
-"""Patiences that a partner may take for one chunk."""
 
 ECHOES = 16
 """Most times that a partner gets our slow weights again because it had chosen another one."""

@@ -62,6 +62,8 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
+        self._useful = self._most_useful = 0
+        """Useful frames that have arrived in the ballot in progress, and most in one before it."""
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
@@ -255,6 +257,7 @@ class DataPlane(ABC):
             self._delivered |= set(self._senders(self.opened))
         self.opened, self.moved = opened, self._now()
         self.whole = self.moved
+        self._useful, self._most_useful = 0, self.frames
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         computes = opened.adopted is None and self.agreement.commit is None
@@ -312,8 +315,14 @@ class DataPlane(ABC):
         if self._now() < self.whole + STIRRING * self.agreement.terms.patience:
             self._live()
 
+    @property
+    def frames(self) -> int:
+        """Useful frames that have arrived, in the ballot with the most of them."""
+        return max(self._useful, self._most_useful)
+
     def _progress(self) -> None:
         self.whole = self._now()
+        self._useful += 1
         self._live()
 
     def _live(self) -> None:

@@ -24,6 +24,7 @@ from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.timing import STALL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -200,6 +201,15 @@ class Round:
     def complete(self) -> bool:
         """True if every committed result is here."""
         return self.exchange.complete
+
+    def given_up_at(self, due: float) -> float:
+        """Return the time at which a peer gives this round up, which is `due` if nothing arrives.
+
+        It is later while whole frames arrive, by STALL patiences for each of them. So a round may take as long as its links
+        need, and ballots that follow each other do not occupy a peer for ever.
+        """
+        rest = STALL * self.agreement.terms.patience
+        return max(due, min(self.exchange.whole + rest, due + self.exchange.frames * rest))
 
     # --- events
 

@@ -26,7 +26,7 @@ from thinwire.collectives.rounds.hierarchy import Hierarchy
 from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Opinions, Paced, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
-from thinwire.collectives.timing import Patience
+from thinwire.collectives.timing import TICK, Patience
 from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
@@ -226,12 +226,15 @@ class RoundFactory:
         return self._patience.seconds
 
     async def outcome(self, current: Round, *, give_up: float | None = None) -> Outcome:
-        """Return the Outcome of a round; without a commit after `give_up` seconds, or if we are behind."""
+        """Return the Outcome of a round; without a commit if it is given up, or if we are behind.
+
+        `give_up`: seconds after which it is, unless its data is arriving.
+        """
         began = self._now()
         behind = asyncio.ensure_future(self.behind.wait())
         wait = asyncio.ensure_future(current.wait())
         try:
-            await asyncio.wait((wait, behind), timeout=give_up, return_when=asyncio.FIRST_COMPLETED)
+            await self.until_given_up(current, (wait, behind), give_up)
             outcome = wait.result() if wait.done() else Outcome(diverged=behind.done())
         finally:
             wait.cancel()
@@ -249,6 +252,19 @@ class RoundFactory:
                 took = self._now() - max(began, current.opened_at)
                 self._patience.observe(took)
         return outcome
+
+    async def until_given_up(
+        self, current: Round, futures: Collection[asyncio.Future[Any]], give_up: float | None
+    ) -> None:
+        """Wait for the first of the futures, or until a peer gives the round up, see `outcome`."""
+        began, left = self._now(), give_up
+        while left is None or left > 0:
+            done, _ = await asyncio.wait(
+                futures, timeout=None if left is None else max(TICK, left), return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or give_up is None:
+                return
+            left = current.given_up_at(began + give_up) - self._now()
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""

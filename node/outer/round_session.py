@@ -231,8 +231,8 @@ class RoundSession:
     ) -> Outcome:
         """Average our encoded pseudo-gradient with the peers of the round in progress.
 
-        The outcome has no commit if the round did not commit within `give_up` seconds, if this peer is behind, or if
-        its state differs from that of the majority.
+        The outcome has no commit if the round did not commit within `give_up` seconds and its data no longer arrives, if
+        this peer is behind, or if its state differs from that of the majority.
         """
         self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=bool(weight))
         self.current.announce(source, weight=weight, loss=loss, speed=speed, summary=summary)
@@ -244,6 +244,10 @@ class RoundSession:
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
         """Wait for the end of the round in progress, see `average`."""
         return await self.factory.outcome(self.current, give_up=give_up)
+
+    async def until_given_up(self, futures: Collection[asyncio.Future[Any]], give_up: float) -> None:
+        """Wait for the first of the futures, or until the round in progress is given up, see `average`."""
+        await self.factory.until_given_up(self.current, futures, give_up)
 
     @property
     def patience(self) -> float:

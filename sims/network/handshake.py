@@ -28,6 +28,8 @@ class Network(CircuitFabric, Protocol):
     circuits: CircuitLimits | None
     """Limits of circuits; None: there are none."""
     encode: bool
+    payload_factor: float
+    """Bytes on the links for each byte of a payload."""
     deadline: float
     """Seconds after which a knock at a gate is given up."""
     holds: Partitions

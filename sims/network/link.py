@@ -280,6 +280,11 @@ class Uplink:
         """Number of pipes in which bulk packets wait."""
         return len(self._flows)
 
+    @property
+    def leaving(self) -> int:
+        """Bytes of packets that have begun to leave and have not left yet."""
+        return round(max(0.0, self._busy - self._net.loop.now) * (self.rate or 0.0))
+
     def send(self, pipe: Pipe, packet: Packet) -> None:
         if pipe.bulk:
             pipe.queue.append(packet)

@@ -51,6 +51,7 @@ class SimNet:
     connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
     evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds).
     circuits: limits of circuits between peers that cannot reach each other; None: there are no circuits.
+    payload_factor: bytes on the links for each byte of a payload, so that a small model stands for a large one.
     corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
     """
 
@@ -68,13 +69,14 @@ class SimNet:
         encode: bool = True,
         stream: Rate | None = None,
         circuits: CircuitLimits | None = None,
+        payload_factor: float = 1.0,
     ) -> None:
         self.loop = current()
         self.context = Context()
         """Context of the network's own callbacks, which belong to no peer and run while peers are stopped."""
         self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
         self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
-        self.patience, self.circuits = patience, circuits
+        self.patience, self.circuits, self.payload_factor = patience, circuits, payload_factor
         self.corrupt: Corrupt | None = None
         self.peers: dict[PeerId, SimTransport] = {}
         self.places: dict[str, SimTransport] = {}

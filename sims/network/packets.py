@@ -30,10 +30,13 @@ class Packet(msgspec.Struct, eq=False, gc=False):
 
 
 class Packer:
-    """Encoder of one peer's frames into packets."""
+    """Encoder of one peer's frames into packets.
 
-    def __init__(self, identity: Identity, run_id: bytes, *, encode: bool) -> None:
-        self._identity, self._run_id, self._encode = identity, run_id, encode
+    `payload_factor`: bytes on the links for each byte of a payload.
+    """
+
+    def __init__(self, identity: Identity, run_id: bytes, *, encode: bool, payload_factor: float = 1.0) -> None:
+        self._identity, self._run_id, self._encode, self._factor = identity, run_id, encode, payload_factor
         self._last = Frame(Ask(0, 0))
         self._size = 0
         self._wire = b""
@@ -48,7 +51,7 @@ class Packer:
             if message is not self._last.message or payload != self._last.payload or not self._wire:
                 self._last = Frame(message, payload)
                 self._wire = frames.encode(self._last, self._identity, self._run_id)
-            return Packet(self._wire, payload, None, len(self._wire) + len(payload))
+            return Packet(self._wire, payload, None, len(self._wire) + self._carried(payload))
         if message is not self._last.message:
             signature = b""
             self._size = (
@@ -61,4 +64,8 @@ class Packer:
                 signature = UNSIGNED
             self._last = Frame(message, b"", signature)
         shown = Frame(message, payload, self._last.signature) if payload else self._last
-        return Packet(b"", b"", shown, self._size + len(payload))
+        return Packet(b"", b"", shown, self._size + self._carried(payload))
+
+    def _carried(self, payload: bytes) -> int:
+        """Return the bytes of a payload on the links."""
+        return round(self._factor * len(payload))

@@ -67,7 +67,7 @@ class SimTransport:
         self._closed = False
         self._came: dict[PeerId, tuple[float, float]] = {}
         self._mail: asyncio.Future[None] | None = None
-        self._packer = Packer(identity, run_id, encode=net.encode)
+        self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
         self._control: deque[tuple[Arrival, Pipe | None]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
 
@@ -170,7 +170,9 @@ class SimTransport:
 
     def totals(self) -> tuple[int, int]:
         traffic = self.traffic
-        return traffic.control_up + traffic.bulk_up, traffic.control_down + traffic.bulk_down
+        # Packets count when they begin to leave. Those with a payload factor may take seconds.
+        leaving = self.uplink.leaving if self._net.payload_factor > 1 else 0
+        return traffic.control_up + traffic.bulk_up - leaving, traffic.control_down + traffic.bulk_down
 
     def inside(self) -> tuple[int, int]:
         return 0, 0

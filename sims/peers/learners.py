@@ -271,9 +271,12 @@ class ObservedLearner(DelegatingLearner, Observed):
 
 
 class TorchLearner(ObservedLearner):
-    """The manifest's own model, trained on a small text, one step after the other in virtual time."""
+    """The manifest's own model, trained one step after the other in virtual time.
 
-    def __init__(self, manifest: Manifest, text: Path, cache: Path, step_seconds: float) -> None:
+    `text`: file or folder to train on; None: the text of the demo.
+    """
+
+    def __init__(self, manifest: Manifest, text: Path | None, cache: Path, step_seconds: float) -> None:
         self._training: LocalLearner = prepare(
             manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 from thinwire.swarm.method_specs.base import (
@@ -21,6 +21,10 @@ MAX_SEPARATE = 64
 """Maximum number of fragments with separate rounds: a join is announced for each of them."""
 
 
+AUTO_OVERLAP = 5
+"""Inner steps that overlap an exchange by default, at most; 5 cost little (arXiv:2501.18512)."""
+
+
 class Streaming(MethodSpec, frozen=True, tag="streaming"):
     """[outer] of the method "streaming".
 
@@ -29,7 +33,8 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
     lr, momentum, nesterov: of the outer SGD on the mean pseudo-gradient.
     fragments: parts of the model, by layers. More fragments lower the peak of the traffic.
     overlap: inner steps that a peer makes while the exchange of a fragment is in progress, at most H. With more than
-        H / fragments steps several fragments are in progress. Raise it until no peer waits; 5 and fewer cost almost nothing.
+        H / fragments steps several fragments are in progress. "auto": 5, which cost almost nothing, or H / fragments if that is
+        less. Raise it until no peer waits.
     local_mix: part of the local parameters that remains when the result arrives (α of the paper). 0 suits an overlap of 0.
     """
 
@@ -43,7 +48,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
     momentum: Momentum = 0.9
     nesterov: bool = True
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 3
-    overlap: Annotated[int, Meta(ge=0, le=2**20)] = 1
+    overlap: Annotated[int, Meta(ge=0, le=2**20)] | Literal["auto"] = "auto"
     local_mix: Annotated[float, Meta(ge=0, lt=1)] = 0.5
 
     @property
@@ -57,14 +62,19 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
         return self.sync_every // self.fragments
 
     @property
+    def tau(self) -> int:
+        """Inner steps while the exchange of a fragment is in progress (τ of the paper)."""
+        return min(AUTO_OVERLAP, self.round_steps) if self.overlap == "auto" else self.overlap
+
+    @property
     def lag(self) -> int:
         """Turns of other fragments that pass before the result of a fragment is awaited."""
-        return max(0, self.overlap - 1) // self.round_steps
+        return max(0, self.tau - 1) // self.round_steps
 
     @property
     def overlap_steps(self) -> int:
         """Inner steps of a turn, the last one with a lag, that a peer makes while the exchange is in progress."""
-        return self.overlap - self.lag * self.round_steps
+        return self.tau - self.lag * self.round_steps
 
     @property
     def fragment_count(self) -> int:
@@ -87,7 +97,7 @@ class Streaming(MethodSpec, frozen=True, tag="streaming"):
                 f"outer.sync_every = {self.sync_every} is not a multiple of outer.fragments = {self.fragments}",
                 "fragments take turns after equal numbers of steps: change one of the two",
             )
-        elif self.overlap > self.sync_every:
+        elif self.tau > self.sync_every:
             yield (
                 f"outer.overlap = {self.overlap} is more than outer.sync_every = {self.sync_every}",
                 "lower outer.overlap, or raise outer.sync_every",

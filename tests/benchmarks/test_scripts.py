@@ -19,6 +19,7 @@ SMALLEST = {
     "daemon.largemodels": "--only 2M --rounds 2",
     "daemon.idle": "--seconds 2 --turns 1",
     "daemon.monitoring": "--seconds 2 --turns 1",
+    "swarms.linkcost": "--peers 2 --windows 2 --only sparseloco",
     "compression.codecspeed": "--mib 4 --repeats 5 --only int8",
 }
 

@@ -70,7 +70,7 @@ class Overlap(Schedule):
         settling = asyncio.ensure_future(self._average_and_move(average))
         try:
             await self._meanwhile()
-            await asyncio.wait((settling,), timeout=self.loop.give_up)
+            await self.loop.session.until_given_up((settling,), self.loop.give_up)
             if settling.done():
                 return settling.result()
         finally:

@@ -182,6 +182,25 @@ def test_downlink_limits_the_rate() -> None:
     assert virtual_loop.run(main(), seed=1) == pytest.approx(4 * MIB / 1e6 + 0.01, rel=0.001)
 
 
+@pytest.mark.parametrize("encode", [True, False])
+def test_payload_factor_stretches_payloads_alone_and_counts_their_bytes_while_they_leave(encode: bool) -> None:
+    async def main() -> None:
+        net = SimNet(1, latency=0.01, bandwidth=1e6, encode=encode, payload_factor=100.0)
+        sender, receiver = _swarm(net, 2)
+        for frame, seconds in ((_gossip(), 0.0), (_chunk(0, 10_000), 1.0), (_chunk(1), 0.0)):
+            await sender.send(receiver.peer_id, frame)  # after the first one there is a link
+            await receiver.recv()
+            began, before = net.loop.time(), sender.totals()[0]
+            await sender.send(receiver.peer_id, frame)
+            await asyncio.sleep(seconds / 2)
+            assert sender.totals()[0] - before == pytest.approx(0.5e6 * seconds, abs=1_000)
+            await receiver.recv()
+            assert net.loop.time() - began == pytest.approx(seconds + 0.01, abs=0.002)
+            assert sender.totals()[0] - before == pytest.approx(1e6 * seconds, abs=1_000)
+
+    virtual_loop.run(main(), seed=1)
+
+
 def test_site_line_limits_traffic_between_sites_only() -> None:
     """Two send through one gateway to different sites; traffic inside a site has the speed of its links."""
 

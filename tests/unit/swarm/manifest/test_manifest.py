@@ -104,7 +104,7 @@ RUN_IDS = {
     "[outer]\nmethod='sparseloco'\ndenominator='contributor_mean'": "44fde70999c42144",
     "[outer]\nmethod='demo'": "509ee629429f914e",
     "[outer]\nmethod='demo'\ndenominator='contributor_mean'": "0fedce214a7bdcb1",
-    "[outer]\nmethod='streaming'": "f6e419683ca5228f",
+    "[outer]\nmethod='streaming'": "02705237573ebeb9",
 }
 
 
@@ -680,6 +680,21 @@ def test_sparseloco_has_its_own_defaults():
         assert parse(f"[outer]\nmethod = 'sparseloco'\n{more}").run_id(b"a" * 32) != manifest.run_id(b"a" * 32)
     smaller = "[outer]\nmethod = 'sparseloco'\n[exchange]\ncodec = 'topk(k=32,chunk=4096)|1bit|fixed'"
     assert parse(smaller).exchange.codec == registry.parse(parse(smaller).exchange.codec).spec
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps", "turns"),
+    [
+        ("", 5, 0),
+        ("sync_every = 4\nfragments = 2", 2, 0),
+        ("sync_every = 2\nfragments = 2", 1, 0),
+        ("overlap = 12", 2, 1),
+        ("overlap = 0", 0, 0),
+    ],
+)
+def test_streaming_overlaps_five_steps_by_default_but_no_more_than_a_turn(keys, steps, turns):
+    manifest = parse(f"[outer]\nmethod = 'streaming'\n{keys}")
+    assert (manifest.overlap, manifest.lag) == (steps, turns)
 
 
 def test_every_codec_allowed_in_manifest_can_be_built():

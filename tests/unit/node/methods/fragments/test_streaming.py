@@ -158,8 +158,8 @@ def test_streaming_refuses_invalid_settings(text, found):
 def test_streaming_has_defaults_and_run_ids():
     run = manifest('method = "streaming"')
     assert (run.outer.sync_every, run.outer.lr, run.outer.momentum) == (30, 0.4, 0.9)
-    assert (run.outer.fragments, run.outer.overlap, run.outer.local_mix) == (3, 1, 0.5)
-    assert (run.pace, run.overlap, run.steps_after(7)) == (10, 1, 70)
+    assert (run.outer.fragments, run.outer.overlap, run.outer.local_mix) == (3, "auto", 0.5)
+    assert (run.pace, run.overlap, run.steps_after(7)) == (10, 5, 70)
     with pytest.raises(ManifestError, match="outer.fragments does not apply to this method"):
         manifest("fragments = 2")
     # Run ids before and after these keys were added.

@@ -1,0 +1,50 @@
+"""Rounds whose transfers take longer than the time after which a peer gives up a round in which nothing moves."""
+
+import asyncio
+from functools import partial
+
+from kit.swarm import Node, Swarm
+from thinwire.sims.engine import virtual_loop
+
+SECONDS = 40.0
+"""Duration of a transfer; a peer gives up after 12 s."""
+
+
+async def _overlapped(node: Node, joins: bool) -> None:
+    """Make two rounds, each with some training while it is in progress."""
+    for peer in node.swarm.nodes.values():
+        if peer is not node:
+            node.session.roster.learn(peer.record, virtual_loop.current().time())
+            node.transport.learn(peer.record)
+    await asyncio.sleep(0.5)
+    while node.replica.round < node.swarm.rounds:
+        await node.rounds.sync(weight=100, loss=1.0, speed=1.0, meanwhile=partial(asyncio.sleep, 1.0))
+        node.note()
+    await node.rounds.settled()
+
+
+def _played(outer: str = "") -> Swarm:
+    swarms: list[Swarm] = []
+
+    async def play() -> None:
+        swarm = Swarm(4, rounds=2, size=100_000, codec="fp32", outer=outer, bandwidth=1.5 * 400_000 / SECONDS)
+        swarms.append(swarm)
+        for node in swarm.nodes.values():
+            if outer:
+                node.live = partial(_overlapped, node)
+        swarm.start()
+        await swarm.finish(limit=3 * SECONDS)
+
+    virtual_loop.run(play(), seed=1)
+    return swarms[0]
+
+
+def test_round_commits_although_its_first_transfer_takes_longer_than_a_peer_waits_in_vain():
+    swarm = _played()
+    swarm.check()
+    for node in swarm.nodes.values():
+        assert [len(node.contributors[number]) for number in (1, 2)] == [4, 4]
+
+
+def test_peer_that_trains_meanwhile_waits_for_a_round_that_moves():
+    _played('method = "co2"').check()
