@@ -55,8 +55,9 @@ class SharedState(BufferState):
         It is valid for the state, round, members, lives, chain and digest. Before the array changes this replica moves to a
         copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica.
         """
-        twin = object.__new__(type(self))
-        twin.__dict__ |= {name: self.__dict__[name] for name in _SHARED}
+        # A copy in one step: a thread that computes the digest changes two of the attributes.
+        twin, values = object.__new__(type(self)), self.__dict__.copy()
+        twin.__dict__ |= {name: values[name] for name in _SHARED}
         twin._hashes = list(self._hashes)
         self._twins.add(twin)
         return twin

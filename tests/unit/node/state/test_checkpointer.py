@@ -227,6 +227,26 @@ def test_failed_write_leaves_the_old_checkpoint_and_the_next_one_succeeds():
     assert isinstance(peer.checkpoint(), Saved) and loaded(disk).replica.round == 3
 
 
+def test_twin_made_while_a_thread_computes_the_digest_has_the_digest_of_its_state():
+    peer = Peer(SimDisk(random.Random(1)))
+    peer.commit()
+    replica = peer.replica
+
+    class Interrupted(dict):
+        """Attributes; the thread ends after a read of the digest."""
+
+        def __getitem__(self, name):
+            value = super().__getitem__(name)
+            if name == "_named":
+                replica.compute_digest()
+            return value
+
+    replica.__dict__ = Interrupted(replica.__dict__)
+    twin = replica.twin()
+    replica.compute_digest()
+    assert twin.digest == replica.digest
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["digest unknown", "digest known"])
 def test_twin_has_the_digest_of_its_state(known):
     peer = Peer(SimDisk(random.Random(1)))
