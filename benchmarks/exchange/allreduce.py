@@ -132,10 +132,9 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
-    lines = [
-        "| peers | MB | program | seconds | MB/s | CPU s | s/GB | loop CPU s | peak MB | above start | × gloo | × hivemind | foreign CPU |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    figures = "peers", "MB", "program", "seconds", "MB/s", "CPU s", "s/GB", "loop CPU s", "peak MB", "above start"
+    titles = *figures, "× gloo", "× hivemind", "foreign CPU"
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         than = row["times_as_fast_as"]
         codec = row["program"].removesuffix(" shared").rpartition(" ")[2]

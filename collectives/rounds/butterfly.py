@@ -52,7 +52,7 @@ class Butterfly(DataPlane):
     `bound`: largest norm of an aggregate by the norms of the contributions, which are announced then; None: no results are
     refused for their norms. `audited`: other peers may compute results again after the round. Then an owner signs for
     results that it has computed itself only; `audit_data` has what an audit needs. Subclasses have neither: their owners do
-    not have all contributions, or use other values, too. `results`: store of results with another check.
+    not have all contributions, or use other values, too.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -75,11 +75,10 @@ class Butterfly(DataPlane):
         reducer: ChunkReducer | None = None,
         audited: bool = False,
         bound: NormBound | None = None,
-        results: Results | None = None,
     ) -> None:
         super().__init__(
             agreement,
-            results=Results(self._check_result, len(grid)) if results is None else results,
+            results=Results(len(grid)),
             contributions=Contributions(codec, grid, usual),
             early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             send_queue=send_queue,
@@ -324,7 +323,8 @@ class Butterfly(DataPlane):
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
         self._overlong = ""
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=self._vouches(sender, index))
+        vouches, check = self._vouches(sender, index), self._check_result
+        taken = self.results.take(index, frame.payload, frame.hashed, check=check, from_owner=vouches)
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:

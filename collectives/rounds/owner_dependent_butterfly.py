@@ -79,7 +79,7 @@ class OwnerDependentButterfly(Butterfly):
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return None
-        taken = self.results.take(index, frame.payload, frame.hashed, from_owner=False)
+        taken = self.results.take(index, frame.payload, frame.hashed, check=self._check_result, from_owner=False)
         if taken is None:
             if self._fits(frame):
                 self._early.put(sender, frame)

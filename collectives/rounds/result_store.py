@@ -18,11 +18,13 @@ def digest_of(hashes: Sequence[Digest | None]) -> Digest:
 class Results:
     """The `count` results of one round, each with its hash and the hash that its owner signed.
 
-    `wanted`: the digest of all of them once settled. `check(chunk, index)` raises CodecError for an invalid chunk.
+    `wanted`: the digest of all of them once settled.
     """
 
-    def __init__(self, check: Callable[[Buffer, int], object], count: int) -> None:
-        self._check, self._count = check, count
+    # The store has no reference to the data plane that has it: in a cycle, the memory of a past round's results would be
+    # free only after the next run of the garbage collector.
+    def __init__(self, count: int) -> None:
+        self._count = count
         self.wanted: Digest | None = None
         self.clear()
 
@@ -107,8 +109,16 @@ class Results:
         self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
         self._changed(-1)
 
-    def take(self, index: int, chunk: Buffer, hashed: Callable[[], Digest], *, from_owner: bool) -> bool | None:
-        """Store a result with hash `hashed()`.
+    def take(
+        self,
+        index: int,
+        chunk: Buffer,
+        hashed: Callable[[], Digest],
+        *,
+        check: Callable[[Buffer, int], object],
+        from_owner: bool,
+    ) -> bool | None:
+        """Store a result with hash `hashed()`. `check(chunk, index)` raises CodecError for an invalid chunk.
 
         True: stored. False: it cannot be right. None: no signature vouches for it.
         """
@@ -117,7 +127,7 @@ class Results:
             return None  # checked first, as a peer may send it repeatedly: this is cheap
         found = hashed()
         try:
-            self._check(chunk, index)
+            check(chunk, index)
         except CodecError:
             return False  # a result that cannot be decoded must never be voted for, whatever its owner signed
         if signed not in (None, found):

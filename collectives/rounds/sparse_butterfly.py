@@ -41,7 +41,6 @@ from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
-from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
@@ -206,7 +205,6 @@ class SparseShardedReduce(OwnerDependentButterfly):
             grid=grid,
             rule=mean,
             seed=keeps,
-            results=Results(lambda chunk, index: codec.check_sum(chunk, grid.size(index)), len(grid)),
             **sharded,
         )
         self._sifts, self._kept, self._aside = codec, kept, aside
@@ -215,6 +213,10 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Computations of our results in the ballot in progress whose inputs are complete."""
         self._task: asyncio.Task[None] | None = None
         self._stirred = stirred
+
+    def _check_result(self, chunk: Buffer, index: int) -> None:
+        """Raise CodecError for a result that is no valid sum."""
+        self._sifts.check_sum(chunk, self.grid.size(index))
 
     @property
     def due(self) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def records_of(results, *, audited=True, known=IDS, voted=None):
     known: contributors whose announcements are here. voted: proposal that we have voted for. `results` of the returned object
     has the results.
     """
-    stored = Results(lambda chunk, index: None, len(GRID))
+    stored = Results(len(GRID))
     for index, one in enumerate(results):
         stored.put(index, one)
     agreement = SimpleNamespace(
