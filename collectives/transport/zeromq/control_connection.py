@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -57,6 +58,7 @@ class SharedSockets:
     local_sockets: LocalSockets
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
+    workers: Executor | None = None
     _last: tuple[Message, bytes] | None = None
 
     def head(self, frame: Frame) -> bytes:
