@@ -54,6 +54,8 @@ UNOPENED = 4 << 20
 ALIGNED = 64
 """Bytes of a cache line."""
 
+EMPTY = memoryview(b"")
+
 
 class StreamOwner(Protocol):
     """The pool that a stream belongs to."""
@@ -116,6 +118,7 @@ class Stream(asyncio.BufferedProtocol):
         self._opener: RecordCipher | None = None
         self._sealing, self._opening = OrderedWork(workers, self._failed), OrderedWork(workers, self._failed)
         self._descriptor = -1  # our own copy, so that it stays that of this socket while a thread writes
+        self._rest = EMPTY  # of a record that threads write: what the kernel has not taken
         self._sealed: asyncio.Future[None] | None = None
         self._outgoing: NDArray[np.uint8] | None = None
         self._incoming: NDArray[np.uint8] | None = None
@@ -127,6 +130,7 @@ class Stream(asyncio.BufferedProtocol):
         self._room = self._need
         self._head = self._payload = self._first = 0
         self._most = MAX_BULK
+        self._paced = False
         self._paused = self._behind = self._stopped = False  # by the owner; by records to open; in effect
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -195,6 +199,9 @@ class Stream(asyncio.BufferedProtocol):
                 timer.cancel()
         # Buffers that the event loop may still use are left to the garbage collector and never lent again.
         self._incoming = self._outgoing = None
+        self._rest = EMPTY
+        if self._descriptor >= 0:
+            self._loop.remove_writer(self._descriptor)
         self._opening.close(self._check_over)
         self._sealing.close(self._check_over)
         self._settle()
@@ -219,6 +226,9 @@ class Stream(asyncio.BufferedProtocol):
             self.fail("a record does not open with the agreed key")
         elif isinstance(error, ValueError):
             self.fail(str(error))
+        elif isinstance(error, OSError):
+            self.by_peer = True
+            self.fail("stream reset")
         else:
             self.fail("internal error")
             raise error
@@ -250,6 +260,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def pace(self, rate: int) -> None:
         """Pace at `rate` bytes/s within a record, too."""
+        self._paced = True
         if self._transport is not None:
             pace(self._transport.get_extra_info("socket"), rate)
 
@@ -277,32 +288,45 @@ class Stream(asyncio.BufferedProtocol):
         sock = self._transport.get_extra_info("socket")
         self._congestion = adapt(sock, self._congestion)
         hold_back(sock)
-        direct = threaded and not self.unsent
-        if direct and self._descriptor < 0:
-            with suppress(OSError):  # no file descriptor is left: the event loop writes
-                self._descriptor = os.dup(sock.fileno())
-        seal = partial(self._seal, head, payload, record, self._descriptor if direct else -1)
-        self._sealing.run(seal, partial(self._send, record), nbytes(payload))
+        # At a limited rate the kernel takes little at a time, which is no work for a thread.
+        descriptor = self._direct() if threaded and not self.unsent and not self._paced else -1
+        self._rest = record if descriptor >= 0 else EMPTY
+        seal = partial(self._seal, head, payload, record, descriptor)
+        self._sealing.run(seal, partial(self._send, record, descriptor), nbytes(payload))
+
+    def _direct(self) -> int:
+        """Return the descriptor by which threads write to the socket; -1 if there is none left: the event loop writes."""
+        assert self._transport is not None
+        if self._descriptor < 0:
+            with suppress(OSError):
+                self._descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        return self._descriptor
 
     def _seal(self, head: bytes, payload: Buffer, record: memoryview, descriptor: int) -> int:
         """Seal a record, in any thread; write what the kernel takes to `descriptor` (-1: nothing), return its bytes."""
         assert self._sealer is not None
         self._sealer.seal(head, payload, record)
-        if descriptor >= 0:
-            with suppress(OSError):  # the kernel takes nothing now, or the event loop gets the error, too
-                return os.write(descriptor, record)
-        return 0
+        return _write(descriptor, record) if descriptor >= 0 else 0
 
-    def _send(self, record: memoryview, sent: int) -> None:
-        """Send the rest of a record."""
+    def _send(self, record: memoryview, descriptor: int, sent: int) -> None:
+        """Send what is left of a record of which `sent` bytes are sent, as soon as the kernel takes more."""
         assert self._transport is not None
         self._release_payload()
-        if sent < record.nbytes:
-            self._transport.write(record[sent:])
+        if descriptor < 0:
+            self._transport.write(record)
+        else:
+            self._rest = record[sent:]
+            if self._rest:
+                self._loop.add_writer(descriptor, self._send_rest, descriptor)
         if self._outgoing is not None and not self.unsent:
             self._flushed()
-        elif not self.reason:
-            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, record.nbytes)
+        elif not self.reason and self._stall is None:
+            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, self.unsent)
+
+    def _send_rest(self, descriptor: int) -> None:
+        self._loop.remove_writer(descriptor)
+        rest = self._rest
+        self._sealing.run(partial(_write, descriptor, rest), partial(self._send, rest, descriptor), rest.nbytes)
 
     def _release_payload(self) -> None:
         """Let the sender of a frame continue: no thread reads its payload any more."""
@@ -329,7 +353,7 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def unsent(self) -> int:
         """Written bytes that the kernel has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._rest.nbytes
 
     @property
     def crowded(self) -> bool:
@@ -340,14 +364,14 @@ class Stream(asyncio.BufferedProtocol):
         """Do nothing: writers check the size of the buffer themselves."""
 
     def resume_writing(self) -> None:
-        if not self.idle and not self.reason and not self._sealing.busy:
+        if not self.idle and not self.reason and not self._sealing.busy and not self._rest:
             self._flushed()
 
     def _flushed(self) -> None:
         if self._stall:
             self._stall.cancel()
             self._stall = None
-        buffer, self._outgoing = self._outgoing, None
+        buffer, self._outgoing, self._rest = self._outgoing, None, EMPTY
         if buffer is not None:
             self._pool.give(buffer)
         self.idle = True
@@ -469,3 +493,11 @@ class Stream(asyncio.BufferedProtocol):
             return
         self._mark = self.down
         self._timer = self._loop.call_later(limits.rate_window, self._check_rate)
+
+
+def _write(descriptor: int, data: memoryview) -> int:
+    """Write what the kernel takes now; return its bytes. Raises OSError if the connection is broken."""
+    try:
+        return os.write(descriptor, data)
+    except BlockingIOError:
+        return 0
