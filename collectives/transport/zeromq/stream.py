@@ -130,7 +130,6 @@ class Stream(asyncio.BufferedProtocol):
         self._room = self._need
         self._head = self._payload = self._first = 0
         self._most = MAX_BULK
-        self._paced = False
         self._paused = self._behind = self._stopped = False  # by the owner; by records to open; in effect
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -259,8 +258,11 @@ class Stream(asyncio.BufferedProtocol):
         return max(0, self.up - done) if done is not None else self.unsent
 
     def pace(self, rate: int) -> None:
-        """Pace at `rate` bytes/s within a record, too."""
-        self._paced = True
+        """Pace at `rate` bytes/s within a record, too; before the first record.
+
+        The event loop seals and writes then: the link is what limits, and the kernel takes little at a time.
+        """
+        self._sealing = OrderedWork(None, self._failed)
         if self._transport is not None:
             pace(self._transport.get_extra_info("socket"), rate)
 
@@ -288,8 +290,7 @@ class Stream(asyncio.BufferedProtocol):
         sock = self._transport.get_extra_info("socket")
         self._congestion = adapt(sock, self._congestion)
         hold_back(sock)
-        # At a limited rate the kernel takes little at a time, which is no work for a thread.
-        descriptor = self._direct() if threaded and not self.unsent and not self._paced else -1
+        descriptor = self._direct() if threaded and not self.unsent else -1
         self._rest = record if descriptor >= 0 else EMPTY
         seal = partial(self._seal, head, payload, record, descriptor)
         self._sealing.run(seal, partial(self._send, record, descriptor), nbytes(payload))
