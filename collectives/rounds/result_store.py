@@ -104,9 +104,9 @@ class Results:
             self._refuted = signed
         self.wanted = digest
 
-    def put(self, index: int, chunk: Buffer) -> None:
-        """Store our own result of a chunk that we own."""
-        self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
+    def put(self, index: int, chunk: Buffer, found: Digest | None = None) -> None:
+        """Store our own result of a chunk that we own. `found`: its hash, if the caller has it."""
+        self.chunks[index], self._hashes[index] = chunk, found or blake3.blake3(chunk).digest()
         self._changed(-1)
 
     def take(
