@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -14,7 +13,18 @@ Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function where computation is allowed: in a thread, or in a simulation at once or later."""
 
 WORTH = 1 << 18
-"""Bytes of data from which it pays to hand them to a thread: their cipher and hash take as long as the hand-over."""
+"""Bytes of data from which it pays to hand them to a thread.
+
+Their cipher and hash take longer than the hand-over.
+"""
+
+
+class Workers(Protocol):
+    """Threads, such as those of a ThreadPoolExecutor."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> object:
+        """Run a function in a thread as soon as one is free."""
+        ...
 
 
 async def at_once(function: Callable[[], Any]) -> Any:
@@ -23,17 +33,17 @@ async def at_once(function: Callable[[], Any]) -> Any:
 
 
 class OrderedWork:
-    """Functions that run one after the other in threads of `executor`; the event loop gets their results in that order.
+    """Functions that run one after the other in threads; the event loop gets their results in order.
 
     Two functions of one object never run at the same time, so what only they use needs no lock. `failed` receives the first
     exception of a function, or of the code that takes its result; after that no more results are delivered. Functions on
-    less than WORTH bytes run on the event loop, unless others are ahead of them. executor: None: all run there, at once.
+    less than WORTH bytes run on the event loop, unless others are ahead of them. workers: None: all run there, at once.
     """
 
-    def __init__(self, executor: Executor | None, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, workers: Workers | None, failed: Callable[[Exception], None]) -> None:
         self.held = 0
         """Bytes of the functions whose results were not delivered."""
-        self._executor, self._failed = executor, failed
+        self._workers, self._failed = workers, failed
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None], int]] = (
             deque()
@@ -48,10 +58,13 @@ class OrderedWork:
 
     def takes(self, size: int) -> bool:
         """Return whether a function on `size` bytes would go to a thread now."""
-        return self._executor is not None and (size >= WORTH or bool(self._jobs))
+        return self._workers is not None and (size >= WORTH or bool(self._jobs))
 
     def run(self, function: Callable[[], Result], done: Callable[[Result], None], size: int) -> None:
-        """Run a function on `size` bytes, then pass its result to `done` on the event loop. Ignored once closed."""
+        """Run a function on `size` bytes, then pass its result to `done` on the event loop.
+
+        Ignored once closed.
+        """
         if self._closed:
             return
         if not self.takes(size):
@@ -77,8 +90,8 @@ class OrderedWork:
             then()
 
     def _submit(self) -> None:
-        assert self._executor is not None
-        self._executor.submit(self._work, self._jobs[0][0])
+        assert self._workers is not None
+        self._workers.submit(self._work, self._jobs[0][0])
 
     def _work(self, function: Callable[[], Any]) -> None:
         """Run a function in a thread."""

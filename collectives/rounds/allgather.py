@@ -220,7 +220,7 @@ class AllGather(DataPlane):
         super().take(sender, frame)
 
     def _take(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:
-        """Store a piece if its hash is the one that is vouched for and it is not too long; return whether it is stored."""
+        """Store a piece that is not too long, and whose hash is vouched for; return whether it is stored."""
         return bool(self.results.take(slot, piece, hashed, check=self._check_piece, from_owner=False))
 
     def _check_piece(self, piece: Buffer, slot: int) -> None:

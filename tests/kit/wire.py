@@ -95,10 +95,6 @@ class Peer:
         """Send a record on the stream of the shared memory, also an invalid one."""
         self.streams(other)[SHARED]._post_record(head, place)
 
-    def skip_record(self, stream):
-        """Make the next record of a stream one that the other side cannot open."""
-        stream._sealer.prove(b"")
-
     @property
     def station(self):
         """Return the shared parts of this peer's links: receive queue, buffer pool, limits, identity."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import zmq
+from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
@@ -58,7 +58,7 @@ class SharedSockets:
     local_sockets: LocalSockets
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
-    workers: Executor | None = None
+    workers: Workers | None = None
     _last: tuple[Message, bytes] | None = None
 
     def head(self, frame: Frame) -> bytes:

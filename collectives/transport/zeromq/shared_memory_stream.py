@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import blake3
+from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.region import whole_pages
@@ -49,7 +49,7 @@ class SharedMemoryStream(Stream):
         limits: Limits,
         connection: LocalConnection,
         claim: Claim | None = None,
-        workers: Executor | None = None,
+        workers: Workers | None = None,
     ) -> None:
         super().__init__(pool, limits, claim, workers=workers)
         self._connection: LocalConnection = connection

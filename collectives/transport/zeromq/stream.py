@@ -10,9 +10,7 @@ Then the thread alone uses the cipher and the buffer. Sockets are read, and all 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -21,9 +19,18 @@ import blake3
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
-from thinwire.collectives.blocking_work import OrderedWork
+from thinwire.collectives.blocking_work import OrderedWork, Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.tcp_options import CONGESTION, adapt, confirmed, hold_back, pace, round_trip, tune
+from thinwire.collectives.transport.tcp_options import (
+    CONGESTION,
+    DirectSocket,
+    adapt,
+    confirmed,
+    hold_back,
+    pace,
+    round_trip,
+    tune,
+)
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen
 from thinwire.collectives.transport.zeromq.record_crypto import (
@@ -99,7 +106,7 @@ class Stream(asyncio.BufferedProtocol):
         limits: Limits,
         claim: Claim | None = None,
         crowd: HalfOpen | None = None,
-        workers: Executor | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.idle = False
         """True if a record may be written now."""
@@ -117,7 +124,7 @@ class Stream(asyncio.BufferedProtocol):
         self._sealer: RecordCipher | None = None
         self._opener: RecordCipher | None = None
         self._sealing, self._opening = OrderedWork(workers, self._failed), OrderedWork(workers, self._failed)
-        self._descriptor = -1  # our own copy, so that it stays that of this socket while a thread writes
+        self._direct: DirectSocket | None = None
         self._rest = EMPTY  # of a record that threads write: what the kernel has not taken
         self._sealed: asyncio.Future[None] | None = None
         self._outgoing: NDArray[np.uint8] | None = None
@@ -199,8 +206,8 @@ class Stream(asyncio.BufferedProtocol):
         # Buffers that the event loop may still use are left to the garbage collector and never lent again.
         self._incoming = self._outgoing = None
         self._rest = EMPTY
-        if self._descriptor >= 0:
-            self._loop.remove_writer(self._descriptor)
+        if self._direct is not None:
+            self._loop.remove_writer(self._direct)
         self._opening.close(self._check_over)
         self._sealing.close(self._check_over)
         self._settle()
@@ -214,9 +221,9 @@ class Stream(asyncio.BufferedProtocol):
 
     def _over(self) -> None:
         """Free what threads have used: the stream is closed, and no thread works for it."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
         self._release_payload()
 
     def _failed(self, error: Exception) -> None:
@@ -290,44 +297,44 @@ class Stream(asyncio.BufferedProtocol):
         sock = self._transport.get_extra_info("socket")
         self._congestion = adapt(sock, self._congestion)
         hold_back(sock)
-        descriptor = self._direct() if threaded and not self.unsent else -1
-        self._rest = record if descriptor >= 0 else EMPTY
-        seal = partial(self._seal, head, payload, record, descriptor)
-        self._sealing.run(seal, partial(self._send, record, descriptor), nbytes(payload))
+        direct = self._direct_socket() if threaded and not self.unsent else None
+        self._rest = record if direct is not None else EMPTY
+        seal = partial(self._seal, head, payload, record, direct)
+        self._sealing.run(seal, partial(self._send, record, direct), nbytes(payload))
 
-    def _direct(self) -> int:
-        """Return the descriptor by which threads write to the socket; -1 if there is none left: the event loop writes."""
+    def _direct_socket(self) -> DirectSocket | None:
+        """Return the socket by which threads write; None if no descriptor is left: the event loop writes."""
         assert self._transport is not None
-        if self._descriptor < 0:
+        if self._direct is None:
             with suppress(OSError):
-                self._descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
-        return self._descriptor
+                self._direct = DirectSocket(self._transport.get_extra_info("socket"))
+        return self._direct
 
-    def _seal(self, head: bytes, payload: Buffer, record: memoryview, descriptor: int) -> int:
-        """Seal a record, in any thread; write what the kernel takes to `descriptor` (-1: nothing), return its bytes."""
+    def _seal(self, head: bytes, payload: Buffer, record: memoryview, direct: DirectSocket | None) -> int:
+        """Seal a record, in any thread; send what the kernel takes by `direct`, and return its bytes."""
         assert self._sealer is not None
         self._sealer.seal(head, payload, record)
-        return _write(descriptor, record) if descriptor >= 0 else 0
+        return 0 if direct is None else direct.send(record)
 
-    def _send(self, record: memoryview, descriptor: int, sent: int) -> None:
+    def _send(self, record: memoryview, direct: DirectSocket | None, sent: int) -> None:
         """Send what is left of a record of which `sent` bytes are sent, as soon as the kernel takes more."""
         assert self._transport is not None
         self._release_payload()
-        if descriptor < 0:
+        if direct is None:
             self._transport.write(record)
         else:
             self._rest = record[sent:]
             if self._rest:
-                self._loop.add_writer(descriptor, self._send_rest, descriptor)
+                self._loop.add_writer(direct, self._send_rest, direct)
         if self._outgoing is not None and not self.unsent:
             self._flushed()
         elif not self.reason and self._stall is None:
             self._stall = self._loop.call_later(self._limits.stall, self._check_stall, self.unsent)
 
-    def _send_rest(self, descriptor: int) -> None:
-        self._loop.remove_writer(descriptor)
+    def _send_rest(self, direct: DirectSocket) -> None:
+        self._loop.remove_writer(direct)
         rest = self._rest
-        self._sealing.run(partial(_write, descriptor, rest), partial(self._send, rest, descriptor), rest.nbytes)
+        self._sealing.run(partial(direct.send, rest), partial(self._send, rest, direct), rest.nbytes)
 
     def _release_payload(self) -> None:
         """Let the sender of a frame continue: no thread reads its payload any more."""
@@ -494,11 +501,3 @@ class Stream(asyncio.BufferedProtocol):
             return
         self._mark = self.down
         self._timer = self._loop.call_later(limits.rate_window, self._check_rate)
-
-
-def _write(descriptor: int, data: memoryview) -> int:
-    """Write what the kernel takes now; return its bytes. Raises OSError if the connection is broken."""
-    try:
-        return os.write(descriptor, data)
-    except BlockingIOError:
-        return 0

@@ -10,11 +10,12 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
+from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
 from thinwire.collectives.transport.observed_addresses import Sighting
@@ -83,7 +84,7 @@ class ZmqTransport:
         up: int = 0,
         loan: Loan | None = None,
         shared: Path | None = None,
-        workers: Executor | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._identity, self._wall = identity, wall
         self._host, self._port, self._advertise = host, port, advertise or ()

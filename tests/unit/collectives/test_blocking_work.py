@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from kit.late_executor import LateExecutor
+from kit.real.late_executor import LateExecutor
 from thinwire.collectives.blocking_work import WORTH, OrderedWork
 
 

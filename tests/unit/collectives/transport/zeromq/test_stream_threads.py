@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from kit.late_executor import LateExecutor
+from kit.real.late_executor import LateExecutor
 from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.zeromq.stream import UNOPENED
 
@@ -112,29 +112,6 @@ def test_stream_with_many_records_to_open_is_not_read(wire, eventually):
         found = await pumped(executors[1:], bulk(second, count))
         assert sorted(frame.message.index for frame in found) == list(range(count))
         assert all(await asyncio.gather(*sending))
-
-    wire.run(work)
-
-
-def test_record_that_does_not_open_in_its_thread_ends_the_link(wire, eventually):
-    async def work():
-        first, second, executors = await late_pair(wire, eventually)
-        sending = asyncio.ensure_future(first.chunk(second, bytes(SIZE)))
-        await pumped(executors[:1], sending)
-        await eventually(lambda: executors[1].waiting)
-        (stream,) = (one for one in first.streams(second).values() if one.up > SIZE)
-        # The sender skips a number, so the key stream of the next record differs.
-        await pumped(executors, bulk(second, 1))
-        first.skip_record(stream)
-        for index in range(4):  # on both streams
-            await pumped(executors, first.chunk(second, bytes(SIZE), index))
-
-        async def loss():
-            while (arrival := await second.recv()).frame is not None:
-                pass
-            return arrival.reason
-
-        assert await pumped(executors, loss()) == "a record does not open with the agreed key"
 
     wire.run(work)
 
