@@ -109,7 +109,7 @@ def pace(sock: socket.socket, rate: int) -> None:
 
 
 class DirectSocket:
-    """Our own descriptor of another socket, to write in a thread while the event loop may close that one."""
+    """Second descriptor of a socket, to write in a thread while the event loop may close the first."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = socket.fromfd(sock.fileno(), sock.family, sock.type)

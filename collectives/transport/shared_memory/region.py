@@ -60,7 +60,10 @@ class SharedRegion:
         return self._place(whole_pages(count)) is not None
 
     def reserve(self, size: int) -> int:
-        """Return the offset of a payload of `size` bytes; `fill` it next. Raises ValueError if it does not fit."""
+        """Return the offset of a payload of `size` bytes; `fill` it next.
+
+        Raises ValueError if it does not fit.
+        """
         start = self._place(whole_pages(size))
         if start is None:
             raise ValueError("no room in the shared memory")
@@ -70,7 +73,7 @@ class SharedRegion:
         return start
 
     def fill(self, start: int, payload: Buffer) -> None:
-        """Copy a payload to a reserved offset, in any thread; the region must not be closed meanwhile."""
+        """Copy a payload to a reserved offset, in any thread. Do not close the region meanwhile."""
         if size := nbytes(payload):
             # numpy lets other threads run meanwhile, and an mmap does not.
             np.copyto(np.frombuffer(self._map, np.uint8, size, start), np.frombuffer(payload, np.uint8))

@@ -72,7 +72,10 @@ class StreamOwner(Protocol):
         ...
 
     def arrived(self, stream: Stream, head: bytes, payload: memoryview, digest: bytes) -> None:
-        """Handle an opened record. digest: blake3 of the payload. Raises ValueError if it holds no valid frame."""
+        """Handle an opened record. digest: blake3 of the payload.
+
+        Raises ValueError if it holds no valid frame.
+        """
         ...
 
     def flushed(self, stream: Stream) -> None:

@@ -118,7 +118,10 @@ class StreamPool:
             stream.open(self, self._secret, number)
 
     def idle(self, size: int) -> Stream | None:
-        """Return a stream for a payload of `size` bytes, if one is free, takes it at once, and no frame waits for one."""
+        """Return a stream for a payload of `size` bytes, if one is free and takes it at once.
+
+        None, too, if frames wait for one.
+        """
         if self._closed or self._waiters or self._station.rate_limit.rate:
             return None
         stream = self._first_idle()

@@ -1,4 +1,4 @@
-"""Executor for tests: functions run when the test says so, one at a time, in any order, in a thread of their own."""
+"""Executor for tests: functions run when the test asks for it, one at a time, each in a new thread."""
 
 import random
 import threading

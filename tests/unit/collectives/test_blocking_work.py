@@ -1,4 +1,4 @@
-"""Functions that run one after the other in threads, with an executor that runs them when the test says so."""
+"""Functions that run one after the other in threads, with an executor that runs them when asked."""
 
 import asyncio
 import threading
