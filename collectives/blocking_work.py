@@ -45,9 +45,8 @@ class OrderedWork:
         """Bytes of the functions whose results were not delivered."""
         self._workers, self._failed = workers, failed
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None], int]] = (
-            deque()
-        )  # the first one is in a thread
+        # The first one is in a thread.
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None], int]] = deque()
         self._closed = False
         self._finally: Callable[[], None] | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import blake3
 import numpy as np
@@ -125,7 +126,7 @@ class RoundFactory:
         self._topology, self._site, self._guarded = topology, site, rule.rule == "clip"
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = BufferPool()
-        self._last: Butterfly | None = None
+        self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self.peer_backoff, self._audited = PeerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
@@ -193,9 +194,9 @@ class RoundFactory:
             met=self._met,
             paced=self._paced,
         )
-        if self._last is not None:
-            self._last.halt()  # an abandoned round must not vote any more
-        self._last = exchange if isinstance(exchange, Butterfly) else None
+        if (last := self._last()) is not None:
+            last.halt()  # an abandoned round must not vote any more
+        self._last = ref(exchange)
         return current
 
     def _link(self) -> tuple[int, int]:
