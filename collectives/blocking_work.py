@@ -90,7 +90,11 @@ class OrderedWork:
 
     def _submit(self) -> None:
         assert self._workers is not None
-        self._workers.submit(self._work, self._jobs[0][0])
+        function = self._jobs[0][0]
+        try:
+            self._workers.submit(self._work, function)
+        except RuntimeError:  # the process ends, and Python starts no thread then
+            self._loop.call_soon(self._work, function)
 
     def _work(self, function: Callable[[], Any]) -> None:
         """Run a function in a thread."""

@@ -212,7 +212,7 @@ class ZmqTransport:
         self._crowd.clear()
         self._gatekeeper.close()
         if self._own_workers is not None:
-            await asyncio.to_thread(self._own_workers.shutdown)
+            self._own_workers.shutdown()  # waits for the last records, about a millisecond each
         # asyncio closes aborted connections in the next turn of the loop.
         await asyncio.sleep(0)
         self._context.term()

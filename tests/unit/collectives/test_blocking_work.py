@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kit.real.late_executor import LateExecutor
@@ -137,3 +138,18 @@ def test_function_that_ends_after_the_event_loop_is_no_error():
 
     asyncio.run(main())
     executor.run_all()
+
+
+def test_functions_run_on_the_event_loop_when_threads_have_ended():
+    async def main():
+        workers = ThreadPoolExecutor(1)
+        workers.shutdown()
+        lane = Lane(workers)
+        for number in range(3):
+            lane.run(number)
+        assert lane.begun == []
+        while len(lane.found) < 3:
+            await asyncio.sleep(0)
+        assert lane.found == [(0, True), (1, True), (2, True)] and lane.errors == []
+
+    asyncio.run(main())
