@@ -2,13 +2,140 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function where computation is allowed: in a thread, or in a simulation at once or later."""
+
+WORTH = 1 << 18
+"""Bytes of data from which it pays to hand them to a thread.
+
+Their cipher and hash take longer than the hand-over.
+"""
+
+
+class Workers(Protocol):
+    """Threads, such as those of a ThreadPoolExecutor."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> object:
+        """Run a function in a thread as soon as one is free."""
+        ...
 
 
 async def at_once(function: Callable[[], Any]) -> Any:
     """Run the function at once: `Work` of a caller with nothing else on its event loop."""
     return function()
+
+
+class OrderedWork:
+    """Functions that run one after the other in threads; the event loop gets their results in order.
+
+    Two functions of one object never run at the same time, so what only they use needs no lock. `failed` receives the first
+    exception of a function, or of the code that takes its result; after that no more results are delivered. Functions on
+    less than WORTH bytes run on the event loop, unless others are ahead of them. workers: None: all run there, at once.
+    """
+
+    def __init__(self, workers: Workers | None, failed: Callable[[Exception], None]) -> None:
+        self.held = 0
+        """Bytes of the functions whose results were not delivered."""
+        self._workers, self._failed = workers, failed
+        self._loop = asyncio.get_running_loop()
+        # The first one is in a thread.
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None], int]] = deque()
+        self._closed = False
+        self._finally: Callable[[], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True if a function is in a thread."""
+        return bool(self._jobs)
+
+    def takes(self, size: int) -> bool:
+        """Return whether a function on `size` bytes would go to a thread now."""
+        return self._workers is not None and (size >= WORTH or bool(self._jobs))
+
+    def run(self, function: Callable[[], Result], done: Callable[[Result], None], size: int) -> None:
+        """Run a function on `size` bytes, then pass its result to `done` on the event loop.
+
+        Ignored once closed.
+        """
+        if self._closed:
+            return
+        if not self.takes(size):
+            self._deliver(function, done)
+            return
+        self._jobs.append((function, done, size))
+        self.held += size
+        if len(self._jobs) == 1:
+            self._submit()
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """Call `then` once all results are delivered, or never if they are not."""
+        self.run(_nothing, lambda result: then(), 0)
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Deliver no more results; call `then` as soon as no function is in a thread."""
+        self._closed = True
+        while len(self._jobs) > 1:
+            self._jobs.pop()
+        if self._jobs:
+            self._finally = then
+        else:
+            then()
+
+    def _submit(self) -> None:
+        assert self._workers is not None
+        function = self._jobs[0][0]
+        try:
+            self._workers.submit(self._work, function)
+        except RuntimeError:  # the process ends, and Python starts no thread then
+            self._loop.call_soon(self._work, function)
+
+    def _work(self, function: Callable[[], Any]) -> None:
+        """Run a function in a thread."""
+        try:
+            result = function()
+        except Exception as error:
+            self._report(_raiser(error))
+        else:
+            self._report(lambda: result)
+
+    def _report(self, outcome: Callable[[], Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._ended, outcome)
+        except RuntimeError:  # the event loop is closed
+            return
+
+    def _ended(self, outcome: Callable[[], Any]) -> None:
+        _, done, size = self._jobs.popleft()
+        self.held -= size
+        if self._jobs:
+            self._submit()  # first, so that the thread works while the result is used here
+        if not self._closed:
+            self._deliver(outcome, done)
+        if self._closed and not self._jobs and self._finally is not None:
+            then, self._finally = self._finally, None
+            then()
+
+    def _deliver(self, outcome: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        try:
+            done(outcome())
+        except Exception as error:
+            self._closed = True
+            self._failed(error)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _raiser(error: Exception) -> Callable[[], Any]:
+    def raise_it() -> Any:
+        raise error
+
+    return raise_it

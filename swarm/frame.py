@@ -138,13 +138,20 @@ def parse_header(data: Buffer) -> Header:
 
 
 def decode(
-    header: Header, rest: Buffer, payload: Buffer, *, public_key: bytes | None, run_id: bytes, later: bool = False
+    header: Header,
+    rest: Buffer,
+    payload: Buffer,
+    *,
+    public_key: bytes | None,
+    run_id: bytes,
+    later: bool = False,
+    digest: bytes = b"",
 ) -> Frame:
     """Check and decode one frame from `rest` (`header.rest` bytes) and `payload` (not copied).
 
     public_key: Ed25519 key of the authenticated sender; None stands for a stranger, who may send unsigned types only.
-    later: the caller knows the sender and checks the signature itself with `verify_message`. Raises FrameError and no
-    other error, whatever the bytes.
+    later: the caller knows the sender and checks the signature itself with `verify_message`. digest: blake3 of a bulk
+    payload, if the caller has it. Raises FrameError and no other error, whatever the bytes.
     """
     kind = header.kind
     if nbytes(rest) != header.rest or nbytes(payload) != header.payload:
@@ -162,7 +169,9 @@ def decode(
             if not verify(public_key, _DOMAIN, signature, *parts):
                 raise FrameError(f"bad signature of {kind.__name__}")
     message = message or _parse(kind, body)
-    return Frame(message, payload, signature, blake3.blake3(_view(payload)).digest() if _is_bulk(kind) else b"")
+    return Frame(
+        message, payload, signature, (digest or blake3.blake3(_view(payload)).digest()) if _is_bulk(kind) else b""
+    )
 
 
 def sign_message(message: Message, payload: Buffer, identity: Identity, run_id: bytes) -> bytes:

@@ -40,7 +40,11 @@ PACKAGES = {
     "collectives/transport": ("swarm", "swarm/membership", "compression/core"),
     "collectives/transport/circuits": ("collectives/transport",),
     "collectives/transport/shared_memory": ("swarm",),
-    "collectives/transport/zeromq": ("collectives/transport/circuits", "collectives/transport/shared_memory"),
+    "collectives/transport/zeromq": (
+        "collectives",
+        "collectives/transport/circuits",
+        "collectives/transport/shared_memory",
+    ),
     "collectives/topology": ("swarm", "swarm/membership"),
     "collectives/health": ("swarm/messages",),
     "collectives/consensus": ("collectives/topology",),

@@ -245,6 +245,7 @@ MAY_OPEN = {
         "node/local_swarm/child_process.py": LOCAL,
         "node/local_swarm/forked_process.py": LOCAL,
         "node/runtime/parent_watch.py": "waits in a thread for the end of the parent",
+        "collectives/transport/zeromq/transport.py": TRANSPORT + ": seals and opens bulk data",
         "collectives/transport/buffer_pool.py": "a lock, not a thread: views of buffers die in any",
     },
 }
@@ -284,6 +285,7 @@ OS_HARMLESS = {
     "fspath",
     "name",
     "strerror",
+    "cpu_count",
     "environ",
     "path.join",
     "path.basename",

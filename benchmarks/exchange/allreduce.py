@@ -8,7 +8,7 @@ Every peer is a process. A turn of thinwire encodes the arrays, announces their 
 chunks, screens and averages them, votes on the result and decodes it into arrays of the caller.
 "shared": through shared memory, otherwise over TCP on loopback. gloo's only sums, in place and in the clear.
 Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
-s/GB are CPU seconds of a peer for each GB of its arrays.
+s/GB are CPU seconds of a peer for each GB of its arrays; "loop CPU s" are those of the thread of a peer's event loop.
 hivemind gets a virtual environment of its own at the path given, made when it is not there.
 """
 
@@ -99,7 +99,7 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
                     raise RuntimeError(f"{each.name}: not everybody has the same result: {turn.answers}")
                 print(
                     f"{peers} peers {mb:g} MB {number + 1}: {each.name:14} {turn.seconds:.4f} s"
-                    f"  cpu {turn.cpu:.3f} s  foreign {turn.foreign:.0%}",
+                    f"  cpu {turn.cpu:.3f} s  loop {turn.loop:.3f} s  foreign {turn.foreign:.0%}",
                     file=sys.stderr,
                 )
         return [summary(peers, mb, each, contestants) for each in contestants]
@@ -121,6 +121,7 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
         "mb_per_s": round(mb / seconds, 1),
         "cpu_seconds": round(each.median(lambda turn: turn.cpu), 3),
         "cpu_seconds_per_gb": round(each.median(lambda turn: turn.cpu) / (peers * mb / 1e3), 2),
+        "loop_cpu_seconds": round(each.median(lambda turn: turn.loop), 4),
         "peak_mb": round(each.peak / 1e6),
         "extra_mb": round(each.extra / 1e6),
         "error": max(answer.get("error", 0.0) for turn in each.turns for answer in turn.answers),
@@ -131,10 +132,9 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
-    lines = [
-        "| peers | MB | program | seconds | MB/s | CPU s | s/GB | peak MB | above start | × gloo | × hivemind | foreign CPU |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    figures = "peers", "MB", "program", "seconds", "MB/s", "CPU s", "s/GB", "loop CPU s", "peak MB", "above start"
+    titles = *figures, "× gloo", "× hivemind", "foreign CPU"
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         than = row["times_as_fast_as"]
         codec = row["program"].removesuffix(" shared").rpartition(" ")[2]
@@ -146,6 +146,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['mb_per_s']:.0f}",
             f"{row['cpu_seconds']:.2f}",
             f"{row['cpu_seconds_per_gb']:.2f}",
+            f"{row['loop_cpu_seconds']:.3f}" if row["loop_cpu_seconds"] else "",
             row["peak_mb"],
             row["extra_mb"],
             f"{than[GLOO]:.2f}" if GLOO in than else "",

@@ -86,6 +86,7 @@ class Averager:
             patience=patience,
             by_bandwidth=bandwidth,
             topology=topology,
+            aside=work,
         )
         self._topology = topology
         self._number = 1

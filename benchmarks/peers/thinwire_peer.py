@@ -91,8 +91,9 @@ async def main(options: dict[str, Any]) -> None:
         except SystemExit:
             break
         await asyncio.sleep(max(0.0, moment - time.monotonic()))
+        spent = time.thread_time()
         outcome = await averager.average(source, result)
-        say(end=time.monotonic())
+        say(end=time.monotonic(), loop=time.thread_time() - spent)
         await asyncio.to_thread(listen)
         whole = outcome.commit is not None and len(outcome.contributors) == count
         digest = blake3.blake3()

@@ -21,11 +21,15 @@ HEADSTART = 0.05
 
 @dataclass
 class Turn:
-    """One repetition: seconds from the common start to the last end, CPU seconds of all, share of the machine others used."""
+    """One repetition: seconds from the common start to the last end, CPU seconds of all, share of the machine others used.
+
+    loop: CPU seconds of the event loop's thread of a peer, mean of all; 0 if the program does not say.
+    """
 
     seconds: float
     cpu: float
     foreign: float
+    loop: float
     answers: list[dict[str, Any]] = field(repr=False)
 
 
@@ -85,13 +89,14 @@ class Contestant:
         self.say(at=moment)
         answers = self.receive()
         seconds = max(answer["end"] for answer in answers) - moment
+        loop = statistics.fmean(answer.get("loop", 0.0) for answer in answers)
         spent = machine.cpu_seconds(pids) - cpu
         other = machine.busy() - busy - spent - (machine.cpu_seconds(self.helpers) - helped)
         foreign = max(0.0, other) / ((time.monotonic() - moment) * (os.cpu_count() or 1))
         if self._checks:
             self.say(check=True)
             answers = self.receive()
-        made = Turn(seconds, spent, foreign, answers)
+        made = Turn(seconds, spent, foreign, loop, answers)
         peaks = [machine.resident(pid, peak=True) for pid in pids]
         self.extra = max(self.extra, sum(max(0, p - b) for p, b in zip(peaks, self.base, strict=False)) / self.peers)
         self.peak = sum(peaks) / self.peers

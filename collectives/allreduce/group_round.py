@@ -99,8 +99,10 @@ def group_round(
         usual={},
         phase=phase,
         reducer=share.elements,
+        aside=place.aside,
+        stirred=lambda: made.pump(),
     )
-    return Round(
+    made = Round(
         agreement,
         data_plane,
         send_queue=place.send_queue,
@@ -109,6 +111,7 @@ def group_round(
         phase=phase,
         link=place.link,
     )
+    return made
 
 
 def key_of(name: str, number: int) -> tuple[int, int]:

@@ -180,6 +180,7 @@ class Operation:
             self._withdrew.add(peer)
             self._callers.withdraw(peer)
             self._callers.again()
+            current.exchange.halt()
             self._attempt, self.current, self.group = current.attempt, None, ()
             if self._waiting is not None:
                 self._waiting.cancel()
@@ -260,6 +261,8 @@ class Operation:
     def _take_up(self, group: tuple[PeerId, ...]) -> None:
         place, (round, fragment) = self._place, self.key
         again = self.current is not None or place.me not in group or not self._witness
+        if self.current is not None:
+            self.current.exchange.halt()  # it must not vote any more
         self.group, self._started, self._voted = group, place.now(), False
         current = group_round(
             place,
@@ -345,6 +348,8 @@ class Operation:
 
     def _fail(self, failure: str, hint: str = "") -> None:
         self._end(OperationResult(failure=failure, hint=hint))
+        if self.current is not None:
+            self.current.exchange.halt()
         if self._waiting is not None:
             self._waiting.cancel()
 

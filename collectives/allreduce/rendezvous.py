@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from thinwire.collectives.allreduce.group_acceptance import Group, confirmed, fits, greater, orderly
 from thinwire.collectives.allreduce.signature import difference
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import MAX_GROUP, Call, Digest, PeerId, Plan
@@ -25,7 +26,7 @@ class PeerContext:
 
     `live`: peers with a link. `gone`: peers whose process is known to be dead. `here`: peers in the membership's view,
     and us. `life`: a number that grows with every restart of this peer. `link`: known rates of our link from training
-    rounds, bytes/s up and down (0: unknown).
+    rounds, bytes/s up and down (0: unknown). `aside`: computes large results.
     """
 
     identity: Identity
@@ -38,6 +39,7 @@ class PeerContext:
     key_of: Callable[[PeerId], bytes | None]
     life: int
     link: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    aside: Work = at_once
 
     @property
     def me(self) -> PeerId:

@@ -197,7 +197,7 @@ class AllGather(DataPlane):
     def _sign(self, slot: int, found: Digest) -> None:
         self.results.sign(slot, found)
         if found == EMPTY and self.results.chunks[slot] is None:
-            self.results.take(slot, b"", lambda: EMPTY, check=self._check_piece, from_owner=False)
+            self._take(slot, b"", lambda: EMPTY)
             self._arrived(slot)
 
     def _fill(self) -> None:
@@ -205,9 +205,7 @@ class AllGather(DataPlane):
         here = self._payloads.stored()
         for slot in self.results.lacks():
             found = self.results.vouched(slot) or b""
-            if found in here and self.results.take(
-                slot, here[found], partial(bytes, found), check=self._check_piece, from_owner=False
-            ):
+            if found in here and self._take(slot, here[found], partial(bytes, found)):
                 self._arrived(slot)
 
     # --- receiving
@@ -220,6 +218,10 @@ class AllGather(DataPlane):
                 message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
                 frame = msgspec.structs.replace(frame, message=message)
         super().take(sender, frame)
+
+    def _take(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:
+        """Store a piece that is not too long, and whose hash is vouched for; return whether it is stored."""
+        return bool(self.results.take(slot, piece, hashed, check=self._check_piece, from_owner=False))
 
     def _check_piece(self, piece: Buffer, slot: int) -> None:
         if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
@@ -292,7 +294,7 @@ class AllGather(DataPlane):
     def _put(self, slot: int, frame: Frame) -> bool:
         if self.results.chunks[slot] is not None:
             return False
-        if not self.results.take(slot, frame.payload, frame.hashed, check=self._check_piece, from_owner=False):
+        if not self._take(slot, frame.payload, frame.hashed):
             return False
         self._payloads.put(self._slots.split(slot)[0], self.results.hashes((slot,)), frame.payload)
         self._progress()

@@ -7,11 +7,15 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+import blake3
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
+from thinwire.collectives.blocking_work import WORTH, Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
@@ -26,7 +30,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.frame import Frame
+from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
@@ -43,6 +47,18 @@ from thinwire.swarm.messages.registry import (
 )
 
 
+def _nothing() -> None:
+    pass
+
+
+def _computed(
+    reducer: ChunkReducer, payloads: Sequence[Buffer], weights: Sequence[float], size: int
+) -> tuple[Buffer, Digest]:
+    """Return the encoded aggregate of payloads of `size` elements, and its hash. May run in any thread."""
+    result = reducer.result(payloads, weights, size)
+    return result, blake3.blake3(result).digest()
+
+
 class Butterfly(DataPlane):
     """Data plane in which every chunk has an owner that computes its result.
 
@@ -52,7 +68,8 @@ class Butterfly(DataPlane):
     `bound`: largest norm of an aggregate by the norms of the contributions, which are announced then; None: no results are
     refused for their norms. `audited`: other peers may compute results again after the round. Then an owner signs for
     results that it has computed itself only; `audit_data` has what an audit needs. Subclasses have neither: their owners do
-    not have all contributions, or use other values, too.
+    not have all contributions, or use other values, too. `aside`: computes large results, one after the other; at_once: when
+    the last contribution arrives. `stirred`: called when a result was computed so, because others may have to hear of it.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -75,6 +92,8 @@ class Butterfly(DataPlane):
         reducer: ChunkReducer | None = None,
         audited: bool = False,
         bound: NormBound | None = None,
+        aside: Work = at_once,
+        stirred: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(
             agreement,
@@ -88,6 +107,10 @@ class Butterfly(DataPlane):
         self.grid, self.codec = grid, codec
         self._seed = seed
         self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
+        self._aside, self._stirred = aside, stirred
+        self._due: dict[int, Callable[[], tuple[Any, Any]]] = {}
+        """Computations of our results in the ballot in progress whose inputs are complete."""
+        self._task: asyncio.Task[None] | None = None
         self._mine: list[int] = []
         self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
@@ -166,7 +189,8 @@ class Butterfly(DataPlane):
         self.check()
 
     def _renew(self, opened: Open) -> None:
-        """Drop results: they do not belong to this ballot."""
+        """Drop results and computations: they do not belong to this ballot."""
+        self._due.clear()
         self.results.clear()
         self._records.clear()
 
@@ -260,7 +284,7 @@ class Butterfly(DataPlane):
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""
         opened = self.opened
-        if opened is None or self.results.chunks[index] is not None:
+        if opened is None or self.results.chunks[index] is not None or index in self._due:
             return
         payloads = self._contributions.of(opened.contributors, index)
         if payloads is None or not self._announced(opened):
@@ -278,10 +302,46 @@ class Butterfly(DataPlane):
 
     def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Compute the result of a chunk that we own from all contributions to it."""
-        self._publish(opened, index, self._reducer.result(payloads, weights, self.grid.size(index)))
+        make = partial(_computed, self._reducer, payloads, weights, self.grid.size(index))
+        if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
+            self._publish(opened, index, *make())
+        else:
+            self._queue(index, make)
 
-    def _publish(self, opened: Open, index: int, result: Buffer) -> None:
-        self.results.put(index, result)
+    def _queue(self, index: int, make: Callable[[], tuple[Any, Any]]) -> None:
+        """Queue the computation of a result of ours; `_has_made` takes what it returns."""
+        self._due[index] = make
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        """Compute queued results one after the other; a new ballot cancels the rest."""
+        try:
+            while self._due:
+                index, make = next(iter(self._due.items()))
+                made = await self._aside(make)
+                if self._due.get(index) is make:
+                    del self._due[index]
+                    self._has_made(index, *made)
+        except Exception as error:  # a local failure: received data was checked before
+            self._send_queue.fail(error)
+        finally:
+            self._task = None
+
+    def _has_made(self, index: int, result: Buffer, found: Digest) -> None:
+        """Publish a computed result with its hash, unless another peer owns the chunk now."""
+        if self.opened is not None and index in self._mine and self.results.chunks[index] is None:
+            self._publish(self.opened, index, result, found)
+            self._record()
+            self._stirred()
+
+    def halt(self) -> None:
+        """Cancel queued computations: this round is over here."""
+        self._due.clear()
+        self._stirred = _nothing
+
+    def _publish(self, opened: Open, index: int, result: Buffer, found: Digest | None = None) -> None:
+        self.results.put(index, result, found)
         self._records.note_computed(index)
         self._progress()
         self._done[self.me] = self.moved
@@ -377,6 +437,7 @@ class Butterfly(DataPlane):
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""
         super().settle()
+        self.halt()
         commit = self.agreement.commit
         if self._audited and commit is not None:
             tools = self._reducer, self.codec, self.grid

@@ -133,6 +133,9 @@ class DataPlane(ABC):
             self.ratios = self._contributions.ratios(self.agreement.commit.opened.contributors)
         self._contributions.settle(self._key, learns=self._learns)
 
+    def halt(self) -> None:  # noqa: B027  only planes that compute aside have something to cancel
+        """Cancel queued computations: this round is over here."""
+
     @property
     def _learns(self) -> bool:
         """True if this round updates the usual norms.

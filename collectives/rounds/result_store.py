@@ -21,6 +21,8 @@ class Results:
     `wanted`: the digest of all of them once settled.
     """
 
+    # The store has no reference to the data plane that has it: in a cycle, the memory of a past round's results would be
+    # free only after the next run of the garbage collector.
     def __init__(self, count: int) -> None:
         self._count = count
         self.wanted: Digest | None = None
@@ -102,9 +104,9 @@ class Results:
             self._refuted = signed
         self.wanted = digest
 
-    def put(self, index: int, chunk: Buffer) -> None:
-        """Store our own result of a chunk that we own."""
-        self.chunks[index], self._hashes[index] = chunk, blake3.blake3(chunk).digest()
+    def put(self, index: int, chunk: Buffer, found: Digest | None = None) -> None:
+        """Store our own result of a chunk that we own. `found`: its hash, if the caller has it."""
+        self.chunks[index], self._hashes[index] = chunk, found or blake3.blake3(chunk).digest()
         self._changed(-1)
 
     def take(
@@ -116,7 +118,7 @@ class Results:
         check: Callable[[Buffer, int], object],
         from_owner: bool,
     ) -> bool | None:
-        """Store a result with hash `hashed()`. `check(chunk, index)` raises CodecError for an invalid one.
+        """Store a result with hash `hashed()`. `check(chunk, index)` raises CodecError for an invalid chunk.
 
         True: stored. False: it cannot be right. None: no signature vouches for it.
         """

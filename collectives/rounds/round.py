@@ -152,6 +152,7 @@ class Round:
     def abandon(self) -> None:
         """End our part: another round takes its place."""
         self.abandoned = True
+        self.exchange.halt()
         self.pump()
 
     def resume(self) -> None:

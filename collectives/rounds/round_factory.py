@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import blake3
 import numpy as np
@@ -75,7 +76,7 @@ class RoundFactory:
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
       peer share them.
-    - `kept`: unsent residuals of chunks that we own in a sparse butterfly, computed by `aside`.
+    - `aside`: computes large results of chunks that we own. `kept`: unsent residuals of those of a sparse butterfly.
     - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in other planes
       without effect.
     """
@@ -125,7 +126,7 @@ class RoundFactory:
         self._topology, self._site, self._guarded = topology, site, rule.rule == "clip"
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = BufferPool()
-        self._sieve: SparseShardedReduce | None = None
+        self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
         self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
         self.peer_backoff, self._audited = PeerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
@@ -193,9 +194,9 @@ class RoundFactory:
             met=self._met,
             paced=self._paced,
         )
-        if self._sieve is not None:
-            self._sieve.halt()  # an abandoned round must not vote any more
-        self._sieve = exchange if isinstance(exchange, SparseShardedReduce) else None
+        if (last := self._last()) is not None:
+            last.halt()  # an abandoned round must not vote any more
+        self._last = ref(exchange)
         return current
 
     def _link(self) -> tuple[int, int]:
@@ -210,15 +211,15 @@ class RoundFactory:
             return AllGather(agreement, screen=self._codec, pieces=grid, **common)
         common |= dict(codec=self._codec, grid=grid)
         if self._collective == "sparse-butterfly":
-            return SparseShardedReduce(
-                agreement, kept=self.kept, keeps=self._run_id, aside=self._aside, stirred=stirred, **common
-            )
+            common |= dict(aside=self._aside, stirred=stirred)
+            return SparseShardedReduce(agreement, kept=self.kept, keeps=self._run_id, **common)
         common |= dict(rule=self._rule, seed=seed, pool=self._pool)
         if self._topology == "hierarchy":
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if self._topology == "ring":
             return Ring(agreement, guarded=self._guarded, **common)
-        return Butterfly(agreement, audited=self._audited, bound=self._bound, **common)
+        common |= dict(audited=self._audited, bound=self._bound, aside=self._aside, stirred=stirred)
+        return Butterfly(agreement, **common)
 
     @property
     def patience(self) -> float:

@@ -29,8 +29,7 @@ Since results depend on the owners, another ballot has other results (`OwnerDepe
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, cast
 
@@ -38,7 +37,6 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import mean
-from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
 from thinwire.collectives.topology.shards import Grid
@@ -176,15 +174,11 @@ class OwnerResiduals:
         self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
 
 
-def _nothing() -> None:
-    pass
-
-
 class SparseShardedReduce(OwnerDependentButterfly):
     """Data plane of a sparse butterfly.
 
-    `kept`: residuals, stored by the caller; `keeps`: seed of ownership. `stirred`: called when a result was computed,
-    which neither a frame nor a tick causes. The other arguments are those of Butterfly.
+    `kept`: residuals, stored by the caller; `keeps`: seed of ownership. The other arguments are those of Butterfly; all
+    results are computed by `aside`.
     """
 
     def __init__(
@@ -195,8 +189,6 @@ class SparseShardedReduce(OwnerDependentButterfly):
         grid: Grid,
         kept: OwnerResiduals,
         keeps: bytes,
-        aside: Work = at_once,
-        stirred: Callable[[], None] = _nothing,
         **sharded: Any,
     ) -> None:
         super().__init__(
@@ -207,12 +199,12 @@ class SparseShardedReduce(OwnerDependentButterfly):
             seed=keeps,
             **sharded,
         )
-        self._sifts, self._kept, self._aside = codec, kept, aside
+        self._sifts, self._kept = codec, kept
         self._rests: dict[int, dict[Digest, Floats]] = {}
-        self._due: dict[int, Callable[[], tuple[bytes, Floats]]] = {}
-        """Computations of our results in the ballot in progress whose inputs are complete."""
-        self._task: asyncio.Task[None] | None = None
-        self._stirred = stirred
+
+    def _check_result(self, chunk: Buffer, index: int) -> None:
+        """Raise CodecError for a result that is no valid sum."""
+        self._sifts.check_sum(chunk, self.grid.size(index))
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
         self._sifts.check_sum(chunk, self.grid.size(index))
@@ -232,38 +224,18 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Return the owner of each chunk."""
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
-    def _renew(self, opened: Open) -> None:
-        """Drop computations of another ballot."""
-        self._due.clear()
-        super()._renew(opened)
-
     def _reduce(self, index: int) -> None:
         """Queue the computation of a result, unless the round has a verdict."""
-        if self.agreement.commit is None and index not in self._due:
+        if self.agreement.commit is None:
             super()._reduce(index)
 
     def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
-        self._due[index] = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+        self._queue(index, partial(self._sifts.thin, payloads, weights, self._kept.of(index), size))
 
-    async def _work(self) -> None:
-        """Compute queued results one after the other; a new ballot cancels the rest."""
-        try:
-            while self._due:
-                index, make = next(iter(self._due.items()))
-                result, rest = await self._aside(make)
-                if self._due.get(index) is make:
-                    self._has_made(index, result, rest)
-        except Exception as error:  # a local failure: received data was checked before
-            self._send_queue.fail(error)
-        finally:
-            self._task = None
-
-    def _has_made(self, index: int, result: bytes, rest: Floats) -> None:
-        del self._due[index]
+    def _has_made(self, index: int, result: Buffer, rest: Any) -> None:
+        """Publish a computed result, and store the residual that it leaves."""
         if self.opened is None or self.agreement.commit is not None:
             return
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
@@ -274,7 +246,6 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def settle(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
         super().settle()
-        self.halt()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
         self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}
@@ -286,8 +257,3 @@ class SparseShardedReduce(OwnerDependentButterfly):
             return ()
         working = [peer for peer in commit.opened.alive if peer not in commit.opened.idle]
         return {index for index, owner in enumerate(self._shared(commit.opened, working)) if owner != self.me}
-
-    def halt(self) -> None:
-        """Cancel queued computations: this round is over here."""
-        self._due.clear()
-        self._stirred = _nothing

@@ -108,6 +108,29 @@ def pace(sock: socket.socket, rate: int) -> None:
         pass
 
 
+class DirectSocket:
+    """Second descriptor of a socket, to write in a thread while the event loop may close the first."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = socket.fromfd(sock.fileno(), sock.family, sock.type)
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """Descriptor, for the event loop."""
+        return self._socket.fileno()
+
+    def send(self, data: memoryview) -> int:
+        """Send what the kernel takes now; return its bytes. Raises OSError if the connection is broken."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        """Close this descriptor. The connection stays as long as the other one."""
+        self._socket.close()
+
+
 def hold_back(sock: socket.socket) -> None:
     """Let the kernel buffer little more than it is about to send (Linux, TCP_NOTSENT_LOWAT).
 

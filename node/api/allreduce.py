@@ -205,6 +205,7 @@ def operations_of(peer: Peer) -> AllreduceService:
         key,
         roster.record.sequence // 1000 % 2**31,
         presence.send_queue.bandwidth.known,
+        presence.aside,
     )
     made = AllreduceService(place, gone=gone)
     presence.attach(Family.OPERATIONS, made)

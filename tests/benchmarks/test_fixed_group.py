@@ -1,6 +1,8 @@
 """The all-reduce of arrays over a fixed group, in virtual time."""
 
 import asyncio
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -246,3 +248,28 @@ def test_unknown_topology_or_rule_is_an_error(topology, rule):
     me = Identity.generate(bytes(32))
     with pytest.raises(ValueError, match="is not supported with the topology"):
         Averager(me, RUN, None, keys={}, codec=dense("fp32"), now=None, rule=rule, topology=topology)
+
+
+@pytest.mark.parametrize("topology", ["butterfly", "ring"])
+def test_results_of_a_past_round_are_free_without_the_garbage_collector(topology):
+    async def main():
+        group = Group(2, "fp32", topology=topology)
+
+        async def call(seed):
+            given = [arrays(seed + i) for i in range(2)]
+            await asyncio.gather(
+                *(averager.average(each) for averager, each in zip(group.averagers, given, strict=True))
+            )
+
+        await call(0)
+        old = [weakref.ref(averager.past.exchange) for averager in group.averagers]
+        assert None not in [one() for one in old]
+        await call(2)
+        await asyncio.sleep(1.0)  # the tasks of the averagers have forgotten it, too
+        assert [one() for one in old] == [None, None]
+
+    gc.disable()  # it would end the cycles of which this test must find none
+    try:
+        virtual_loop.run(main(), seed=1)
+    finally:
+        gc.enable()

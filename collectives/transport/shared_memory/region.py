@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 from thinwire.swarm.frame import nbytes
 
 if TYPE_CHECKING:
@@ -58,17 +59,24 @@ class SharedRegion:
         """Return whether a payload of `count` bytes may be put now."""
         return self._place(whole_pages(count)) is not None
 
-    def put(self, payload: Buffer) -> int:
-        """Copy a payload into the region; return its offset. Raises ValueError if it does not fit."""
-        size = nbytes(payload)
+    def reserve(self, size: int) -> int:
+        """Return the offset of a payload of `size` bytes; `fill` it next.
+
+        Raises ValueError if it does not fit.
+        """
         start = self._place(whole_pages(size))
         if start is None:
             raise ValueError("no room in the shared memory")
-        self._map[start : start + size] = payload
         self._head = start + whole_pages(size)
         self._spans.append((start, size))
         self.used += size
         return start
+
+    def fill(self, start: int, payload: Buffer) -> None:
+        """Copy a payload to a reserved offset, in any thread. Do not close the region meanwhile."""
+        if size := nbytes(payload):
+            # numpy lets other threads run meanwhile, and an mmap does not.
+            np.copyto(np.frombuffer(self._map, np.uint8, size, start), np.frombuffer(payload, np.uint8))
 
     def release(self, count: int) -> None:
         """Free the `count` oldest payloads. Raises ValueError if there are not as many."""

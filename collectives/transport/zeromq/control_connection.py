@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import zmq
+from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
@@ -57,6 +58,7 @@ class SharedSockets:
     local_sockets: LocalSockets
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
+    workers: Workers | None = None
     _last: tuple[Message, bytes] | None = None
 
     def head(self, frame: Frame) -> bytes:

@@ -19,7 +19,7 @@ from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, por
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS, session_of
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
 from thinwire.swarm import frame as frames
-from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, verify_message
+from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, nbytes, verify_message
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.gossip_items import announce
 from thinwire.swarm.messages.registry import (
@@ -262,7 +262,7 @@ class Link:
             head = frames.encode(frame, None, self._station.run_id)
             stream = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
             if stream is not None:
-                stream.write(head, frame.payload)
+                await stream.write_in_turn(head, frame.payload)
             return stream is not None and not self.reason
         if kind in WORDS and self.speaks:
             head = self._station.head(frame)
@@ -285,7 +285,7 @@ class Link:
         if self.reason:
             return False
         if kind.payload and not kind.signed:
-            if (stream := self.stream_pool.idle()) is not None:
+            if (stream := self.stream_pool.idle(nbytes(frame.payload))) is not None:
                 stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
             return stream is not None
         if kind not in WORDS or not self.speaks:

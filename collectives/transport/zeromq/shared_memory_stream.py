@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+import blake3
+from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.region import whole_pages
@@ -41,9 +44,14 @@ class SharedMemoryStream(Stream):
     shared = True
 
     def __init__(
-        self, pool: BufferPool, limits: Limits, connection: LocalConnection, claim: Claim | None = None
+        self,
+        pool: BufferPool,
+        limits: Limits,
+        connection: LocalConnection,
+        claim: Claim | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        super().__init__(pool, limits, claim)
+        super().__init__(pool, limits, claim, workers=workers)
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
         self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to copy
@@ -58,6 +66,9 @@ class SharedMemoryStream(Stream):
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._places.clear()
+
+    def _over(self) -> None:
+        super()._over()
         self._connection.close()
 
     @property
@@ -75,13 +86,19 @@ class SharedMemoryStream(Stream):
     def write(self, head: bytes, payload: Buffer) -> None:
         """Copy the payload into our region and send its place; only when `idle`."""
         assert self.idle
-        size = nbytes(payload)
-        place = PLACE.pack(self._connection.region.put(payload), size)
+        size, region = nbytes(payload), self._connection.region
+        start = region.reserve(size)
         self.up += size
+        self.idle = False
+        fill = partial(region.fill, start, payload)
+        self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
+
+    def _tell(self, head: bytes, place: bytes) -> None:
+        """Send the head of a frame and the place of its payload, which is in the region."""
+        self._release_payload()
         self._post_record(head, place)
         if self.reason:
             return
-        self.idle = False
         if self._ready:
             self._flushed()
         else:
@@ -108,7 +125,7 @@ class SharedMemoryStream(Stream):
         return self._connection.region.used + self.unsent
 
     def resume_writing(self) -> None:
-        if not self.idle and not self.reason and self._ready:
+        if not self.idle and not self.reason and not self._sealing.busy and self._ready:
             self._flushed()
 
     # --- reading
@@ -148,14 +165,27 @@ class SharedMemoryStream(Stream):
         self._places.append((head, offset, size))
 
     def _copy(self) -> None:
-        """Copy payloads out and pass them on, unless paused; report to the sender what it may use again."""
+        """Copy payloads out and pass them on, unless paused."""
         while self._places and self._owner is not None and not self._paused:
             head, offset, size = self._places.popleft()
             payload = self._pool.lend(size) if size else memoryview(b"")
-            self._connection.reader.read(offset, payload)
-            self.down += size
-            self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
-            self._owner.arrived(self, head, payload)
+            self._opening.run(partial(self._read, head, offset, payload), self._taken_out, size)
+
+    def _read(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
+        """Copy a payload out, in any thread; return the head of its frame, the copy, and its hash."""
+        self._connection.reader.read(offset, payload)
+        return head, payload, blake3.blake3(payload).digest()
+
+    def _taken_out(self, taken: tuple[bytes, memoryview, bytes]) -> None:
+        size = taken[1].nbytes
+        self.down += size
+        self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
+        if self._owner is not None:
+            self._owner.arrived(self, *taken)
+        self._report()
+
+    def _report(self) -> None:
+        """Tell the sender, from time to time, how much of its memory it may use again."""
         if self._copied and not self.reason and self._unsaid * 4 >= self._connection.reader.size:
             self._post_record(COPIED.pack(self._copied), b"")
             self._held -= self._unsaid
@@ -166,10 +196,7 @@ class SharedMemoryStream(Stream):
         if self.reason or paused == self._paused:
             return
         self._paused = paused
-        try:
-            self._copy()
-        except ValueError as error:
-            self.fail(str(error))
+        self._copy()
 
 
 def _parse_lengths(data: memoryview) -> tuple[int, int]:

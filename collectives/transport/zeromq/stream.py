@@ -2,19 +2,35 @@
 
 The dialler begins with session id, stream number and a proof of the key. Each number is accepted once per session,
 which prevents replay. Records then flow both ways. Any failure closes the stream.
+
+Large records are sealed and handed to the kernel, or opened and hashed, in threads: one record at a time in each direction.
+Then the thread alone uses the cipher and the buffer. Sockets are read, and all else happens, on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+import blake3
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from numpy.typing import NDArray
+from thinwire.collectives.blocking_work import OrderedWork, Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.tcp_options import CONGESTION, adapt, confirmed, hold_back, pace, round_trip, tune
+from thinwire.collectives.transport.tcp_options import (
+    CONGESTION,
+    DirectSocket,
+    adapt,
+    confirmed,
+    hold_back,
+    pace,
+    round_trip,
+    tune,
+)
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen
 from thinwire.collectives.transport.zeromq.record_crypto import (
@@ -39,8 +55,13 @@ if TYPE_CHECKING:
 BACKLOG = 1 << 18
 """Bytes of small frames that may wait in a stream's write buffer."""
 
+UNOPENED = 4 << 20
+"""Bytes of received records that may wait to be opened; a stream with more is not read."""
+
 ALIGNED = 64
 """Bytes of a cache line."""
+
+EMPTY = memoryview(b"")
 
 
 class StreamOwner(Protocol):
@@ -50,8 +71,11 @@ class StreamOwner(Protocol):
         """Add a stream whose proof is right. Raises ValueError if the number was used before."""
         ...
 
-    def arrived(self, stream: Stream, head: bytes, payload: memoryview) -> None:
-        """Handle an opened record. Raises ValueError if it holds no valid frame."""
+    def arrived(self, stream: Stream, head: bytes, payload: memoryview, digest: bytes) -> None:
+        """Handle an opened record. digest: blake3 of the payload.
+
+        Raises ValueError if it holds no valid frame.
+        """
         ...
 
     def flushed(self, stream: Stream) -> None:
@@ -71,13 +95,21 @@ Proves nothing yet and changes nothing.
 
 
 class Stream(asyncio.BufferedProtocol):
-    """One sealed stream. Reads straight into a pooled buffer, decrypts in place and passes it on uncopied."""
+    """One sealed stream. Reads straight into a pooled buffer, decrypts in place and passes it on uncopied.
+
+    workers: threads for large records; None: the event loop does everything.
+    """
 
     shared = False
     """True if payloads are in shared memory."""
 
     def __init__(
-        self, pool: BufferPool, limits: Limits, claim: Claim | None = None, crowd: HalfOpen | None = None
+        self,
+        pool: BufferPool,
+        limits: Limits,
+        claim: Claim | None = None,
+        crowd: HalfOpen | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.idle = False
         """True if a record may be written now."""
@@ -94,6 +126,10 @@ class Stream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._sealer: RecordCipher | None = None
         self._opener: RecordCipher | None = None
+        self._sealing, self._opening = OrderedWork(workers, self._failed), OrderedWork(workers, self._failed)
+        self._direct: DirectSocket | None = None
+        self._rest = EMPTY  # of a record that threads write: what the kernel has not taken
+        self._sealed: asyncio.Future[None] | None = None
         self._outgoing: NDArray[np.uint8] | None = None
         self._incoming: NDArray[np.uint8] | None = None
         # `_view` is the read buffer: `_small`, or `_incoming` while a record arrives. It holds `_have` bytes, `_need`
@@ -104,7 +140,7 @@ class Stream(asyncio.BufferedProtocol):
         self._room = self._need
         self._head = self._payload = self._first = 0
         self._most = MAX_BULK
-        self._paused = False
+        self._paused = self._behind = self._stopped = False  # by the owner; by records to open; in effect
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._began, self._mark = 0.0, 0
@@ -143,7 +179,9 @@ class Stream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.by_peer = not self.reason
-        self._end("stream reset" if exc else "stream closed by the peer")
+        self.idle = False
+        # What came before the end counts.
+        self._opening.finish(partial(self._end, "stream reset" if exc else "stream closed by the peer"))
 
     def eof_received(self) -> bool:
         return False
@@ -170,10 +208,39 @@ class Stream(asyncio.BufferedProtocol):
                 timer.cancel()
         # Buffers that the event loop may still use are left to the garbage collector and never lent again.
         self._incoming = self._outgoing = None
+        self._rest = EMPTY
+        if self._direct is not None:
+            self._loop.remove_writer(self._direct)
+        self._opening.close(self._check_over)
+        self._sealing.close(self._check_over)
         self._settle()
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.broken(self, reason)
+
+    def _check_over(self) -> None:
+        if not self._opening.busy and not self._sealing.busy:
+            self._over()
+
+    def _over(self) -> None:
+        """Free what threads have used: the stream is closed, and no thread works for it."""
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
+        self._release_payload()
+
+    def _failed(self, error: Exception) -> None:
+        """Close the stream because of a record that could not be sealed, opened or handled."""
+        if isinstance(error, InvalidTag):
+            self.fail("a record does not open with the agreed key")
+        elif isinstance(error, ValueError):
+            self.fail(str(error))
+        elif isinstance(error, OSError):
+            self.by_peer = True
+            self.fail("stream reset")
+        else:
+            self.fail("internal error")
+            raise error
 
     def _settle(self) -> None:
         """Remove the stream from the unauthenticated ones: it has authenticated or closed."""
@@ -201,36 +268,82 @@ class Stream(asyncio.BufferedProtocol):
         return max(0, self.up - done) if done is not None else self.unsent
 
     def pace(self, rate: int) -> None:
-        """Pace at `rate` bytes/s within a record, too."""
+        """Pace at `rate` bytes/s within a record, too; before the first record.
+
+        The event loop seals and writes then: the link is what limits, and the kernel takes little at a time.
+        """
+        self._sealing = OrderedWork(None, self._failed)
         if self._transport is not None:
             pace(self._transport.get_extra_info("socket"), rate)
 
     # --- writing
 
-    def write(self, head: bytes, payload: Buffer) -> None:
-        """Seal one frame and start to send it; only when `idle`.
+    def takes_now(self, size: int) -> bool:
+        """Return whether the payload of a frame of `size` bytes may change as soon as `write` returns."""
+        return not self._sealing.takes(size)
 
-        The caller may change the payload after this returns.
-        """
-        assert self.idle and self._sealer is not None and self._transport is not None
-        size = record_size(len(head), nbytes(payload))
+    async def write_in_turn(self, head: bytes, payload: Buffer) -> None:
+        """Seal one frame and start to send it; only when `idle`. The payload may change once this returns."""
+        self.write(head, payload)
+        if self._sealing.busy:
+            self._sealed = self._loop.create_future()
+            await self._sealed
+
+    def write(self, head: bytes, payload: Buffer) -> None:
+        """Seal one frame and start to send it; only when `idle`. If it is not taken now, use `write_in_turn`."""
+        assert self.idle and self._transport is not None
+        size, threaded = record_size(len(head), nbytes(payload)), not self.takes_now(nbytes(payload))
         self._outgoing = self._pool.take(size)
         record = self._outgoing.data[:size]
-        try:
-            self._sealer.seal(head, payload, record)
-        except ValueError as error:
-            self.fail(str(error))
-            return
         self.up += size
         self.idle = False
         sock = self._transport.get_extra_info("socket")
         self._congestion = adapt(sock, self._congestion)
         hold_back(sock)
-        self._transport.write(record)
+        direct = self._direct_socket() if threaded and not self.unsent else None
+        self._rest = record if direct is not None else EMPTY
+        seal = partial(self._seal, head, payload, record, direct)
+        self._sealing.run(seal, partial(self._send, record, direct), nbytes(payload))
+
+    def _direct_socket(self) -> DirectSocket | None:
+        """Return the socket by which threads write; None if no descriptor is left: the event loop writes."""
+        assert self._transport is not None
+        if self._direct is None:
+            with suppress(OSError):
+                self._direct = DirectSocket(self._transport.get_extra_info("socket"))
+        return self._direct
+
+    def _seal(self, head: bytes, payload: Buffer, record: memoryview, direct: DirectSocket | None) -> int:
+        """Seal a record, in any thread; send what the kernel takes by `direct`, and return its bytes."""
+        assert self._sealer is not None
+        self._sealer.seal(head, payload, record)
+        return 0 if direct is None else direct.send(record)
+
+    def _send(self, record: memoryview, direct: DirectSocket | None, sent: int) -> None:
+        """Send what is left of a record of which `sent` bytes are sent, as soon as the kernel takes more."""
+        assert self._transport is not None
+        self._release_payload()
+        if direct is None:
+            self._transport.write(record)
+        else:
+            self._rest = record[sent:]
+            if self._rest:
+                self._loop.add_writer(direct, self._send_rest, direct)
         if self._outgoing is not None and not self.unsent:
             self._flushed()
-        elif not self.reason:
-            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, size)
+        elif not self.reason and self._stall is None:
+            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, self.unsent)
+
+    def _send_rest(self, direct: DirectSocket) -> None:
+        self._loop.remove_writer(direct)
+        rest = self._rest
+        self._sealing.run(partial(direct.send, rest), partial(self._send, rest, direct), rest.nbytes)
+
+    def _release_payload(self) -> None:
+        """Let the sender of a frame continue: no thread reads its payload any more."""
+        sealed, self._sealed = self._sealed, None
+        if sealed is not None and not sealed.done():
+            sealed.set_result(None)
 
     def post(self, head: bytes) -> None:
         """Seal a frame without payload and queue it behind data being sent. Check `crowded` first."""
@@ -251,7 +364,7 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def unsent(self) -> int:
         """Written bytes that the kernel has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._rest.nbytes
 
     @property
     def crowded(self) -> bool:
@@ -262,14 +375,14 @@ class Stream(asyncio.BufferedProtocol):
         """Do nothing: writers check the size of the buffer themselves."""
 
     def resume_writing(self) -> None:
-        if not self.idle and not self.reason:
+        if not self.idle and not self.reason and not self._sealing.busy and not self._rest:
             self._flushed()
 
     def _flushed(self) -> None:
         if self._stall:
             self._stall.cancel()
             self._stall = None
-        buffer, self._outgoing = self._outgoing, None
+        buffer, self._outgoing, self._rest = self._outgoing, None, EMPTY
         if buffer is not None:
             self._pool.give(buffer)
         self.idle = True
@@ -292,10 +405,16 @@ class Stream(asyncio.BufferedProtocol):
 
     def pause(self, paused: bool) -> None:
         """Stop or resume reading; while stopped, the peer's data waits in its own buffers."""
-        if self._transport is None or self.reason or paused == self._paused:
+        if self._transport is not None and not self.reason:
+            self._paused = paused
+            self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        stopped = self._paused or self._behind
+        if self._transport is None or self._transport.is_closing() or stopped == self._stopped:
             return
-        self._paused = paused
-        if paused:
+        self._stopped = stopped
+        if stopped:
             self._transport.pause_reading()
         else:
             self._began, self._mark = self._loop.time(), self.down
@@ -310,10 +429,8 @@ class Stream(asyncio.BufferedProtocol):
         try:
             while self._have >= self._need and not self.reason:
                 self._advance()
-        except InvalidTag:
-            self.fail("a record does not open with the agreed key")
-        except ValueError as error:
-            self.fail(str(error))
+        except (InvalidTag, ValueError) as error:
+            self._failed(error)
 
     def _advance(self) -> None:
         if self._claim is not None:
@@ -352,15 +469,29 @@ class Stream(asyncio.BufferedProtocol):
             self._timer = self._loop.call_later(self._limits.rate_window, self._check_rate)
 
     def _finish(self) -> None:
-        assert self._opener is not None and self._owner is not None and self._incoming is not None
-        head = self._opener.open(self._head, self._view[: self._need])
+        assert self._incoming is not None
+        record = self._view[: self._need]
         surplus = self._have - self._need
         self._small[:surplus] = self._view[self._need : self._have]
         stop = self._first + self._need - TAG
         payload = self._pool.part(self._incoming, stop - self._payload, stop)
         self._incoming, self._view = None, self._small
         self._have, self._need, self._room = surplus, LENGTHS.size, LENGTHS.size
-        self._owner.arrived(self, head, payload)
+        self._opening.run(partial(self._open, self._head, record, payload), self._pass_on, record.nbytes)
+        self._behind = self._opening.held > UNOPENED
+        self._read_or_wait()
+
+    def _open(self, head: int, record: memoryview, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
+        """Open a record, in any thread; return its head, its payload and the payload's hash."""
+        assert self._opener is not None
+        return self._opener.open(head, record), payload, blake3.blake3(payload).digest()
+
+    def _pass_on(self, opened: tuple[bytes, memoryview, bytes]) -> None:
+        if self._owner is not None:
+            self._owner.arrived(self, *opened)
+        self._behind = self._opening.held > UNOPENED
+        if not self.reason:
+            self._read_or_wait()
 
     def _check_rate(self) -> None:
         self._timer = None
@@ -368,7 +499,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         limits = self._limits
         old = self._loop.time() - self._began >= limits.rate_window
-        if old and not self._paused and self.down - self._mark < limits.rate * limits.rate_window:
+        if old and not self._stopped and self.down - self._mark < limits.rate * limits.rate_window:
             self.fail(f"slower than {limits.rate} bytes/s")
             return
         self._mark = self.down

@@ -92,7 +92,9 @@ class StreamPool:
         if connection is None:
             return False
         try:
-            stream = await connection.connect(lambda: SharedMemoryStream(station.pool, station.limits, connection))
+            stream = await connection.connect(
+                lambda: SharedMemoryStream(station.pool, station.limits, connection, workers=station.workers)
+            )
         except OSError:
             return False
         if self._closed:
@@ -105,7 +107,9 @@ class StreamPool:
         station = self._station
         try:
             async with asyncio.timeout(station.limits.handshake):
-                _, stream = await route.open(lambda: Stream(station.pool, station.limits), port)
+                _, stream = await route.open(
+                    lambda: Stream(station.pool, station.limits, workers=station.workers), port
+                )
         except OSError:
             return
         if self._closed:
@@ -113,11 +117,18 @@ class StreamPool:
         elif not stream.reason:
             stream.open(self, self._secret, number)
 
-    def idle(self) -> Stream | None:
-        """Return a stream for the caller's frame, if one is free and nothing else waits for one."""
+    def idle(self, size: int) -> Stream | None:
+        """Return a stream for a payload of `size` bytes, if one is free and takes it at once.
+
+        None, too, if frames wait for one.
+        """
         if self._closed or self._waiters or self._station.rate_limit.rate:
             return None
-        return self._first_idle()
+        stream = self._first_idle()
+        if stream is not None and not stream.takes_now(size):
+            self._idle.appendleft(stream)
+            return None
+        return stream
 
     def speaker(self) -> Stream | None:
         """Return the express stream if it takes a round message at once."""
@@ -247,8 +258,8 @@ class StreamPool:
                 return
         self._idle.append(stream)
 
-    def arrived(self, stream: Stream, head: bytes, payload: memoryview) -> None:
-        """Handle a received record."""
+    def arrived(self, stream: Stream, head: bytes, payload: memoryview, digest: bytes) -> None:
+        """Handle a received record. digest: blake3 of the payload."""
         if self._closed:
             return
         if stream is self.express:
@@ -258,7 +269,8 @@ class StreamPool:
             header = frames.parse_header(head[:HEADER_BYTES])
             if not header.kind.payload or header.kind.signed:
                 raise FrameError(f"{header.kind.__name__} does not belong on a stream")
-            frame = frames.decode(header, head[HEADER_BYTES:], payload, public_key=None, run_id=self._station.run_id)
+            rest, run_id = head[HEADER_BYTES:], self._station.run_id
+            frame = frames.decode(header, rest, payload, public_key=None, run_id=run_id, digest=digest)
         except UnknownType as error:
             if error.optional:
                 return

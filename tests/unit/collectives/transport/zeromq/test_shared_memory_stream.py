@@ -319,13 +319,13 @@ def test_writer_can_neither_end_the_reader_nor_change_what_it_has_copied():
 
 def test_region_reuses_released_memory_in_order():
     region = SharedRegion(4 * PAGE)
-    assert [region.put(bytes(PAGE)) for _ in range(4)] == [0, PAGE, 2 * PAGE, 3 * PAGE]
+    assert [region.reserve(PAGE) for _ in range(4)] == [0, PAGE, 2 * PAGE, 3 * PAGE]
     assert not region.fits(1)
     region.release(1)
     assert region.fits(PAGE) and not region.fits(PAGE + 1)
-    assert region.put(b"again") == 0
+    assert region.reserve(5) == 0
     with pytest.raises(ValueError, match="no room"):
-        region.put(b"more")
+        region.reserve(4)
     with pytest.raises(ValueError, match="5 payloads released of 4"):
         region.release(5)
     region.release(4)

@@ -11,6 +11,7 @@ import zmq
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
@@ -507,11 +508,12 @@ def test_handmade_stream_that_follows_the_protocol_works(wire):
     wire.run(work)
 
 
+@pytest.mark.parametrize("size", [5000, 2 * WORTH])
 @pytest.mark.parametrize("where", [0, 7, 8, 30, -1])
-def test_flipped_bit_on_stream_closes_link(wire, where):
+def test_flipped_bit_on_stream_closes_link(wire, where, size):
     async def work():
         crooked = await Crooked().open(wire, limits=wire.short())
-        data = bytearray(crooked.record(b"p" * 5000))
+        data = bytearray(crooked.record(b"p" * size))
         data[where] ^= 4
         crooked.writer.write(data)
         assert await crooked.is_cut()
