@@ -206,9 +206,6 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Raise CodecError for a result that is no valid sum."""
         self._sifts.check_sum(chunk, self.grid.size(index))
 
-    def _check_result(self, chunk: Buffer, index: int) -> None:
-        self._sifts.check_sum(chunk, self.grid.size(index))
-
     @property
     def due(self) -> tuple[int, ...]:
         """Chunks of ours whose results are not computed yet, in the order of the computation."""
