@@ -268,9 +268,13 @@ class Presence:
 
     async def _keep_time(self) -> None:
         # Most ticks come before all deadlines, which counts where one process simulates a thousand peers.
+        tick, limit, last = self.roster.preset.tick, self.roster.preset.lag_limit, self._now()
         while True:
-            await asyncio.sleep(self.roster.preset.tick)
+            await asyncio.sleep(tick)
             now = self._now()
+            if (lag := now - last - tick) > limit:
+                self.roster.stalled(lag, now)
+            last = now
             if now >= self.roster.due or self.roster.events:
                 if letters := self.roster.tick(now):
                     self._send(letters)

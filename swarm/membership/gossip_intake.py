@@ -19,6 +19,9 @@ VERIFY_RATE_SOURCE = 50.0
 VERIFY_BURST = 4.0
 """Unused checks that accumulate, in seconds of either rate."""
 
+TABLE = 2000
+"""Records of a requested table that are checked beyond these rates; it takes some 0.2 s."""
+
 
 class Intake:
     """Filter that passes valid items to the members and ignores malformed, stale, forged or excess items.
@@ -32,14 +35,15 @@ class Intake:
         self._budget = Bucket(VERIFY_RATE, VERIFY_RATE * VERIFY_BURST, VERIFY_RATE * VERIFY_BURST, now)
         self._budgets: dict[PeerId, Bucket] = {}
         self._asked: PeerId | None = None
+        self._rest = 0
+        """Records that the table of the peer that we have asked may still have."""
         self.incomplete = False
-        """True if the budget was too small for the table that this peer has asked for."""
+        """True if that table had more records than were checked."""
 
-    def ask(self, source: PeerId, now: float) -> None:
-        """Expect a whole table from `source`, which gets the total budget; reset the budgets of the others."""
-        depth = VERIFY_RATE * VERIFY_BURST
-        self._budgets = {source: Bucket(VERIFY_RATE, depth, depth, now)}
-        self._asked, self.incomplete = source, False
+    def ask(self, source: PeerId) -> None:
+        """Expect a table from `source`: TABLE of its records are checked without a budget. Reset the budgets of all senders."""
+        self._budgets.clear()
+        self._asked, self._rest, self.incomplete = source, TABLE, False
 
     def take(self, source: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> list[PeerId]:
         """Process items that came from `source`. Returns the peers that are new in the view.
@@ -53,7 +57,7 @@ class Intake:
                 continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
-                record = self._record(source, item, now)
+                record = self._record(source, item, now, table)
                 if record is not None and self._members.accept(record, now, told=table):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
@@ -80,12 +84,13 @@ class Intake:
         if source not in self._budgets:
             depth = VERIFY_RATE_SOURCE * VERIFY_BURST
             self._budgets[source] = Bucket(VERIFY_RATE_SOURCE, depth, depth, now)
-        affordable = self._budgets[source].take(now) and self._budget.take(now)
-        self.incomplete |= source == self._asked and not affordable
-        return affordable
+        return self._budgets[source].take(now) and self._budget.take(now)
 
-    def _record(self, source: PeerId, item: bytes, now: float) -> PeerRecord | None:
-        if not self._affordable(source, now):
+    def _record(self, source: PeerId, item: bytes, now: float, table: bool) -> PeerRecord | None:
+        if asked := table and source == self._asked and self._rest > 0:
+            self._rest -= 1
+            self.incomplete |= not self._rest
+        if not asked and not self._affordable(source, now):
             return None
         try:
             return PeerRecord.parse(item[1:], run_id=self._run_id, now=self._wall())

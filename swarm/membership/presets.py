@@ -27,7 +27,7 @@ class Preset:
     - confirmations: k; number of accusers that end a suspicion soonest, and that prove a death to peers without
       evidence.
     - awareness_max: maximum of this peer's health score, which slows its probing. lag_limit: a tick that is later than this
-      counts as a stall of the event loop.
+      counts as a stall of the event loop (node/membership/presence.py).
     - gossip_period, gossip_fanout: interval of gossip, and number of receivers. missed: number of peers, on average, that
       gossip does not bring an item to; they get it with the next table. If each peer sends an item k times to random ones, a
       peer misses it with the probability e^-k, so k = ⌈ln(n / missed)⌉.

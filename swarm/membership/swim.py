@@ -3,8 +3,8 @@
 The caller passes in messages and time, and sends the messages that it gets back: `(message, now) -> messages`. Every
 parameter `now` is in monotonic seconds; `wall` returns unix seconds and is used for records only.
 
-The caller drains its sockets before it calls `tick`. If `tick` is called late nevertheless, the lost time does not
-count against other peers: timers that wait for them are moved.
+The caller drains its sockets before it calls `tick`. It reports times in which it did not listen (`stalled`), so that they do
+not count against other peers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ class Roster:
 
         It is the next deadline, or the past after an input that may change it.
         """
-        self._expected = math.inf
-        """Deadline after the last tick: a tick that comes later shows a stall of the event loop."""
         self._gone = False
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
@@ -264,6 +262,13 @@ class Roster:
         self._gone = True
         return [(peer, Gossip((item,))) for peer in self._rng.sample(others, min(FAREWELLS, len(others)))]
 
+    def stalled(self, lag: float, now: float) -> None:
+        """Move the timers that wait for others: our event loop stood still for the last `lag` seconds."""
+        self.due = -math.inf
+        self.awareness.add(1)
+        self._prober.shift(lag, now)
+        self._members.shift(lag, now)
+
     @property
     def left(self) -> bool:
         """True after `leave`."""
@@ -339,10 +344,6 @@ class Roster:
         """Run all timers that are due. Returns messages to send."""
         if self._gone:
             return []
-        if (lag := now - self._expected) > self.preset.lag_limit:
-            self.awareness.add(1)
-            self._prober.shift(lag, now)
-            self._members.shift(lag, now)
         if now >= self._refresh_at:
             self._members.update(now)
             self._refresh_at = now + self.record.ttl / 2
@@ -363,7 +364,7 @@ class Roster:
             letters += self._reconnect(now)
         if now >= self._gossip_at and self._has_news():
             letters += self._gossip(now)
-        self.due = self._expected = self.next_deadline()
+        self.due = self.next_deadline()
         return letters
 
     # --- timers
@@ -403,7 +404,7 @@ class Roster:
             self.distances.forget(peer)
         letters: Letters = []
         for peer in self._sample(self._members.live.sorted, 1):
-            self._intake.ask(peer, now)
+            self._intake.ask(peer)
             letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._table_items(now))]
         return letters
 

@@ -90,6 +90,8 @@ class RosterWorld:
             waiting = self.stalled.pop(peer)
             for sender, message in waiting:
                 self._receive(sender, peer, message)
+            if peer in self.rosters and seconds > self.preset.lag_limit:
+                self.rosters[peer].stalled(seconds, self.now)
             self._tick(peer)
 
         self.at(self.now + seconds, resume)
@@ -120,8 +122,6 @@ class RosterWorld:
         self.log += [(self.now, peer, event) for event in roster.events]
         roster.events.clear()
         when = roster.next_deadline()
-        if roster.due < self.now:  # After an input, the next tick comes soon, as in node/membership/presence.py.
-            when = min(when, self.now + self.preset.tick)
         if when < self._timer.get(peer, float("inf")):
             self._timer[peer] = when
             self.at(max(when, self.now), lambda: self._due(peer, when))

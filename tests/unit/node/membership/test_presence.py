@@ -123,19 +123,23 @@ class FakeMonitor:
 
 
 class Scene:
-    """One peer, which knows the first `others` of Ann, Ben and Cat, without links. `handled`: it has a handler of rounds."""
+    """One peer, which knows the first `others` of Ann, Ben and Cat, without links.
 
-    def __init__(self, others=3, *, wall=None, handled=True):
+    `handled`: it has a handler of rounds. `lost`: seconds by which its clock is ahead of its event loop.
+    """
+
+    def __init__(self, others=3, *, wall=None, handled=True, lost=(0.0,)):
         self.transport, self.events, self.times, self.log = FakeTransport(), [], {}, Log()
         world = RosterWorld()
         self.roster = world.add(0)
         for index in range(1, 1 + others):
             self.roster.learn(record(index), 0.0)
         self.roster.events.clear()
+        loop = virtual_loop.current()
         self.presence = Presence(
             self.transport,
             self.roster,
-            now=virtual_loop.current().time,
+            now=lambda: loop.time() + lost[0],
             emit=self._emit,
             wall=wall,
         )
@@ -503,6 +507,24 @@ async def test_health_monitor_tells_our_clock_to_peers_with_a_link():
         await scene.come(ANN, Behind(1))
         await asyncio.sleep(TELL_SECONDS)
         assert scene.sent(ANN, Hour) == [Hour(EPOCH)] and not scene.sent(BEN, Hour)
+
+
+# --- stalls
+
+
+@simulated
+async def test_time_in_which_the_event_loop_stood_still_is_reported_to_the_roster():
+    lost = [0.0]
+    scene = Scene(lost=lost)
+    async with scene.running():
+        await asyncio.sleep(1.0)
+        assert scene.roster.awareness.score == 0
+        lost[0] += WAN.lag_limit / 2
+        await asyncio.sleep(1.0)
+        assert scene.roster.awareness.score == 0
+        lost[0] += 3.0
+        await asyncio.sleep(WAN.tick + MOMENT)
+        assert scene.roster.awareness.score == 1
 
 
 # --- deadlines
