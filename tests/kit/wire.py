@@ -91,6 +91,11 @@ class Peer:
         """Return the bulk streams of a link by number."""
         return self.link(other).stream_pool._streams
 
+    def reset_streams(self, other):
+        """Reset the connections of all bulk streams of a link, as the network might."""
+        for stream in self.streams(other).values():
+            stream._transport.abort()
+
     def post_shared(self, other, head, place):
         """Send a record on the stream of the shared memory, also an invalid one."""
         self.streams(other)[SHARED]._post_record(head, place)

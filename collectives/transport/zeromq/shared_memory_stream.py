@@ -186,7 +186,7 @@ class SharedMemoryStream(Stream):
 
     def _report(self) -> None:
         """Tell the sender, from time to time, how much of its memory it may use again."""
-        if self._copied and not self.reason and self._unsaid * 4 >= self._connection.reader.size:
+        if self._copied and not self.reason and not self._lost and self._unsaid * 4 >= self._connection.reader.size:
             self._post_record(COPIED.pack(self._copied), b"")
             self._held -= self._unsaid
             self._copied = self._unsaid = 0

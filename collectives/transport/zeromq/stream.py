@@ -121,6 +121,7 @@ class Stream(asyncio.BufferedProtocol):
         """True if the other side or the network ended it."""
         self._pool, self._limits, self._claim, self._crowd = pool, limits, claim, crowd
         self._source = ""
+        self._lost = False  # The connection is; `reason` is set once all that came before has been opened.
         self._owner: StreamOwner | None = None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -179,7 +180,9 @@ class Stream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.by_peer = not self.reason
-        self.idle = False
+        self.idle, self._lost = False, True
+        if not self.reason:
+            self._sealing.close(self._release_payload)
         # What came before the end counts.
         self._opening.finish(partial(self._end, "stream reset" if exc else "stream closed by the peer"))
 
@@ -257,12 +260,14 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def rtt(self) -> float | None:
         """Kernel's round-trip time in seconds."""
-        return round_trip(self._transport.get_extra_info("socket")) if self._transport and not self.reason else None
+        if self._transport is None or self.reason or self._lost:
+            return None
+        return round_trip(self._transport.get_extra_info("socket"))
 
     @property
     def waiting(self) -> int:
         """Sent bytes that the other side's machine has not acknowledged yet."""
-        if self._transport is None or self.reason:
+        if self._transport is None or self.reason or self._lost:
             return 0
         done = confirmed(self._transport.get_extra_info("socket"))
         return max(0, self.up - done) if done is not None else self.unsent
@@ -348,6 +353,8 @@ class Stream(asyncio.BufferedProtocol):
     def post(self, head: bytes) -> None:
         """Seal a frame without payload and queue it behind data being sent. Check `crowded` first."""
         assert self._sealer is not None and self._transport is not None
+        if self._lost:
+            return
         record = bytearray(record_size(len(head), 0))
         try:
             self._sealer.seal(head, b"", memoryview(record))
@@ -364,7 +371,9 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def unsent(self) -> int:
         """Written bytes that the kernel has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._rest.nbytes
+        if self._transport is None or self._lost:
+            return 0
+        return self._transport.get_write_buffer_size() + self._rest.nbytes
 
     @property
     def crowded(self) -> bool:

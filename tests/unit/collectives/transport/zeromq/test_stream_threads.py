@@ -151,3 +151,39 @@ def test_frames_that_came_before_the_end_of_a_stream_count(wire, eventually):
         assert [bytes(frame.payload) for frame in await pumped(executors[1:], bulk(second, 1))] == [b"x" * SIZE]
 
     wire.run(work)
+
+
+@LOOPS
+def test_lost_stream_whose_records_are_being_opened_can_be_measured_and_takes_no_frame(wire, eventually, loop, options):
+    """The connection is closed then, and uvloop raises ValueError for what one asks its socket."""
+
+    async def work():
+        first, second, executors = await late_pair(wire, eventually, **options)
+        count = 6
+        payload = b"x" * SIZE
+        await pumped(executors[:1], asyncio.gather(*(first.chunk(second, payload, index) for index in range(count))))
+        streams = list(second.streams(first).values())
+        sending = asyncio.gather(*(second.chunk(first, payload, index) for index in range(4)))
+        await eventually(lambda: len(executors[1].waiting) >= (2 if options else 4))  # each stream seals and opens
+        first.reset_streams(second)
+        await eventually(lambda: any(stream.by_peer for stream in streams))
+        assert not any(stream.reason for stream in streams)
+        while executors[1].waiting:
+            second.transport.totals()
+            executors[1].run()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not any(stream.idle for stream in streams)
+        found = []
+
+        async def rest():
+            while len(found) < count:
+                arrival = await second.recv()
+                assert arrival.frame is not None, arrival.reason
+                if arrival.frame.digest:
+                    found.append(arrival.frame.message.index)
+
+        await pumped(executors, asyncio.wait_for(rest(), 20))
+        await pumped(executors, asyncio.wait_for(sending, 20))
+
+    wire.run(work, loop=loop)
