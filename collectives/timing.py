@@ -11,6 +11,12 @@ GIVE_UP = 10
 STALL = 5
 """Patiences for which a transfer that has begun may rest before it is given up."""
 
+TAIL = 4
+"""Times as long as the first half of its frames that a transfer may take.
+
+At an even pace it takes twice as long.
+"""
+
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""
 

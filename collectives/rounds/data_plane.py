@@ -62,8 +62,10 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
-        self._useful = self._most_useful = 0
-        """Useful frames that have arrived in the ballot in progress, and most in one before it."""
+        self._arrivals: list[float] = []
+        """Times at which useful frames have arrived in the ballot in progress."""
+        self._most_arrivals: list[float] = []
+        """The same for the ballot before it that had the most of them."""
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
@@ -260,7 +262,7 @@ class DataPlane(ABC):
             self._delivered |= set(self._senders(self.opened))
         self.opened, self.moved = opened, self._now()
         self.whole = self.moved
-        self._useful, self._most_useful = 0, self.frames
+        self._most_arrivals, self._arrivals = max(self._arrivals, self._most_arrivals, key=len), []
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         computes = opened.adopted is None and self.agreement.commit is None
@@ -319,13 +321,14 @@ class DataPlane(ABC):
             self._live()
 
     @property
-    def frames(self) -> int:
-        """Useful frames that have arrived, in the ballot with the most of them."""
-        return max(self._useful, self._most_useful)
+    def half(self) -> float:
+        """Time at which half of the useful frames so far had arrived, in the ballot with the most; 0.0 if there are none."""
+        arrivals = max(self._arrivals, self._most_arrivals, key=len)
+        return arrivals[len(arrivals) // 2] if arrivals else 0.0
 
     def _progress(self) -> None:
         self.whole = self._now()
-        self._useful += 1
+        self._arrivals.append(self.whole)
         self._live()
 
     def _live(self) -> None:

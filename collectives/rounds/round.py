@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.timing import STALL
+from thinwire.collectives.timing import STALL, TAIL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -203,14 +203,16 @@ class Round:
         """True if every committed result is here."""
         return self.exchange.complete
 
-    def given_up_at(self, due: float) -> float:
-        """Return the time at which a peer gives this round up, which is `due` if nothing arrives.
+    def given_up_at(self, began: float, give_up: float) -> float:
+        """Return the time at which a peer gives this round up: after `give_up` seconds if nothing arrives.
 
-        It is later while whole frames arrive, by STALL patiences for each of them. So a round may take as long as its links
-        need, and ballots that follow each other do not occupy a peer for ever.
+        It is later while frames arrive at an even pace, so that a round may take as long as its links need: until STALL
+        patiences after the last one, and at most TAIL times as long as half of the frames took. So a peer that sends its
+        data piece by piece, long after those of the others, does not hold them.
         """
-        rest = STALL * self.agreement.terms.patience
-        return max(due, min(self.exchange.whole + rest, due + self.exchange.frames * rest))
+        even = began + TAIL * (self.exchange.half - began)
+        rest = self.exchange.whole + STALL * self.agreement.terms.patience
+        return max(began + give_up, min(rest, even))
 
     # --- events
 

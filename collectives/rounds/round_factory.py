@@ -265,7 +265,7 @@ class RoundFactory:
             )
             if done or give_up is None:
                 return
-            left = current.given_up_at(began + give_up) - self._now()
+            left = current.given_up_at(began, give_up) - self._now()
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""

@@ -3,8 +3,12 @@
 import asyncio
 from functools import partial
 
+import pytest
 from kit.swarm import Node, Swarm
+from thinwire.collectives.topology.shards import Grid
+from thinwire.node.methods import registry
 from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.messages.registry import Chunk
 
 SECONDS = 40.0
 """Duration of a transfer; a peer gives up after 12 s."""
@@ -48,3 +52,37 @@ def test_round_commits_although_its_first_transfer_takes_longer_than_a_peer_wait
 
 def test_peer_that_trains_meanwhile_waits_for_a_round_that_moves():
     _played('method = "co2"').check()
+
+
+def _delay(node: Node, pause: float) -> None:
+    """Let a peer send one chunk of its contributions in every `pause` patiences."""
+    transport, gate, loop = node.transport, asyncio.Lock(), virtual_loop.current()
+    send, offer = transport.send, transport.offer
+    due = 0.0
+
+    async def late(to, frame):
+        nonlocal due
+        if isinstance(frame.message, Chunk):
+            async with gate:
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                due = loop.time() + pause * node.session.patience
+        return await send(to, frame)
+
+    transport.send = late
+    transport.offer = lambda to, frame: not isinstance(frame.message, Chunk) and offer(to, frame)
+
+
+@pytest.mark.parametrize("pause", [0.4, 0.6, 0.85])
+def test_peer_that_sends_its_data_piece_by_piece_does_not_hold_the_others(pause, monkeypatch):
+    """It never stops for as long as others wait for a single chunk."""
+    monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))
+
+    async def play() -> None:
+        swarm = Swarm(4, rounds=4, size=102_400, codec="fp32", patience=2.0)
+        _delay(swarm.nodes[3], pause)
+        swarm.start()
+        await swarm.finish([0, 1, 2], limit=400.0)
+        # In the first round, peers that know no speed of any link wait for as long as a slow link may need.
+        assert all(len(node.contributors[4]) == 3 for node in list(swarm.nodes.values())[:3])
+
+    virtual_loop.run(play(), seed=1, limit=1e6)
