@@ -11,10 +11,10 @@ GIVE_UP = 10
 STALL = 5
 """Patiences for which a transfer that has begun may rest before it is given up."""
 
-TAIL = 4
+TAIL = 16
 """Times as long as the first half of its frames that a transfer may take.
 
-At an even pace it takes twice as long.
+At an even pace it takes twice as long; behind one slow uplink up to ten times, because most frames of the others come first.
 """
 
 MAX_PATIENCE = 120.0

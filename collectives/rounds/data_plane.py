@@ -321,10 +321,17 @@ class DataPlane(ABC):
             self._live()
 
     @property
-    def half(self) -> float:
-        """Time at which half of the useful frames so far had arrived, in the ballot with the most; 0.0 if there are none."""
+    def pace(self) -> tuple[float, float]:
+        """Time at which half of the frames so far had been transferred, and time of the last one; 0.0 without any.
+
+        Of those that arrive, in the ballot with the most of them, or of those that we send, whichever are later: a peer with
+        a slow uplink may get nothing while all wait for its data.
+        """
         arrivals = max(self._arrivals, self._most_arrivals, key=len)
-        return arrivals[len(arrivals) // 2] if arrivals else 0.0
+        both = [times for times in (arrivals, self._send_queue.departures(self.fragment)) if times]
+        return max((times[len(times) // 2] for times in both), default=0.0), max(
+            (times[-1] for times in both), default=0.0
+        )
 
     def _progress(self) -> None:
         self.whole = self._now()

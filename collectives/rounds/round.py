@@ -204,15 +204,15 @@ class Round:
         return self.exchange.complete
 
     def given_up_at(self, began: float, give_up: float) -> float:
-        """Return the time at which a peer gives this round up: after `give_up` seconds if nothing arrives.
+        """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
 
-        It is later while frames arrive at an even pace, so that a round may take as long as its links need: until STALL
-        patiences after the last one, and at most TAIL times as long as half of the frames took. So a peer that sends its
-        data piece by piece, long after those of the others, does not hold them.
+        It is later while whole frames come or leave at an even pace, so that a round may take as long as its links need:
+        until STALL patiences after the last one, at most TAIL times as long as half of the frames took, and TAIL times
+        `give_up` in all. So a peer that sends its data piece by piece, long after the others, does not hold them.
         """
-        even = began + TAIL * (self.exchange.half - began)
-        rest = self.exchange.whole + STALL * self.agreement.terms.patience
-        return max(began + give_up, min(rest, even))
+        half, last = self.exchange.pace
+        stalled = last + STALL * self.agreement.terms.patience
+        return max(began + give_up, min(stalled, began + TAIL * min(give_up, half - began)))
 
     # --- events
 

@@ -198,6 +198,7 @@ class RoundSession:
         # took less than a second and its folder is lost. A clock that was set back repeats no number of this life.
         clock = presence.roster.record.sequence // 1000 % 2**31
         self.current = self.starter.start(max(clock, self.votes.numbers))
+        self._send_queue.begin(self.current.round, self.fragment)
 
     # --- rounds
 

@@ -10,8 +10,8 @@ from thinwire.swarm.identity.errors import HintedError
 OWN = 40
 """Files that a peer without links has open, rounded up."""
 
-PER_LINK = 8
-"""Files of one link: control connections, streams and their relays."""
+PER_LINK = 10
+"""Files of one link: control connections, streams with a second descriptor for threads, and their relays."""
 
 PLENTY = 1024
 """Limit that is enough for a large group: no warning from here on."""

@@ -93,6 +93,7 @@ class Checkpointer:
         Return False, with nothing begun, if the machine would have less memory left after a copy of both than the copy takes:
         then `save`. Nothing may change the state meanwhile, so call in `work`.
         """
+        self._begun = None
         self._size = self._size or _size(replica, layout, private)
         if self._environment.spare() < 2 * self._size:
             return False
@@ -185,8 +186,9 @@ class Checkpointer:
 
 
 def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int:
-    """Return the most bytes that a checkpoint may copy."""
-    size = sum(one.state.nbytes for _, one, _ in replica.each(layout))
+    """Return the most bytes that a checkpoint may take: of what it copies, and of what rounds replace meanwhile."""
+    own = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
+    size = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
     return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)
 
 

@@ -332,7 +332,7 @@ class Roster:
     def next_deadline(self) -> float:
         """Return the time of the next required call of `tick`, on the clock of `now`.
 
-        It is exact until the next input, see `due`, but for a jump of the wall clock, which is noticed with the next gossip.
+        It is exact until the next input, see `due`, but for a jump of the wall clock, which is noticed with the next tick.
         """
         if self._gone:
             return math.inf
@@ -388,6 +388,11 @@ class Roster:
         pool, table, behind = self._members.live.sorted, self._members.table, self._members.behind
         if dead := [peer for peer, member in self._dead() if now - member.since < self.preset.gossip_to_dead]:
             pool = [*pool, *dead]
+        recent = now - self.preset.gossip_to_dead
+        for peer in [
+            one for one in behind if not ((member := table.get(one)) and (member.live or member.since > recent))
+        ]:
+            del behind[peer]  # It gets no gossip.
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
             if (self._news or table[peer].note or peer in behind) and (

@@ -54,6 +54,19 @@ def test_peer_that_trains_meanwhile_waits_for_a_round_that_moves():
     _played('method = "co2"').check()
 
 
+def test_rounds_commit_with_one_slow_uplink(monkeypatch):
+    """A peer gets nothing while all wait for its data, and does not give its own data up for that."""
+    monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))
+
+    async def play() -> None:
+        swarm = Swarm(5, rounds=3, size=102_400, codec="fp32", patience=2.0)
+        swarm.nodes[4].transport.uplink.rate = 20_000.0  # its data takes 33 s, and it would give up after 22
+        swarm.start()
+        await swarm.finish([0, 1, 2, 3], limit=250.0)
+
+    virtual_loop.run(play(), seed=1, limit=1e6)
+
+
 def _delay(node: Node, pause: float) -> None:
     """Let a peer send one chunk of its contributions in every `pause` patiences."""
     transport, gate, loop = node.transport, asyncio.Lock(), virtual_loop.current()
@@ -72,7 +85,7 @@ def _delay(node: Node, pause: float) -> None:
     transport.offer = lambda to, frame: not isinstance(frame.message, Chunk) and offer(to, frame)
 
 
-@pytest.mark.parametrize("pause", [0.4, 0.6, 0.85])
+@pytest.mark.parametrize("pause", [0.6, 0.85])
 def test_peer_that_sends_its_data_piece_by_piece_does_not_hold_the_others(pause, monkeypatch):
     """It never stops for as long as others wait for a single chunk."""
     monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))

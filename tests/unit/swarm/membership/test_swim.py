@@ -874,6 +874,26 @@ def test_roster_without_news_wakes_for_probes_only() -> None:
     assert ticks < 60 and world.agreed()
 
 
+def test_old_accusation_of_a_stranger_does_not_keep_the_gossip_timer_running() -> None:
+    roster = _alone(others=2)
+    roster.update(("10.9.9.9:1",), 0.0)
+    now, ticks = 0.0, 0
+
+    def run(until: float) -> None:
+        nonlocal now, ticks
+        while (now := roster.next_deadline()) < until:
+            ticks += 1
+            for to, message in roster.tick(now):
+                if isinstance(message, Ping):
+                    roster.handle(to, Ack(message.sequence, 0, ()), now)
+
+    run(60.0)
+    ticks = 0
+    roster.handle(NAMES[900], Gossip((_accuse(1, 0),)), 60.0)
+    run(120.0)
+    assert ticks < 60  # probes only; gossip every 0.25 s would be 240
+
+
 def test_peer_that_answers_a_moment_after_a_stall_is_not_suspected() -> None:
     roster = _alone(others=5)
     now, ping = 0.0, None
