@@ -228,7 +228,7 @@ class SendQueue:
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     def departures(self, fragment: int) -> Sequence[float]:
-        """Return the times at which bulk frames of a fragment were handed to the transport since its round began."""
+        """Return the times at which bulk frames of a fragment left this queue since its round began."""
         return self._departures.get(fragment, ())
 
     @property

@@ -11,7 +11,7 @@ OWN = 40
 """Files that a peer without links has open, rounded up."""
 
 PER_LINK = 10
-"""Files of one link: control connections, streams with a second descriptor for threads, and their relays."""
+"""Files of one link: control connections, streams, their second descriptors for threads, relays."""
 
 PLENTY = 1024
 """Limit that is enough for a large group: no warning from here on."""

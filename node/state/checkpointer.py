@@ -186,7 +186,10 @@ class Checkpointer:
 
 
 def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int:
-    """Return the most bytes that a checkpoint may take: of what it copies, and of what rounds replace meanwhile."""
+    """Return the most bytes that a checkpoint may take.
+
+    They are those of what it copies, and of what rounds replace meanwhile.
+    """
     own = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
     size = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
     return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)

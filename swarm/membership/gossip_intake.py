@@ -41,7 +41,10 @@ class Intake:
         """True if that table had more records than were checked."""
 
     def ask(self, source: PeerId) -> None:
-        """Expect a table from `source`: TABLE of its records are checked without a budget. Reset the budgets of all senders."""
+        """Expect a table from `source`: TABLE of its records are checked without a budget.
+
+        Resets the budgets of all senders.
+        """
         self._budgets.clear()
         self._asked, self._rest, self.incomplete = source, TABLE, False
 
