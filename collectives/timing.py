@@ -17,6 +17,9 @@ TAIL = 16
 At an even pace it takes twice as long; behind one slow uplink up to ten times, because most frames of the others come first.
 """
 
+MAX_MOVING = 3600.0
+"""Most seconds that a peer waits for a round because its frames move."""
+
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""
 

@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.timing import STALL, TAIL
+from thinwire.collectives.timing import MAX_MOVING, STALL, TAIL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -207,12 +207,12 @@ class Round:
         """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
 
         It is later while whole frames come or leave at an even pace, so that a round may take as long as its links need:
-        until STALL patiences after the last one, at most TAIL times as long as half of the frames took, and TAIL times
-        `give_up` in all. So a peer that sends its data piece by piece, long after the others, does not hold them.
+        until STALL patiences after the last one, at most TAIL times as long as half of the frames took, and MAX_MOVING
+        seconds in all. So a peer that sends its data piece by piece, long after the others, does not hold them.
         """
         half, last = self.exchange.pace
         stalled = last + STALL * self.agreement.terms.patience
-        return max(began + give_up, min(stalled, began + TAIL * min(give_up, half - began)))
+        return max(began + give_up, min(stalled, began + min(MAX_MOVING, TAIL * (half - began))))
 
     # --- events
 
