@@ -324,8 +324,8 @@ class DataPlane(ABC):
     def pace(self) -> tuple[float, float]:
         """Time at which half of the frames so far had been transferred, and time of the last one.
 
-        0.0 without any. Of those that arrive, in the ballot with the most of them, or of those that we send, whichever are later: a peer with
-        a slow uplink may get nothing while all wait for its data.
+        0.0 without any. Of those that arrive, in the ballot with the most of them, or of those that we send, whichever are
+        later: a peer with a slow uplink may get nothing while all wait for its data.
         """
         arrivals = max(self._arrivals, self._most_arrivals, key=len)
         both = [times for times in (arrivals, self._send_queue.departures(self.fragment)) if times]
