@@ -54,7 +54,7 @@ class _Owner:
         if number > EXPRESS + 1:
             raise ValueError("no such stream")
 
-    def arrived(self, stream: stream.Stream, head: bytes, payload: memoryview) -> None:
+    def arrived(self, stream: stream.Stream, head: bytes, payload: memoryview, digest: bytes) -> None:
         self.heard.append((head, bytes(payload)))
 
     def flushed(self, stream: stream.Stream) -> None:

@@ -197,6 +197,7 @@ def test_powersgd_joiner_between_averages_gets_state(factors, number):
         s.fail_at(0, number, "open", lambda node: s.join(7))
         s.start()
         await s.finish()
+        await s.finish([7])
         s.check()
         assert s.nodes[7].id in s.nodes[0].contributors[12]
         np.testing.assert_array_equal(s.nodes[7].replica.memory.q, s.nodes[0].replica.memory.q)
