@@ -154,6 +154,16 @@ class Peer:
     async def recv(self):
         return await asyncio.wait_for(self.transport.recv(), 20)
 
+    async def bulk(self, count):
+        """Return the next bulk frames, without other arrivals."""
+        found = []
+        while len(found) < count:
+            arrival = await self.recv()
+            assert arrival.frame is not None, arrival.reason
+            if arrival.frame.digest:
+                found.append(arrival.frame)
+        return found
+
 
 class Wire:
     """Network for tests: `peer(seed)` makes peers, which are closed at the end."""

@@ -34,17 +34,6 @@ async def joined(first, second):
             await asyncio.sleep(0.001)
 
 
-async def frames(peer, count):
-    """Return the next bulk frames of a peer, without other arrivals."""
-    found = []
-    while len(found) < count:
-        arrival = await peer.recv()
-        assert arrival.frame is not None, arrival.reason
-        if arrival.frame.digest:
-            found.append(arrival.frame)
-    return found
-
-
 async def reason_of_loss(peer):
     """Return why a peer's only link ended."""
     async with asyncio.timeout(10):
@@ -61,7 +50,7 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, fol
         before = first.transport.totals()[0]
         sent = [os.urandom(size) for size in (1 << 20, 1, 0, 1 << 20, 70_000) * 8]
         for one, other in ((first, second), (second, first)):
-            task = asyncio.create_task(frames(other, len(sent)))
+            task = asyncio.create_task(other.bulk(len(sent)))
             for index, payload in enumerate(sent):
                 assert await one.chunk(other, payload, index)
             found = await task
@@ -115,7 +104,7 @@ def test_folder_that_others_may_enter_or_that_is_a_link_falls_back_to_tcp(wire, 
             assert str(shared) in first.transport.no_sharing()
             assert not first.transport.shares(second.id)
             assert await first.chunk(second, b"payload")
-            assert [bytes(frame.payload) for frame in await frames(second, 1)] == [b"payload"]
+            assert [bytes(frame.payload) for frame in await second.bulk(1)] == [b"payload"]
 
     wire.run(work)
 
@@ -135,7 +124,7 @@ def test_many_empty_payloads_do_not_fill_the_region(wire, folder):
     async def work():
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
-        task = asyncio.create_task(frames(second, 2500))
+        task = asyncio.create_task(second.bulk(2500))
         async with asyncio.timeout(20):
             for index in range(2500):
                 assert await first.chunk(second, b"", index)
@@ -152,13 +141,13 @@ def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder):
         stream.pause(True)
         for index in range(3):
             assert await second.chunk(first, bytes(1000), index)
-        task = asyncio.create_task(frames(second, 24))
+        task = asyncio.create_task(second.bulk(24))
         async with asyncio.timeout(20):
             for index in range(24):
                 assert await first.chunk(second, bytes(1 << 20), index)
             await task
             stream.pause(False)
-            assert [frame.message.index for frame in await frames(first, 3)] == [0, 1, 2]
+            assert [frame.message.index for frame in await first.bulk(3)] == [0, 1, 2]
 
     wire.run(work)
 
@@ -244,7 +233,7 @@ def test_links_beyond_the_limit_use_tcp(wire, folder):
             assert isinstance(await other.meet(hub), wire.Welcome)
             await joined(hub, other)
             assert await hub.chunk(other, b"payload")
-            assert [bytes(frame.payload) for frame in await frames(other, 1)] == [b"payload"]
+            assert [bytes(frame.payload) for frame in await other.bulk(1)] == [b"payload"]
         assert [hub.transport.shares(other.id) for other in others] == [True, False]
         hub.transport.drop(others[0].id, "the test")
         async with asyncio.timeout(10):

@@ -33,17 +33,6 @@ async def pumped(executors, work):
     return task.result()
 
 
-async def bulk(peer, count):
-    """Return the next bulk frames of a peer."""
-    found = []
-    while len(found) < count:
-        arrival = await peer.recv()
-        assert arrival.frame is not None, arrival.reason
-        if arrival.frame.digest:
-            found.append(arrival.frame)
-    return found
-
-
 async def late_pair(wire, eventually, **options):
     """Return two linked peers with all streams, and their executors."""
     executors = LateExecutor(1), LateExecutor(2)
@@ -68,7 +57,7 @@ def test_frames_of_all_sizes_arrive_whole(wire, eventually, loop, options):
 
         both = asyncio.gather(
             *(send(one, other) for one, other in ((first, second), (second, first))),
-            *(bulk(peer, len(sent)) for peer in (first, second)),
+            *(peer.bulk(len(sent)) for peer in (first, second)),
         )
         for frames in (await pumped(executors, both))[2:]:
             order = [frame.message.index for frame in frames]
@@ -90,7 +79,7 @@ def test_payload_may_change_once_send_returns(wire, eventually, options):
         executors[0].run()
         assert await sending
         payload[:] = b"b" * SIZE
-        (frame,) = await pumped(executors, bulk(second, 1))
+        (frame,) = await pumped(executors, second.bulk(1))
         assert frame.payload == b"a" * SIZE
 
     wire.run(work)
@@ -109,7 +98,7 @@ def test_stream_with_many_records_to_open_is_not_read(wire, eventually):
         while before != (before := sum(stream.down for stream in streams)):
             await asyncio.sleep(0.1)  # everything has stopped
         assert before <= len(streams) * (UNOPENED + 2 * SIZE + 1000) < count * SIZE
-        found = await pumped(executors[1:], bulk(second, count))
+        found = await pumped(executors[1:], second.bulk(count))
         assert sorted(frame.message.index for frame in found) == list(range(count))
         assert all(await asyncio.gather(*sending))
 
@@ -119,7 +108,7 @@ def test_stream_with_many_records_to_open_is_not_read(wire, eventually):
 def test_link_that_closes_with_work_in_threads_frees_everything_after_it(wire, eventually, options):
     async def work():
         first, second, executors = await late_pair(wire, eventually, **options)
-        await pumped(executors, asyncio.gather(first.chunk(second, bytes(SIZE)), bulk(second, 1)))
+        await pumped(executors, asyncio.gather(first.chunk(second, bytes(SIZE)), second.bulk(1)))
         before = len(os.listdir("/proc/self/fd"))
         sending = asyncio.ensure_future(first.chunk(second, bytes(SIZE)))
         await eventually(lambda: executors[0].waiting)
@@ -148,7 +137,7 @@ def test_frames_that_came_before_the_end_of_a_stream_count(wire, eventually):
         await eventually(lambda: executors[1].waiting)
         for stream in first.streams(second).values():
             stream.fail("a test")
-        assert [bytes(frame.payload) for frame in await pumped(executors[1:], bulk(second, 1))] == [b"x" * SIZE]
+        assert [bytes(frame.payload) for frame in await pumped(executors[1:], second.bulk(1))] == [b"x" * SIZE]
 
     wire.run(work)
 
