@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support import contest, machine
 from benchmarks.support.actors import free_port
 
-REQUIREMENTS = ["torch==2.13.0", "numpy<2.4", "scipy", "hivemind==1.1.12"]
 HIVEMIND_SIZES = (40.0, 100.0)
 WARM_UP = 2
 """Turns that do not count: after them all memory that a round needs is there, in gloo as in ours."""
@@ -55,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.full:
         options.peers, options.mb = [2, 4], [4.0, 40.0, 100.0, 256.0]
-    python = hivemind_python(options.hivemind) if options.hivemind else ""
+    python = contest.hivemind_python(options.hivemind) if options.hivemind else ""
     rows = []
     for peers in options.peers:
         for mb in options.mb:
@@ -155,15 +152,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
-
-
-def hivemind_python(folder: Path) -> str:
-    """The interpreter of hivemind's own environment; makes the environment when there is none."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-    return str(python)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
     python -m benchmarks.exchange.reallinks               as root; 4 peers, 40 MB, 100 Mbit/s, no latency
     python -m benchmarks.exchange.reallinks --mbit 1000 --mb 100
     python -m benchmarks.exchange.reallinks --rtt 80      latency by the switch in user space, below 200 Mbit/s only
+    python -m benchmarks.exchange.reallinks --hivemind out/hivemind     beside hivemind, too
+
+hivemind gets a virtual environment of its own at the path given, made when it is not there.
 
 The bound is the time of the bytes that a peer must send, 2·(N−1)/N of the encoded payload, at the rate of its uplink, plus two
 round trips. The token buckets count Ethernet frames, so headers (66 of 1514 bytes, with time stamps) cost 4.4 % of the rate.
@@ -16,6 +19,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +91,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--warm", type=int, default=2, help="first turns, which do not count")
     parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--hivemind", type=Path, help="virtual environment of hivemind")
     options = parser.parse_args()
     if options.rtt:
         with HomeLinks(options.peers, options.mbit, options.mbit, options.rtt, options.loss) as links:
@@ -102,7 +107,7 @@ def main() -> None:
         print(
             f"| {row['name']} | {row['bound']:.2f} | {row['seconds']:.2f} | {share:.0%} | {every} | {row['foreign']:.0%} |"
         )
-    print("\n" + json.dumps({"machine": machine.describe(), "options": vars(options), "rows": rows}))
+    print("\n" + json.dumps({"machine": machine.describe(), "options": vars(options), "rows": rows}, default=str))
 
 
 def measure(options: argparse.Namespace, sites: Sequence[Site]) -> list[dict[str, Any]]:
@@ -123,11 +128,20 @@ def measure(options: argparse.Namespace, sites: Sequence[Site]) -> list[dict[str
             store = sites[0].host
             gloo = contest.gloo(options.peers, options.mb, free_port(), store=store, prefix=prefix)
             programs.append((_bound(options, options.mb * 1e6), gloo))
+        if options.hivemind:
+            python = contest.hivemind_python(options.hivemind)
+            for name, share in (("fp32", 1.0), ("int8", 0.25)):
+                hivemind = contest.hivemind(
+                    python, options.peers, options.mb, name, lambda rank: sites[rank].host, prefix
+                )
+                programs.append((_bound(options, share * options.mb * 1e6), hivemind))
         for _, program in programs:
             program.receive()
         for number in range(options.warm + options.turns):
             for _, program in programs:
                 turn = program.turn(counts=number >= options.warm)
+                if not all(answer.get("whole", True) for answer in turn.answers):
+                    raise RuntimeError(f"{program.name} has failed: {turn.answers}")
                 print(
                     f"{program.name}, turn {number}: {turn.seconds:.3f} s, foreign {turn.foreign:.0%}", file=sys.stderr
                 )

@@ -8,12 +8,17 @@ import statistics
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.support import machine
 from benchmarks.support.peer_script import PEERS, environment
+
+HIVEMIND = ["torch==2.13.0", "numpy<2.4", "scipy", "hivemind==1.1.12"]
+"""Packages of hivemind's environment. With numpy 2.4 its 8-bit codec fails."""
 
 HEADSTART = 0.05
 """Seconds between the request to begin and the beginning, so that all processes begin together."""
@@ -158,10 +163,32 @@ def thinwire(
     return made
 
 
-def hivemind(python: str, peers: int, mb: float, codec: str) -> Contestant:
-    """hivemind, all peers under one process."""
-    command = _command("comparison/hivemind_peers.py", python=python, peers=peers, mb=mb, codec=codec)
-    return Contestant(f"hivemind {codec}", [command], peers=peers, prepares=True)
+def hivemind(
+    python: str,
+    peers: int,
+    mb: float,
+    codec: str,
+    host: Callable[[int], str] = lambda rank: "127.0.0.1",
+    prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+) -> Contestant:
+    """hivemind with the interpreter of `hivemind_python`. `host`: address of a rank, `prefix`: words before its command."""
+    same: dict[str, Any] = dict(python=python, peers=peers, mb=mb, codec=codec)
+    commands = [
+        [*prefix(rank), *_command("comparison/hivemind_peer.py", rank=rank, host=host(rank), **same)]
+        for rank in range(peers)
+    ]
+    made = Contestant(f"hivemind {codec}", commands, peers=peers, prepares=True)
+    made.say(addresses=[answer["address"] for answer in made.receive()])
+    return made
+
+
+def hivemind_python(folder: Path) -> str:
+    """Return the interpreter of hivemind's own virtual environment, which is made if there is none."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *HIVEMIND], check=True)
+    return str(python)
 
 
 def _command(script: str, *, python: str = sys.executable, **options: Any) -> list[str]:
