@@ -54,7 +54,7 @@ Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
 class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Measured link from the sender to the peer whose id begins with `peer`.
 
-    rtt, rate: in the steps of membership/quantized_links.py; 0 means unknown.
+    rtt, rate: in the steps of quantized_links.py; 0 means unknown.
     """
 
     peer: Annotated[bytes, Meta(min_length=SPAN_PREFIX, max_length=SPAN_PREFIX)]
