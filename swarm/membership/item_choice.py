@@ -22,6 +22,11 @@ class ItemChoice:
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
 
+    @property
+    def unspread(self) -> int:
+        """Number of items in the queue."""
+        return len(self._news)
+
     def has_news(self, at: float) -> bool:
         """Return True if another peer may have to be told something, at the time `at` or later."""
         members = self._members

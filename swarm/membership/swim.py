@@ -158,6 +158,11 @@ class Roster:
         return self._members.events
 
     @property
+    def unspread(self) -> int:
+        """Number of gossip items that wait to be spread."""
+        return self._items.unspread
+
+    @property
     def progress(self) -> int:
         return self._prober.progress
 
