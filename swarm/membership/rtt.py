@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX, Span
+from thinwire.swarm.messages.announcement import MAX_SPANS, SPAN_PREFIX, Span
 from thinwire.swarm.messages.registry import PeerId
 from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, step
 
