@@ -1,6 +1,6 @@
-"""Messages by which peers agree on one outer step of one fragment; `announcement` has those before them.
+"""Messages by which peers agree on one outer step of one fragment.
 
-The algorithm is in collectives/consensus/paxos.py.
+Announcements are in announcement.py. The algorithm is in collectives/consensus/paxos.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Announcements of contributions, which peers send before the data (commit, then send), and show to others."""
+"""Announcements of contributions, which peers send before the data (commit, then send)."""
 
 from __future__ import annotations
 
