@@ -21,7 +21,7 @@ from thinwire.swarm.choices import Topology
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
 from thinwire.swarm.messages import wire_form
-from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX
+from thinwire.swarm.messages.announcement import MAX_SPANS, SPAN_PREFIX
 from thinwire.swarm.messages.registry import (
     LIFE,
     MAX_CHUNKS,

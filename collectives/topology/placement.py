@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.collectives.topology.clusters import clusters, near
-from thinwire.swarm.membership.quantized_links import CEILING, links
 from thinwire.swarm.messages.registry import PeerId, Ready
+from thinwire.swarm.quantized_links import CEILING, links
 
 Rate: TypeAlias = Callable[[PeerId, PeerId], float]
 """Function that returns the bytes/s of the link from one peer to another; 0: unknown."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.swarm.membership.quantized_links import CEILING
+from thinwire.swarm.quantized_links import CEILING
 
 LEAST = 1 << 18
 """Bytes in one direction since the last round below which the estimate does not change."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import FragmentStatus, LinkStatus
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.membership.quantized_links import LEAST_RATE, LEAST_RTT, value
-from thinwire.swarm.messages.agreement import SPAN_PREFIX
+from thinwire.swarm.messages.announcement import SPAN_PREFIX
+from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, value
 
 
 def lineages(peer: Peer) -> list[str]:

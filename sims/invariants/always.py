@@ -309,7 +309,7 @@ class AlwaysInvariants:
         session = process.peer.session
         sizes = {
             **session.sizes(),
-            "news": (len(session.roster._news), MAX_QUEUE),
+            "news": (session.roster.unspread, MAX_QUEUE),
         }
         queue = session._send_queue
         for lanes in (queue._control, queue._bulk, queue._state):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from thinwire.swarm.membership.quantized_links import LEAST_RATE, LEAST_RTT, step
-from thinwire.swarm.messages.agreement import MAX_SPANS, SPAN_PREFIX, Span
+from thinwire.swarm.messages.announcement import MAX_SPANS, SPAN_PREFIX, Span
 from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, step
 
 SAMPLES = 8
 """Number of recent round trips per peer. The shortest counts, because load only makes them longer."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -21,6 +20,7 @@ from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
 from thinwire.swarm.membership.gossip_intake import VERIFY_BURST, Intake
 from thinwire.swarm.membership.gossip_items import Departure
+from thinwire.swarm.membership.item_choice import ItemChoice
 from thinwire.swarm.membership.member import Event, Member, State
 from thinwire.swarm.membership.member_table import Members
 from thinwire.swarm.membership.presets import Preset
@@ -32,9 +32,6 @@ from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId,
 
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
-
-PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
-"""Maximum number of items in a probe or its answer, and in a Gossip message, see messages.membership."""
 
 RECONNECTS = 4
 """Dead peers that are probed in each reconnect period: one of many may be back."""
@@ -63,12 +60,13 @@ class Roster:
             raise ValueError("the record is not ours, or of another run")
         self.awareness = Awareness(preset.awareness_max)
         self._identity, self.preset, self._rng = identity, preset, rng
-        self._news = Broadcast()
-        self._members = Members(identity, record, preset, self._news, self.awareness, wall, rng)
+        news = Broadcast()
+        self._members = Members(identity, record, preset, news, self.awareness, wall, rng)
+        self._items = ItemChoice(self._members, news, preset)
         self._intake = Intake(self._members, run_id, wall, now)
         self.distances = Distances()
         """Measured round-trip times to other peers."""
-        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._piggyback, self.distances.add)
+        self._prober = Prober(preset, rng, self.awareness, self._helpers, self._items.piggyback, self.distances.add)
         self._rotation = Rotation(rng)
         self.due = -math.inf
         """Time before which `tick` changes nothing.
@@ -76,8 +74,6 @@ class Roster:
         It is the next deadline, or the past after an input that may change it.
         """
         self._gone = False
-        self._spread_in, self._times = 0, 0
-        """Number of peers, and how often each item is sent among so many."""
         self._answered: dict[PeerId, float] = {}
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
@@ -162,6 +158,11 @@ class Roster:
         return self._members.events
 
     @property
+    def unspread(self) -> int:
+        """Number of gossip items that wait to be spread."""
+        return self._items.unspread
+
+    @property
     def progress(self) -> int:
         return self._prober.progress
 
@@ -188,11 +189,7 @@ class Roster:
 
     def draw(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
         """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
-        everyone = self._members.live.sorted
-        place = bisect_left(everyone, but)
-        count = len(everyone) - (place < len(everyone) and everyone[place] == but)
-        drawn = rng.sample(range(count), min(most, count))
-        return [everyone[one if one < place or count == len(everyone) else one + 1] for one in drawn]
+        return self._members.live.draw(rng, most, but=but)
 
     def records_of(self, peers: Iterable[PeerId]) -> Iterator[PeerRecord]:
         """Yield the newest records of other known peers, alive or not."""
@@ -297,11 +294,11 @@ class Roster:
                 self._ingest(sender, message.items, now)
                 if member is not None:
                     member.progress = message.progress
-                return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
+                return [(sender, Ack(message.sequence, self.progress, self._items.piggyback(sender)))]
             case PingRequest():
                 self._ingest(sender, message.items, now)
                 if message.target == self._members.me:
-                    return [(sender, Ack(message.sequence, self.progress, self._piggyback(sender)))]
+                    return [(sender, Ack(message.sequence, self.progress, self._items.piggyback(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
                 self.due = -math.inf
@@ -324,10 +321,17 @@ class Roster:
                 last = self._answered.get(sender, -math.inf)
                 if not message.reply and now - last >= self.preset.probe_period:
                     self._answered[sender] = now
-                    return [(sender, PushPull(True, page)) for page in gossip_items.pages(self._table_items(now))]
+                    return [(sender, PushPull(True, page)) for page in gossip_items.pages(self._items.table(now))]
             case _:
                 raise TypeError(f"{type(message).__name__} is no message of the roster")
         return []
+
+    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> None:
+        if self._members.items.issuperset(items):
+            return  # nearly always: each peer gets each record from many others
+        self.due = -math.inf
+        for peer in self._intake.take(sender, items, now, table=table):
+            self._rotation.insert(peer)
 
     def next_deadline(self) -> float:
         """Return the time of the next required call of `tick`, on the clock of `now`.
@@ -338,7 +342,7 @@ class Roster:
             return math.inf
         times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
         times += [self._push_pull_at, self._reconnect_at, self._refresh_at]
-        return min(*times, self._gossip_at if self._has_news() else math.inf)
+        return min(*times, self._gossip_at if self._items.has_news(self._gossip_at) else math.inf)
 
     def tick(self, now: float) -> Letters:
         """Run all timers that are due. Returns messages to send."""
@@ -362,7 +366,7 @@ class Roster:
             letters += self._push_pull(now)
         if now >= self._reconnect_at:
             letters += self._reconnect(now)
-        if now >= self._gossip_at and self._has_news():
+        if now >= self._gossip_at and self._items.has_news(self._gossip_at):
             letters += self._gossip(now)
         self.due = self.next_deadline()
         return letters
@@ -378,10 +382,8 @@ class Roster:
             return iter(())  # All are in the view, as nearly always.
         return ((peer, member) for peer, member in table.items() if member.state == "dead")
 
-    def _has_news(self) -> bool:
-        """Return True if another peer may have to be told something."""
-        members = self._members
-        return bool(self._news or members.behind or members.suspicious or members.told_until > self._gossip_at)
+    def _helpers(self, target: PeerId) -> list[PeerId]:
+        return [peer for peer in self._members.live.others() if peer != target]
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
@@ -395,9 +397,7 @@ class Roster:
             del behind[peer]  # It gets no gossip.
         letters: Letters = []
         for peer in self._sample(pool, self.preset.gossip_fanout):
-            if (self._news or table[peer].note or peer in behind) and (
-                items := self._items(peer, self.preset.batch, BATCH_ITEMS)
-            ):
+            if items := self._items.batch(peer):
                 letters.append((peer, Gossip(items)))
         return letters
 
@@ -410,7 +410,7 @@ class Roster:
         letters: Letters = []
         for peer in self._sample(self._members.live.sorted, 1):
             self._intake.ask(peer)
-            letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._table_items(now))]
+            letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._items.table(now))]
         return letters
 
     def _reconnect(self, now: float) -> Letters:
@@ -418,51 +418,3 @@ class Roster:
         self._reconnect_at = now + self.preset.reconnect_period
         dead = self._sample([peer for peer, _ in self._dead()], RECONNECTS)
         return [letter for peer in dead for letter in self._prober.start(peer, now)]
-
-    # --- items
-
-    def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> None:
-        if self._members.items.issuperset(items):
-            return  # nearly always: each peer gets each record from many others
-        self.due = -math.inf
-        for peer in self._intake.take(sender, items, now, table=table):
-            self._rotation.insert(peer)
-
-    def _helpers(self, target: PeerId) -> list[PeerId]:
-        return [peer for peer in self._members.live.others() if peer != target]
-
-    def _piggyback(self, to: PeerId) -> tuple[bytes, ...]:
-        """Return the items for a probe or its answer."""
-        return self._items(to, self.preset.piggyback, PIGGYBACK_ITEMS)
-
-    def _items(self, to: PeerId, rest: int, most: int) -> tuple[bytes, ...]:
-        """Return at most `most` items of at most `rest` bytes in total, to be sent to a peer.
-
-        A peer under suspicion gets an accusation first, so that it can refute it.
-        """
-        first: list[bytes] = []
-        member, behind = self._members.table.get(to), self._members.behind
-        if member is not None and member.note and member.state != "banned":
-            note = self._members.note_for(member)
-            first += [note] if member.live else [note, gossip_items.announce(member.record)]
-        if to in behind:
-            del behind[to]
-            first.insert(0, gossip_items.announce(self.record))
-        if first:
-            while sum(map(len, first)) > rest:
-                first.pop()
-            rest -= sum(map(len, first))
-        if (size := self._members.live.size) != self._spread_in:
-            self._spread_in, self._times = size, self.preset.copies(size)
-        return (*first, *self._news.take(rest, most - len(first), self._times))
-
-    def _table_items(self, now: float) -> Iterator[bytes]:
-        yield gossip_items.announce(self.record)
-        recent = 2 * self.preset.push_pull(self._members.live.size) + self.preset.gossip_to_dead
-        for member in self._members.table.values():
-            if member.live:
-                yield gossip_items.announce(member.record)
-            if member.note and (member.live or member.state == "banned" or now - member.since < recent):
-                yield member.note
-        yield from self._members.excluded.revoked.values()
-        yield from self._members.excluded.notes(self._members.table)

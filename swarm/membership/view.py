@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,14 @@ class LivePeers:
         """Return True if another peer is in the view."""
         place = bisect_left(self._others, peer)
         return place < len(self._others) and self._others[place] == peer
+
+    def draw(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
+        """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
+        everyone = self._others
+        place = bisect_left(everyone, but)
+        count = len(everyone) - (place < len(everyone) and everyone[place] == but)
+        drawn = rng.sample(range(count), min(most, count))
+        return [everyone[one if one < place or count == len(everyone) else one + 1] for one in drawn]
 
     @property
     def size(self) -> int:

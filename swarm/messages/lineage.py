@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Announced, Commit, Keys, Vote
+from thinwire.swarm.messages.agreement import Commit, Keys, Vote
+from thinwire.swarm.messages.announcement import Announced
 from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, Digest, Id, Message, Signature
 from thinwire.swarm.messages.proposal import Lineage
 

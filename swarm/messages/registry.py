@@ -6,12 +6,8 @@ Layers: gate (strangers), membership, rounds, state, averages, pipelines.
 from __future__ import annotations
 
 from thinwire.swarm.messages.agreement import (
-    MAX_DISTRUSTED,
-    MAX_ENDORSED,
     MAX_PROPOSALS,
-    Announced,
     Ask,
-    Base,
     Behind,
     Blame,
     Claim,
@@ -23,16 +19,22 @@ from thinwire.swarm.messages.agreement import (
     Prepare,
     Promise,
     Proof,
-    Ready,
     Record,
     Report,
-    Said,
-    ShownReady,
-    Span,
     Verdict,
     Vote,
 )
 from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, Hour, Over, Plan, Tensor
+from thinwire.swarm.messages.announcement import (
+    MAX_DISTRUSTED,
+    MAX_ENDORSED,
+    Announced,
+    Base,
+    Ready,
+    Said,
+    ShownReady,
+    Span,
+)
 from thinwire.swarm.messages.base import (
     CHUNK_BYTES,
     LIFE,

@@ -113,7 +113,7 @@ def _stream() -> Target:
                 room[:count] = piece[:count]
                 one.buffer_updated(count)
                 piece = piece[count:]
-        assert transport.closing == bool(one.reason)
+        assert transport.closing == bool(one.reason) == (one.state == "closed")
         if sealed and proved:
             assert owner.heard == sent or one.reason
             assert owner.heard == sent[: len(owner.heard)]

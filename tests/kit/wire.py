@@ -96,10 +96,6 @@ class Peer:
         for stream in self.streams(other).values():
             stream._transport.abort()
 
-    def post_shared(self, other, head, place):
-        """Send a record on the stream of the shared memory, also an invalid one."""
-        self.streams(other)[SHARED]._post_record(head, place)
-
     @property
     def station(self):
         """Return the shared parts of this peer's links: receive queue, buffer pool, limits, identity."""
@@ -141,6 +137,10 @@ class Peer:
         self.transport._advertise = addresses
 
     # ---
+
+    def post_shared(self, other, head, place):
+        """Send a record on the stream of the shared memory, also an invalid one."""
+        self.streams(other)[SHARED].writer.append(head, place)
 
     async def meet(self, other):
         return await self.transport.meet(other.contact, self.hello)

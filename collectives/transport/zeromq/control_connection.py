@@ -16,10 +16,10 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
-from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.zeromq.tcp_relay import Divert, TcpRelay
 from thinwire.collectives.transport.zeromq.zmq_socket import (
     Parts,

@@ -260,16 +260,16 @@ class Link:
         kind = type(frame.message)
         if kind.payload and not kind.signed:
             head = frames.encode(frame, None, self._station.run_id)
-            stream = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
-            if stream is not None:
-                await stream.write_in_turn(head, frame.payload)
-            return stream is not None and not self.reason
+            writer = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
+            if writer is not None:
+                await writer.write_in_turn(head, frame.payload)
+            return writer is not None and not self.reason
         if kind in WORDS and self.speaks:
             head = self._station.head(frame)
-            stream = await self.stream_pool.speaker_in_turn()
-            if stream is not None:
-                stream.post(head)
-            return stream is not None
+            speaker = await self.stream_pool.speaker_in_turn()
+            if speaker is not None:
+                speaker.post(head)
+            return speaker is not None
         control = self._control
         if self.reason or control is None:
             return False
@@ -285,14 +285,14 @@ class Link:
         if self.reason:
             return False
         if kind.payload and not kind.signed:
-            if (stream := self.stream_pool.idle(nbytes(frame.payload))) is not None:
-                stream.write(frames.encode(frame, None, self._station.run_id), frame.payload)
-            return stream is not None
+            if (writer := self.stream_pool.idle(nbytes(frame.payload))) is not None:
+                writer.write(frames.encode(frame, None, self._station.run_id), frame.payload)
+            return writer is not None
         if kind not in WORDS or not self.speaks:
             return False
-        if (stream := self.stream_pool.speaker()) is not None:
-            stream.post(self._station.head(frame))
-        return stream is not None
+        if (speaker := self.stream_pool.speaker()) is not None:
+            speaker.post(self._station.head(frame))
+        return speaker is not None
 
     def show(self, record: PeerRecord | None) -> None:
         """Send the peer a newer record in its own name as a last message, without waiting."""
@@ -390,7 +390,7 @@ class Link:
         tcp_relay, express = self._control.tcp_relay if self._control else None, self.stream_pool.express
         up, down = (tcp_relay.up, tcp_relay.down) if tcp_relay else (0, 0)
         if express is not None:
-            up, down = up + express.up, down + express.down
+            up, down = up + express.writer.up, down + express.down
         return Traffic(up, down, *self.stream_pool.traffic())
 
     @property

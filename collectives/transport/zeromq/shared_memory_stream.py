@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ import blake3
 from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
-from thinwire.collectives.transport.shared_memory.region import whole_pages
+from thinwire.collectives.transport.shared_memory.region import SharedRegion, whole_pages
 from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
+from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, RecordCipher, record_size
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
 from thinwire.collectives.transport.zeromq.stream import Claim, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
@@ -33,6 +35,55 @@ COPIED = struct.Struct("!I")
 
 READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
+
+
+class SharedMemoryWriter(RecordWriter):
+    """Writer of records with the places of payloads, which are in `region`."""
+
+    def __init__(
+        self,
+        region: SharedRegion,
+        transport: asyncio.Transport,
+        sealer: RecordCipher,
+        pool: BufferPool,
+        workers: Workers | None,
+        *,
+        stall: float,
+        flushed: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        super().__init__(transport, sealer, pool, workers, stall=stall, flushed=flushed, failed=failed)
+        self._region = region
+
+    def write(self, head: bytes, payload: Buffer) -> None:
+        """Copy the payload into our region and send its place; only when `idle`."""
+        assert self.idle
+        size = nbytes(payload)
+        start = self._region.reserve(size)
+        self.up += size
+        self.idle = False
+        fill = partial(self._region.fill, start, payload)
+        self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
+
+    def _tell(self, head: bytes, place: bytes) -> None:
+        """Send the head of a frame and the place of its payload, which is in the region."""
+        self._release_payload()
+        self.append(head, place)
+        self._continue()
+
+    @property
+    def unconfirmed(self) -> int:
+        """0: what was sent is in the memory of this machine."""
+        return 0
+
+    @property
+    def _ready(self) -> bool:
+        """True if the largest payload fits into our region, and no record waits."""
+        return self._region.fits(MAX_BULK[1]) and not self.unsent
+
+    @property
+    def _left(self) -> int:
+        return self._region.used + self.unsent
 
 
 class SharedMemoryStream(Stream):
@@ -60,6 +111,18 @@ class SharedMemoryStream(Stream):
         if claim is None:
             self._room = READ
 
+    def _new_writer(self, transport: asyncio.Transport, sealer: RecordCipher) -> RecordWriter:
+        return SharedMemoryWriter(
+            self._connection.region,
+            transport,
+            sealer,
+            self._pool,
+            self._workers,
+            stall=self._limits.stall,
+            flushed=self._flushed,
+            failed=self._failed,
+        )
+
     def _set_options(self, transport: asyncio.Transport) -> str:
         return "this machine"
 
@@ -68,67 +131,7 @@ class SharedMemoryStream(Stream):
         self._places.clear()
 
     def _over(self) -> None:
-        super()._over()
         self._connection.close()
-
-    @property
-    def rtt(self) -> float | None:
-        """None: no network is between."""
-        return None
-
-    @property
-    def waiting(self) -> int:
-        """0: what was sent is in the memory of this machine."""
-        return 0
-
-    # --- writing
-
-    def write(self, head: bytes, payload: Buffer) -> None:
-        """Copy the payload into our region and send its place; only when `idle`."""
-        assert self.idle
-        size, region = nbytes(payload), self._connection.region
-        start = region.reserve(size)
-        self.up += size
-        self.idle = False
-        fill = partial(region.fill, start, payload)
-        self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
-
-    def _tell(self, head: bytes, place: bytes) -> None:
-        """Send the head of a frame and the place of its payload, which is in the region."""
-        self._release_payload()
-        self._post_record(head, place)
-        if self.reason:
-            return
-        if self._ready:
-            self._flushed()
-        else:
-            self._stall = self._loop.call_later(self._limits.stall, self._check_stall, self._left)
-
-    def _post_record(self, head: bytes, place: bytes) -> None:
-        assert self._sealer is not None and self._transport is not None
-        record = bytearray(record_size(len(head), len(place)))
-        try:
-            self._sealer.seal(head, place, memoryview(record))
-        except ValueError as error:
-            self.fail(str(error))
-            return
-        self.up += len(record)
-        self._transport.write(record)
-
-    @property
-    def _ready(self) -> bool:
-        """True if the largest payload fits into our region, and no record waits."""
-        return self._connection.region.fits(MAX_BULK[1]) and not self.unsent
-
-    @property
-    def _left(self) -> int:
-        return self._connection.region.used + self.unsent
-
-    def resume_writing(self) -> None:
-        if not self.idle and not self.reason and not self._sealing.busy and self._ready:
-            self._flushed()
-
-    # --- reading
 
     def _advance(self) -> None:
         if self._claim is not None:
@@ -136,7 +139,7 @@ class SharedMemoryStream(Stream):
             self._room = READ
             return
         start = 0
-        while self._have - start >= LENGTHS.size and not self.reason:
+        while self._have - start >= LENGTHS.size and self.state == "open":
             head, place = _parse_lengths(self._small[start : start + LENGTHS.size])
             size = record_size(head, place)
             if self._have - start < size:
@@ -154,7 +157,7 @@ class SharedMemoryStream(Stream):
         head = self._opener.open(length, record)
         if not place:
             self._connection.region.release(COPIED.unpack(head)[0])
-            self.resume_writing()
+            self.writer.resume()
             return
         offset, size = PLACE.unpack(record[-TAG - place : -TAG])
         if size > MAX_BULK[1]:
@@ -186,14 +189,14 @@ class SharedMemoryStream(Stream):
 
     def _report(self) -> None:
         """Tell the sender, from time to time, how much of its memory it may use again."""
-        if self._copied and not self.reason and not self._lost and self._unsaid * 4 >= self._connection.reader.size:
-            self._post_record(COPIED.pack(self._copied), b"")
+        if self._copied and self.state == "open" and self._unsaid * 4 >= self._connection.reader.size:
+            self.writer.append(COPIED.pack(self._copied))
             self._held -= self._unsaid
             self._copied = self._unsaid = 0
 
     def pause(self, paused: bool) -> None:
         """Stop or resume copying. Records are read on, because our own payloads wait for the reports in them."""
-        if self.reason or paused == self._paused:
+        if self.state == "closed" or paused == self._paused:
             return
         self._paused = paused
         self._copy()

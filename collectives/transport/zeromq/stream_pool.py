@@ -14,6 +14,7 @@ from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.shared_memory.local_sockets import socket_name
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS, SHARED
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
 from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.swarm import frame as frames
@@ -99,7 +100,7 @@ class StreamPool:
             return False
         if self._closed:
             stream.fail("the link is gone")
-        elif not stream.reason:
+        elif stream.state == "open":
             stream.open(self, self._secret, SHARED)
         return self.shared
 
@@ -114,35 +115,39 @@ class StreamPool:
             return
         if self._closed:
             stream.fail("the link is gone")
-        elif not stream.reason:
+        elif stream.state == "open":
             stream.open(self, self._secret, number)
 
-    def idle(self, size: int) -> Stream | None:
-        """Return a stream for a payload of `size` bytes, if one is free and takes it at once.
+    def idle(self, size: int) -> RecordWriter | None:
+        """Return the writer of a stream for a payload of `size` bytes, if one is free and takes it at once.
 
         None, too, if frames wait for one.
         """
         if self._closed or self._waiters or self._station.rate_limit.rate:
             return None
         stream = self._first_idle()
-        if stream is not None and not stream.takes_now(size):
+        if stream is None:
+            return None
+        if not stream.writer.takes_now(size):
             self._idle.appendleft(stream)
             return None
-        return stream
+        return stream.writer
 
-    def speaker(self) -> Stream | None:
-        """Return the express stream if it takes a round message at once."""
+    def speaker(self) -> RecordWriter | None:
+        """Return the writer of the express stream if it takes a round message at once."""
         express = self.express
-        return None if self._closed or express is None or express.reason or express.crowded else express
+        if self._closed or express is None or express.state != "open" or express.writer.crowded:
+            return None
+        return express.writer
 
-    async def speaker_in_turn(self) -> Stream | None:
-        """Return the express stream as soon as it takes a round message; None if it has ended."""
-        while (stream := self.speaker()) is None:
-            if self._closed or self.express is None or self.express.reason:
+    async def speaker_in_turn(self) -> RecordWriter | None:
+        """Return the writer of the express stream as soon as it takes a round message; None if it has ended."""
+        while (writer := self.speaker()) is None:
+            if self._closed or self.express is None or self.express.state != "open":
                 return None
             self._speakers.append(self._loop.create_future())
             await self._speakers[-1]
-        return stream
+        return writer
 
     def listen(self, listens: bool) -> None:
         """Read round messages, or leave them at the sender."""
@@ -152,16 +157,16 @@ class StreamPool:
     def _first_idle(self) -> Stream | None:
         while self._idle:
             stream = self._idle.popleft()
-            if stream.idle:
+            if stream.writer.idle:
                 return stream
         return None
 
-    async def idle_in_turn(self, nbytes: int) -> Stream | None:
-        """Return a stream for the caller's frame as soon as one is free; None if no stream is left."""
+    async def idle_in_turn(self, nbytes: int) -> RecordWriter | None:
+        """Return the writer of a stream as soon as one is free for a frame; None if no stream is left."""
         await self._station.rate_limit.wait(nbytes)
         while not self._closed and not self._given_up:
             if (stream := self._first_idle()) is not None:
-                return stream
+                return stream.writer
             waiter: asyncio.Future[Stream | None] = self._loop.create_future()
             self._waiters.append(waiter)
             try:
@@ -171,8 +176,8 @@ class StreamPool:
                 if waiter.done() and not waiter.cancelled() and (given := waiter.result()) is not None:
                     self.flushed(given)
                 raise
-            if given is not None and given.idle:
-                return given
+            if given is not None and given.writer.idle:
+                return given.writer
         return None
 
     def give_up(self) -> None:
@@ -208,12 +213,12 @@ class StreamPool:
     def traffic(self) -> tuple[int, int, int, int]:
         """Return bulk bytes: up and down on the wire, up and down through shared memory."""
         streams = self._streams.values()
-        found = sum(stream.up for stream in streams), sum(stream.down for stream in streams)
+        found = sum(stream.writer.up for stream in streams), sum(stream.down for stream in streams)
         return (0, 0, *found) if self.shared else (*found, 0, 0)
 
     def waiting(self) -> int:
         """Return sent bytes that are not acknowledged yet."""
-        return sum(stream.waiting for stream in self._streams.values())
+        return sum(stream.writer.unconfirmed for stream in self._streams.values())
 
     def _release(self) -> None:
         for waiter in self._waiters:
@@ -242,7 +247,7 @@ class StreamPool:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
         if self._station.rate_limit.rate:
-            stream.pace(self._station.rate_limit.rate)
+            stream.writer.pace(self._station.rate_limit.rate)
         self._given_up = False
         stream.pause(self._station.receive_queue.bulk.full)
 

@@ -14,7 +14,7 @@ from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, comp
 from thinwire.collectives.costs.round_costs import round_costs
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.membership.quantized_links import CEILING
+from thinwire.swarm.quantized_links import CEILING
 
 ROUNDS = 64
 """Rounds of which the medians are compared, the last ones."""

@@ -198,7 +198,7 @@ class _Swarm:
 
     def process(self):
         queue = SimpleNamespace(_control={}, _bulk={}, _state={})
-        roster = SimpleNamespace(banned={}, left=False, _news=())
+        roster = SimpleNamespace(banned={}, left=False, unspread=0)
         session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
         replica = SimpleNamespace(round=0, lineage=b"first")
         replica.each = lambda layout: [(0, replica, layout)]

@@ -14,7 +14,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.regions import PATHS, REGIONS
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.membership.quantized_links import links
+from thinwire.swarm.quantized_links import links
 
 IDS = [Identity.generate(bytes([index]) * 32).peer_id for index in range(40)]
 ROUNDS = 6

@@ -8,9 +8,9 @@ from kit import scenes
 from kit.swarm import committed_ballots
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.membership.quantized_links import LEAST_RATE, step
-from thinwire.swarm.messages.agreement import SPAN_PREFIX, Span
+from thinwire.swarm.messages.announcement import SPAN_PREFIX, Span
 from thinwire.swarm.messages.registry import Ballot, Chunk, Partial, Result
+from thinwire.swarm.quantized_links import LEAST_RATE, step
 
 PHASES = ["announce", "open", "record", "vote", "commit"]
 

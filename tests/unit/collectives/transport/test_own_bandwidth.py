@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.transport.own_bandwidth import FALL, LEAST, LOOKS, RISE, SHORTEST, Bandwidth, densest
-from thinwire.swarm.membership.quantized_links import CEILING
+from thinwire.swarm.quantized_links import CEILING
 
 MB = 10**6
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import thinwire
 import torch
-from thinwire.collectives.transport.zeromq.stream import Stream
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
 from thinwire.node.runtime.loop_thread import LoopThread
 from torch import nn
 
@@ -33,7 +33,7 @@ def chain(frame: FrameType | None) -> list[str]:
 def test_step_reaches_socket_in_few_modules(tmp_path: Path, monkeypatch) -> None:
     calls: list[list[str]] = []
     sent: list[list[str]] = []
-    call, post, write = LoopThread.call, Stream.post, Stream.write
+    call, post, write = LoopThread.call, RecordWriter.post, RecordWriter.write
 
     def calling(self, what):
         calls.append(chain(inspect.currentframe().f_back))
@@ -62,8 +62,8 @@ def test_step_reaches_socket_in_few_modules(tmp_path: Path, monkeypatch) -> None
         thread = threading.Thread(target=second)
         thread.start()
         monkeypatch.setattr(LoopThread, "call", calling)
-        monkeypatch.setattr(Stream, "post", noting(post))
-        monkeypatch.setattr(Stream, "write", noting(write))
+        monkeypatch.setattr(RecordWriter, "post", noting(post))
+        monkeypatch.setattr(RecordWriter, "write", noting(write))
         while thread.is_alive():
             optimizer.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
@@ -72,6 +72,6 @@ def test_step_reaches_socket_in_few_modules(tmp_path: Path, monkeypatch) -> None
     # An exchange also sends what catching up or the end of a round needs. The shortest path is that of the announcement.
     lower = min((one for one in sent if "thinwire.node.peer.peer_services" in one), key=len)
     # The background peer's thread continues where the training loop's thread has left.
-    modules = list(dict.fromkeys([*upper, *lower, "thinwire.collectives.transport.zeromq.stream"]))
+    modules = list(dict.fromkeys([*upper, *lower, "thinwire.collectives.transport.zeromq.record_writer"]))
     assert len(modules) == TO_SOCKET, modules
     assert modules.index("thinwire.collectives.transport.zeromq.transport") == TO_TRANSPORT - 1, modules

@@ -20,7 +20,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.member import Event
 from thinwire.swarm.membership.presets import WAN
-from thinwire.swarm.messages.agreement import SPAN_PREFIX
+from thinwire.swarm.messages.announcement import SPAN_PREFIX
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ack,

@@ -71,7 +71,7 @@ def test_rate_limited_frames_wait_in_the_queue_not_in_the_kernel(wire, loop):
         await wire.settled(first, second)
         assert await first.chunk(second, bytes(10 * SIZE))
         await asyncio.sleep(0)
-        assert sum(stream.unsent for stream in first.streams(second).values()) > 7 * SIZE
+        assert sum(stream.writer.unsent for stream in first.streams(second).values()) > 7 * SIZE
 
     wire.run(work, loop=loop)
 

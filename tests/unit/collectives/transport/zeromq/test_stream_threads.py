@@ -114,7 +114,7 @@ def test_link_that_closes_with_work_in_threads_frees_everything_after_it(wire, e
         await eventually(lambda: executors[0].waiting)
         streams = list(first.streams(second).values())
         first.transport.drop(second.id, "over")
-        await eventually(lambda: all(stream.reason for stream in streams))
+        await eventually(lambda: all(stream.state == "closed" for stream in streams))
         assert not sending.done()  # a thread may still read the payload
         executors[0].run_all()
         assert not await sending
@@ -155,14 +155,14 @@ def test_lost_stream_whose_records_are_being_opened_can_be_measured_and_takes_no
         sending = asyncio.gather(*(second.chunk(first, payload, index) for index in range(4)))
         await eventually(lambda: len(executors[1].waiting) >= (2 if options else 4))  # each stream seals and opens
         first.reset_streams(second)
-        await eventually(lambda: any(stream.by_peer for stream in streams))
-        assert not any(stream.reason for stream in streams)
+        await eventually(lambda: any(stream.state == "lost" for stream in streams))
+        assert not any(stream.state == "closed" for stream in streams)
         while executors[1].waiting:
             second.transport.totals()
             executors[1].run()
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert not any(stream.idle for stream in streams)
+            assert not any(stream.writer.idle for stream in streams)
         found = []
 
         async def rest():

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 import uvloop
-from thinwire.collectives.transport.zeromq import stream
+from thinwire.collectives.transport.zeromq import record_writer
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS
 from thinwire.swarm.frame import Frame
@@ -390,12 +390,12 @@ def test_control_messages_of_rounds_use_a_separate_stream(wire):
         first, second = await wire.pair()
         here, there = await wire.settled(first, second)
         for message in MESSAGES:
-            before = here.stream_pool.express.up, there.stream_pool.express.down
+            before = here.stream_pool.express.writer.up, there.stream_pool.express.down
             frame = Frame(message, b"x" * min(1, type(message).payload))
             sent = first.transport.offer(second.id, frame)
             assert sent or await first.transport.send(second.id, frame)
             assert (await second.recv()).frame.message == message
-            used = (here.stream_pool.express.up, there.stream_pool.express.down) != before
+            used = (here.stream_pool.express.writer.up, there.stream_pool.express.down) != before
             assert used == (type(message) in WORDS), message
             assert sent or type(message) not in WORDS, "a word does not wait"
         assert {Ask, Vote, Record} < WORDS and not {Ping, Gossip, Chunk} & WORDS
@@ -426,7 +426,7 @@ def test_control_messages_keep_order_while_their_stream_opens(wire, loop):
 @pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
 def test_excess_control_messages_wait_in_order(wire, loop, monkeypatch):
     """A reader that does not read holds them back; they wait in order, and arrive."""
-    monkeypatch.setattr(stream, "BACKLOG", 1 << 12)
+    monkeypatch.setattr(record_writer, "BACKLOG", 1 << 12)
 
     async def work():
         first, second = await wire.pair(limits=wire.short(receive_queue=1 << 16))
@@ -449,7 +449,7 @@ def test_excess_control_messages_wait_in_order(wire, loop, monkeypatch):
 
 
 def test_waiting_sender_learns_that_the_link_is_gone(wire, monkeypatch):
-    monkeypatch.setattr(stream, "BACKLOG", -1)
+    monkeypatch.setattr(record_writer, "BACKLOG", -1)
 
     async def work():
         first, second = await wire.pair()

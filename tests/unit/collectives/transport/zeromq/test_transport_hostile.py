@@ -413,7 +413,7 @@ def test_invalid_message_on_control_stream_closes_link(wire, head):
     async def work():
         first, second = await wire.pair()
         link, _ = await wire.settled(first, second)
-        link.stream_pool.express.post(head)
+        link.stream_pool.express.writer.post(head)
         arrival = await second.recv()
         assert arrival.peer == first.id and arrival.frame is None and arrival.reason
 
@@ -427,8 +427,8 @@ def test_bad_signature_on_control_stream_closes_link(wire, run_id):
     async def work():
         first, second = await wire.pair()
         link, _ = await wire.settled(first, second)
-        link.stream_pool.express.post(signed(Ask(1, 0), 3 if run_id == b"r" * 32 else 1, run_id))
-        link.stream_pool.express.post(signed(Ask(2, 0)))
+        link.stream_pool.express.writer.post(signed(Ask(1, 0), 3 if run_id == b"r" * 32 else 1, run_id))
+        link.stream_pool.express.writer.post(signed(Ask(2, 0)))
         arrivals = []
         while not arrivals or arrivals[-1].frame is not None:
             arrivals.append(await second.recv())

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.zeromq import record_crypto
 from thinwire.collectives.transport.zeromq.admission import fair_visits
 from thinwire.collectives.transport.zeromq.limits import Limits, Retry, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, own_address, port_of
-from thinwire.collectives.transport.zeromq.receive_queue import ReceiveQueue
 
 
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 9), st.floats(0.1, 5))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from thinwire.swarm.messages.agreement import MAX_STEP, SPAN_PREFIX, Span
+from thinwire.swarm.messages.announcement import MAX_STEP, SPAN_PREFIX, Span
 from thinwire.swarm.messages.registry import PeerId
 
 DOUBLING = 8
