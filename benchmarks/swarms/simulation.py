@@ -1,7 +1,7 @@
 """Speed of a simulated swarm on one core, in virtual seconds per CPU second.
 
     python -m benchmarks.swarms.simulation              # fifty peers, and seeds of the trial
-    python -m benchmarks.swarms.simulation --full       # and a thousand peers for ten minutes
+    python -m benchmarks.swarms.simulation --full       # and a thousand peers for ten minutes, in pairs and groups
     python -m benchmarks.swarms.simulation --control    # only the bytes of control messages, by peers
 
 Fifty peers in ten regions that all average with all (DiLoCo, made-up model), in three settings: a round every 30 s and one each
@@ -50,7 +50,7 @@ sync_every = {steps}
 def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="also a thousand peers for ten virtual minutes")
+    parser.add_argument("--full", action="store_true", help="also a thousand peers for ten virtual minutes, twice")
     parser.add_argument("--peers", type=int, default=1000, help="how many peers --full plays")
     parser.add_argument("--control", action="store_true", help="only the bytes of control messages")
     options = parser.parse_args()
@@ -69,18 +69,14 @@ def main() -> None:
     rows.append(
         (f"a seed of the trial ({PEERS} peers, {trial.SECONDS:.0f} s)", f"{report['seconds_per_seed']} CPU s", "")
     )
-    if options.full:
-        scenario = load("thousand-peers-gossip", peers=options.peers)
+    for kind in ("gossip", "groups") if options.full else ():
+        scenario = load(f"thousand-peers-{kind}", peers=options.peers)
         began = time.monotonic()
         seconds, run = spent(scenario)
         wall, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        report["gossip"] = {
-            "peers": options.peers,
-            "wall": round(wall),
-            "cpu": round(seconds),
-            "peak_gib": round(peak, 2),
-        }
-        what = f"{options.peers} peers, {scenario.duration:.0f} s of gossip"
+        figures = {"peers": options.peers, "wall": round(wall), "cpu": round(seconds), "peak_gib": round(peak, 2)}
+        report[kind] = figures
+        what = f"{options.peers} peers, {scenario.duration:.0f} s of {kind}"
         rows.append((what, f"{wall:.0f} s ({seconds:.0f} CPU s), {peak:.1f} GiB at most", rounds(run)))
     print(f"\n{report['machine']}\n")
     print("| what | figure | |\n|---|---|---|")
