@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
@@ -176,7 +176,7 @@ class SendQueue:
         self._bulk_priority, self._control_priority = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
-        self._departures: dict[int, list[float]] = {}
+        self._last_left: dict[int, float] = {}
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -227,9 +227,9 @@ class SendQueue:
         lanes = (self._bulk,) if kind is Message else (self._bulk, self._state)
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
-    def departures(self, fragment: int) -> Sequence[float]:
-        """Return the times at which bulk frames of a fragment left this queue since its round began."""
-        return self._departures.get(fragment, ())
+    def left(self, fragment: int) -> float:
+        """Return the time at which the last bulk frame of a fragment left this queue in its round; 0.0 without any."""
+        return self._last_left.get(fragment, 0.0)
 
     @property
     def idle(self) -> bool:
@@ -239,7 +239,7 @@ class SendQueue:
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
-        self._departures[fragment] = []
+        self._last_left[fragment] = 0.0
         self._bulk_priority.rest()
 
         def wanted(frame: Frame) -> bool:
@@ -322,6 +322,6 @@ class SendQueue:
 
     def _left(self, to: PeerId, frame: Frame) -> None:
         """Count a sent bulk frame."""
-        if (departures := self._departures.get(getattr(frame.message, "fragment", -1))) is not None:
-            departures.append(self._now())
+        if (fragment := getattr(frame.message, "fragment", -1)) in self._last_left:
+            self._last_left[fragment] = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())
