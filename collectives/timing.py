@@ -24,7 +24,7 @@ MAX_PATIENCE = 120.0
 
 
 class Halfway:
-    """Time at which half of some senders have sent everything, and from it the time at which the others are late.
+    """Time at which half of some senders have sent everything, and at which the others are late.
 
     So senders that let their data drip do not change what counts as late, unless they are more than half. began: time at
     which all may begin.

@@ -307,9 +307,9 @@ class Round:
             self.agreement.accuse(peer, reason, now)
 
     def _listen(self, now: float) -> None:
-        """Count bytes of incomplete frames as progress, and our own frames that leave, so that slow links do not look stuck.
+        """Count bytes of incomplete frames as progress, and our own frames that leave.
 
-        On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything. And while our own
+        So slow links are not taken for stuck peers. On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything. And while our own
         contribution is leaving, all others may wait for it.
         """
         opened, (then, before) = self.exchange.opened, self._came

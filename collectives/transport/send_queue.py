@@ -228,7 +228,7 @@ class SendQueue:
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     def left(self, fragment: int) -> float:
-        """Return the time at which the last bulk frame of a fragment left this queue in its round; 0.0 without any."""
+        """Return the time at which the last bulk frame of a fragment's round left this queue; 0.0 without any."""
         return self._last_left.get(fragment, 0.0)
 
     @property
