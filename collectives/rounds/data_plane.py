@@ -136,9 +136,9 @@ class DataPlane(ABC):
         return min(self.late_at(MISSING), self.late_at(UNSERVED[0]))
 
     def lasted(self, took: float) -> float:
-        """Return the seconds of a round that took this long here, without the wait for contributors that were too slow.
+        """Return the seconds of a round without the wait for contributors that were too slow.
 
-        Then it is twice what half of them took.
+        took: what it took here. With such contributors it is twice what half of all took.
         """
         commit, half = self.agreement.commit, self._sent_by.seconds
         late = commit is not None and any(entry.reason == MISSING for entry in commit.opened.excluded)
