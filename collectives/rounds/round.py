@@ -309,8 +309,8 @@ class Round:
     def _listen(self, now: float) -> None:
         """Count bytes of incomplete frames as progress, and our own frames that leave.
 
-        So slow links are not taken for stuck peers. On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything. And while our own
-        contribution is leaving, all others may wait for it.
+        So slow links are not taken for stuck peers. On an uplink shared by all receivers, the first whole chunk takes as long
+        as nearly everything. And while our own contribution is leaving, all others may wait for it.
         """
         opened, (then, before) = self.exchange.opened, self._came
         if opened is None or now < then + self.agreement.terms.patience / 8:

@@ -37,6 +37,9 @@ A peer that exceeds it is treated as unreachable.
 NEWS = (Gossip, PushPull)
 """Control messages that are sent only when nothing else waits for the peer."""
 
+ROUND = (Chunk, Partial, Result, Subtotal)
+"""Bulk data of rounds."""
+
 STATE = (StateChunk, StateOffer)
 """Bulk data of a peer that is no part of the swarm yet."""
 
@@ -58,7 +61,7 @@ class PeerQueue:
         ended: Callable[[PeerQueue, BaseException | None], None],
         longest: int,
         precedence: SendPriority,
-        sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
+        sent: Callable[[PeerId, Frame, bool], None] = lambda peer, frame, urgent: None,
         paced: bool = False,
     ) -> None:
         self.peer, self.paced = peer, paced
@@ -129,7 +132,7 @@ class PeerQueue:
             finally:
                 self._precedence.sent(urgent, nbytes(frame.payload))
             if taken:
-                self._sent(self.peer, frame)
+                self._sent(self.peer, frame, urgent)
             else:
                 self.clear()
                 self._unreachable(self.peer)
@@ -228,7 +231,10 @@ class SendQueue:
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     def left(self, fragment: int) -> float:
-        """Return the time at which the last bulk frame of a fragment's round left this queue; 0.0 without any."""
+        """Return the time at which the last bulk frame of a fragment's round left this queue; 0.0 without any.
+
+        Requested frames do not count: another peer decides how many there are.
+        """
         return self._last_left.get(fragment, 0.0)
 
     @property
@@ -244,7 +250,7 @@ class SendQueue:
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Partial, Result, Subtotal)) or message.fragment != fragment:
+            if not isinstance(message, ROUND) or message.fragment != fragment:
                 return True
             return message.round >= round - 1
 
@@ -309,19 +315,22 @@ class SendQueue:
                     self._bulk_priority.took(*state)
                 if bulk:
                     self.look()
-                    self._left(to, frame)
+                    self._left(to, frame, not later)
                 return
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
             precedence, sent = (
-                (self._bulk_priority, self._left) if bulk else (self._control_priority, lambda peer, frame: None)
+                (self._bulk_priority, self._left)
+                if bulk
+                else (self._control_priority, lambda peer, frame, urgent: None)
             )
             paced = lanes is self._state
             lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)
         lanes[to].put(frame, later=later)
 
-    def _left(self, to: PeerId, frame: Frame) -> None:
-        """Count a sent bulk frame."""
-        if (fragment := getattr(frame.message, "fragment", -1)) in self._last_left:
-            self._last_left[fragment] = self._now()
+    def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
+        """Count a sent bulk frame. urgent: no peer has asked for it."""
+        message = frame.message
+        if urgent and isinstance(message, ROUND):
+            self._last_left[message.fragment] = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())
