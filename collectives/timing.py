@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 TICK = 0.1
 """Seconds between two looks at the clock: well below the patience of any round."""
 
@@ -9,12 +11,9 @@ GIVE_UP = 10
 """Patiences beyond the grace after which a peer leaves an undecided round; its delta stays."""
 
 STALL = 5
-"""Patiences for which a transfer that has begun may rest before it is given up."""
+"""Patiences for which a transfer that has begun may rest before it is given up.
 
-TAIL = 16
-"""Times as long as the first half of its frames that a transfer may take.
-
-At an even pace it takes twice as long; behind one slow uplink up to ten times, because most frames of the others come first.
+Also the time that slow senders get after the first half of all, in units of what that half took.
 """
 
 MAX_MOVING = 3600.0
@@ -22,6 +21,33 @@ MAX_MOVING = 3600.0
 
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""
+
+
+class Halfway:
+    """Time at which half of some senders have sent everything, and at which the others are late.
+
+    So senders that let their data drip do not change what counts as late, unless they are more than half. began: time at
+    which all may begin.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self.seconds: float | None = None
+        """Seconds until half of them had sent everything; None before that."""
+
+    def note(self, done: int, senders: int, now: float) -> None:
+        """Note that this number of the senders have sent everything."""
+        if self.seconds is None and 0 < senders <= 2 * done:
+            self.seconds = now - self._began
+
+    def late_at(self, since: float, wait: float) -> float:
+        """Return the time at which the others are late; infinite before half of them are done.
+
+        From then on, or from `since` if that is later, they get `wait` seconds, or STALL times what that half took.
+        """
+        if self.seconds is None:
+            return math.inf
+        return max(since, self._began + self.seconds) + max(wait, STALL * self.seconds)
 
 
 class Patience:

@@ -7,21 +7,27 @@ when they have every result. Misbehaviour leads to an accusation with a reason.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
 import msgspec
+from thinwire.collectives.consensus.blame import UNSERVED
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, Summary, summarize
 from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.timing import Halfway
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Claim, Digest, Open, Partial, PeerId, Record, Result
+
+LEAST = 1.0
+"""Least seconds for which slow senders are waited for after the first half of all."""
 
 STIRRING = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
@@ -62,10 +68,12 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
-        self._arrivals: list[float] = []
-        """Times at which useful frames have arrived in the ballot in progress."""
-        self._most_arrivals: list[float] = []
-        """The same for the ballot before it that had the most of them."""
+        self._opened_at = 0.0
+        """Time when the ballot in progress opened here."""
+        self._last_arrival = 0.0
+        """Time when the last useful frame arrived."""
+        self._sent_by, self._served_by = Halfway(math.inf), Halfway(math.inf)
+        """Progress of the contributors that send to us, and of the owners that do."""
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
@@ -96,6 +104,45 @@ class DataPlane(ABC):
     def _senders(self, opened: Open) -> Collection[PeerId]:
         """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
         return ()
+
+    def _lacking(self, opened: Open) -> Collection[PeerId]:
+        """Return the owners whose results are not all here, if results come from owners."""
+        return self.owners
+
+    def watch(self) -> None:
+        """Note how many of the peers that send to us have sent everything."""
+        opened, now = self.opened, self._now()
+        if opened is None:
+            return
+        if self._sent_by.seconds is None:
+            others = {entry.peer for entry in opened.contributors} - {self.me}
+            self._sent_by.note(len(others.intersection(self._senders(opened))), len(others), now)
+        if self._served_by.seconds is None:
+            owners = set(self.owners) - {self.me}
+            self._served_by.note(len(owners.difference(self._lacking(opened))), len(owners), now)
+
+    def late_at(self, reason: str) -> float:
+        """Return the time at which a peer to be accused for this reason is late although its data moves.
+
+        It gets as much more time than half of the others as a late announcement. Our patience does not matter: a peer that is
+        slow on purpose would enlarge it.
+        """
+        half = self._served_by if reason in UNSERVED else self._sent_by
+        return half.late_at(self._opened_at, self.bears.get(reason, 1) * max(LEAST, self.agreement.terms.limit))
+
+    @property
+    def late(self) -> float:
+        """Time from which some peer may be late although its data moves."""
+        return min(self.late_at(MISSING), self.late_at(UNSERVED[0]))
+
+    def lasted(self, took: float) -> float:
+        """Return the seconds of a round without the wait for contributors that were too slow.
+
+        took: what it took here. With such contributors it is twice what half of all took.
+        """
+        commit, half = self.agreement.commit, self._sent_by.seconds
+        late = commit is not None and any(entry.reason == MISSING for entry in commit.opened.excluded)
+        return min(took, 2 * half) if late and half is not None else took
 
     @property
     def complete(self) -> bool:
@@ -260,9 +307,10 @@ class DataPlane(ABC):
         """
         if self.opened is not None and self.opened.adopted is None:
             self._delivered |= set(self._senders(self.opened))
+        if self.opened is None:
+            self._sent_by, self._served_by = Halfway(self._now()), Halfway(self._now())
         self.opened, self.moved = opened, self._now()
-        self.whole = self.moved
-        self._most_arrivals, self._arrivals = max(self._arrivals, self._most_arrivals, key=len), []
+        self.whole = self._opened_at = self.moved
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         computes = opened.adopted is None and self.agreement.commit is None
@@ -321,21 +369,15 @@ class DataPlane(ABC):
             self._live()
 
     @property
-    def pace(self) -> tuple[float, float]:
-        """Time at which half of the frames so far had been transferred, and time of the last one.
+    def transferred(self) -> float:
+        """Time at which the last useful frame arrived or left; 0.0 without any.
 
-        0.0 without any. Of those that arrive, in the ballot with the most of them, or of those that we send, whichever are
-        later: a peer with a slow uplink may get nothing while all wait for its data.
+        A peer with a slow uplink may get nothing while all wait for its data.
         """
-        arrivals = max(self._arrivals, self._most_arrivals, key=len)
-        both = [times for times in (arrivals, self._send_queue.departures(self.fragment)) if times]
-        return max((times[len(times) // 2] for times in both), default=0.0), max(
-            (times[-1] for times in both), default=0.0
-        )
+        return max(self._last_arrival, self._send_queue.left(self.fragment))
 
     def _progress(self) -> None:
-        self.whole = self._now()
-        self._arrivals.append(self.whole)
+        self.whole = self._last_arrival = self._now()
         self._live()
 
     def _live(self) -> None:

@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.retransmit import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.timing import MAX_MOVING, STALL, TAIL
+from thinwire.collectives.timing import MAX_MOVING, STALL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -206,13 +206,11 @@ class Round:
     def given_up_at(self, began: float, give_up: float) -> float:
         """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
 
-        It is later while whole frames come or leave at an even pace, so that a round may take as long as its links need:
-        until STALL patiences after the last one, at most TAIL times as long as half of the frames took, and MAX_MOVING
-        seconds in all. So a peer that sends its data piece by piece, long after the others, does not hold them.
+        It is later while whole frames come or leave, so that a round may take as long as its links need: until STALL patiences
+        after the last one, and MAX_MOVING seconds in all. Peers that are much slower than the others are accused before that.
         """
-        half, last = self.exchange.pace
-        stalled = last + STALL * self.agreement.terms.patience
-        return max(began + give_up, min(stalled, began + min(MAX_MOVING, TAIL * (half - began))))
+        stalled = self.exchange.transferred + STALL * self.agreement.terms.patience
+        return max(began + give_up, min(stalled, began + MAX_MOVING))
 
     # --- events
 
@@ -277,7 +275,7 @@ class Round:
 
     def tick(self) -> None:
         """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
-        now, patience = self._now(), self.agreement.terms.patience
+        now = self._now()
         self._listen(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
@@ -287,28 +285,40 @@ class Round:
             exchange.nudge()
         if opened is not None and not committed and self._repair.unproved(now):
             self.agreement.refute(opened)
-        if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
-            if self.me in opened.alive and self._accused != opened.ballot:
-                found = exchange.culprit(opened)
-                early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
-                if not early:
-                    self._accused = opened.ballot
-                if found is not None and not early:
-                    self.agreement.accuse(found[0], found[1], now)
+        if opened is not None and not committed and exchange.waits:
+            exchange.watch()
+            self._blame(opened, now)
         self.pump()
 
-    def _listen(self, now: float) -> None:
-        """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
+    def _blame(self, opened: Open, now: float) -> None:
+        """Accuse a peer if nothing moves, or if it is much slower than the others; once in a ballot."""
+        exchange, patience = self.exchange, self.agreement.terms.patience
+        stuck, late = now >= exchange.moved + patience, now >= exchange.late
+        if not (stuck or late) or self.me not in opened.alive or self._accused == opened.ballot:
+            return
+        found = exchange.culprit(opened)
+        if found is None:
+            self._accused = opened.ballot if stuck else self._accused
+            return
+        peer, reason = found
+        resting = now >= exchange.moved + exchange.bears.get(reason, 1) * patience
+        if resting or (late and now >= exchange.late_at(reason)):
+            self._accused = opened.ballot
+            self.agreement.accuse(peer, reason, now)
 
-        On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
+    def _listen(self, now: float) -> None:
+        """Count bytes of incomplete frames as progress, and our own frames that leave.
+
+        So slow links are not taken for stuck peers. On an uplink shared by all receivers, the first whole chunk takes as long
+        as nearly everything. And while our own contribution is leaving, all others may wait for it.
         """
         opened, (then, before) = self.exchange.opened, self._came
-        if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
+        if opened is None or now < then + self.agreement.terms.patience / 8:
             return
         came = {peer: self._send_queue.came(peer) for peer in self.exchange.owing(opened)}
         self._came = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
-        if grown >= TRICKLE * (now - then):
+        if grown >= TRICKLE * (now - then) or self._send_queue.left(self.fragment) > then:
             self.exchange.stirs()
 
     def pump(self) -> None:

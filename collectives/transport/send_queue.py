@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
@@ -37,6 +37,9 @@ A peer that exceeds it is treated as unreachable.
 NEWS = (Gossip, PushPull)
 """Control messages that are sent only when nothing else waits for the peer."""
 
+ROUND = (Chunk, Partial, Result, Subtotal)
+"""Bulk data of rounds."""
+
 STATE = (StateChunk, StateOffer)
 """Bulk data of a peer that is no part of the swarm yet."""
 
@@ -58,7 +61,7 @@ class PeerQueue:
         ended: Callable[[PeerQueue, BaseException | None], None],
         longest: int,
         precedence: SendPriority,
-        sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
+        sent: Callable[[PeerId, Frame, bool], None] = lambda peer, frame, urgent: None,
         paced: bool = False,
     ) -> None:
         self.peer, self.paced = peer, paced
@@ -129,7 +132,7 @@ class PeerQueue:
             finally:
                 self._precedence.sent(urgent, nbytes(frame.payload))
             if taken:
-                self._sent(self.peer, frame)
+                self._sent(self.peer, frame, urgent)
             else:
                 self.clear()
                 self._unreachable(self.peer)
@@ -176,7 +179,7 @@ class SendQueue:
         self._bulk_priority, self._control_priority = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
-        self._departures: dict[int, list[float]] = {}
+        self._last_left: dict[int, float] = {}
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -227,9 +230,12 @@ class SendQueue:
         lanes = (self._bulk,) if kind is Message else (self._bulk, self._state)
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
-    def departures(self, fragment: int) -> Sequence[float]:
-        """Return the times at which bulk frames of a fragment left this queue since its round began."""
-        return self._departures.get(fragment, ())
+    def left(self, fragment: int) -> float:
+        """Return the time at which the last bulk frame of a fragment's round left this queue; 0.0 without any.
+
+        Requested frames do not count: another peer decides how many there are.
+        """
+        return self._last_left.get(fragment, 0.0)
 
     @property
     def idle(self) -> bool:
@@ -239,12 +245,12 @@ class SendQueue:
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
-        self._departures[fragment] = []
+        self._last_left[fragment] = 0.0
         self._bulk_priority.rest()
 
         def wanted(frame: Frame) -> bool:
             message = frame.message
-            if not isinstance(message, (Chunk, Partial, Result, Subtotal)) or message.fragment != fragment:
+            if not isinstance(message, ROUND) or message.fragment != fragment:
                 return True
             return message.round >= round - 1
 
@@ -309,19 +315,22 @@ class SendQueue:
                     self._bulk_priority.took(*state)
                 if bulk:
                     self.look()
-                    self._left(to, frame)
+                    self._left(to, frame, not later)
                 return
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
             precedence, sent = (
-                (self._bulk_priority, self._left) if bulk else (self._control_priority, lambda peer, frame: None)
+                (self._bulk_priority, self._left)
+                if bulk
+                else (self._control_priority, lambda peer, frame, urgent: None)
             )
             paced = lanes is self._state
             lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)
         lanes[to].put(frame, later=later)
 
-    def _left(self, to: PeerId, frame: Frame) -> None:
-        """Count a sent bulk frame."""
-        if (departures := self._departures.get(getattr(frame.message, "fragment", -1))) is not None:
-            departures.append(self._now())
+    def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
+        """Count a sent bulk frame. urgent: no peer has asked for it."""
+        message = frame.message
+        if urgent and isinstance(message, ROUND):
+            self._last_left[message.fragment] = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())

@@ -46,7 +46,8 @@ def test_several_joiners_share_what_one_may_take_and_fetch_one_state_each(apart)
         codec="topk(k=256,chunk=4096)|2bit|rice",
     )
     assert cost.fetches == 4 and cost.state == 4 * 4 * 1_500_000
-    assert cost.share < 0.1
+    # A pause follows what was sent: each source is a frame ahead at most.
+    assert cost.sent < 0.1 * 4 * UPLINK * cost.seconds + 4 * CHUNK_BYTES
 
 
 @pytest.mark.trial

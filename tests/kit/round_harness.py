@@ -53,7 +53,8 @@ Sent = tuple[PeerId, Message, bytes]
 class FakeSendQueue:
     """Send queue that stores frames.
 
-    `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes.
+    `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes;
+    `departed`: time when the last frame left.
     """
 
     def __init__(self) -> None:
@@ -61,9 +62,13 @@ class FakeSendQueue:
         self.waiting, self.recalled = 0, 0
         self.paced: list[Sent] = []
         self.stirring: dict[PeerId, int] = {}
+        self.departed = 0.0
 
     def came(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)
+
+    def left(self, fragment: int) -> float:
+        return self.departed
 
     def later(self, to: PeerId, kind: type = Message) -> int:
         return self.waiting if kind is Message else len(self.paced)

@@ -617,6 +617,23 @@ def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
     assert (harness.now - since) / patience == pytest.approx(STIRRING + 1 if owes else 1, abs=0.5)
 
 
+def test_peer_blames_no_owner_while_its_own_data_leaves():
+    """All may wait for that."""
+    harness = Harness()
+    for index in (2, 3):
+        for peer in (LEADER, OTHER):
+            harness.chunk(peer, index)
+    patience, since = harness.round.agreement.terms.patience, harness.now
+    while harness.now < since + 4 * patience:
+        harness.now += patience / 8
+        harness.queue.departed = harness.now
+        harness.round.tick()
+    assert not harness.blamed()
+    harness.now += 1.5 * patience
+    harness.round.tick()
+    assert harness.blamed()
+
+
 @pytest.mark.parametrize("honest", [True, False])
 def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     """A newcomer has followed the round and is in the next one: it has the results, or lies; the commit stays."""

@@ -71,6 +71,29 @@ def test_urgent_frames_go_first_in_order():
     play(story)
 
 
+def test_time_of_the_last_frame_of_a_round_counts_no_requested_data_and_no_state():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = 2.0
+        result = Frame(Result(1, 0, Ballot(1, A), 0, b""), b"x")
+        send_queue.begin(1)
+        assert send_queue.left(0) == 0.0
+        send_queue.bulk(A, chunk(0))
+        send_queue.bulk(A, result)
+        send_queue.bulk(A, result, later=True)
+        send_queue.bulk(A, Frame(StateChunk(1, 0), b"x"))
+        await asyncio.sleep(20.0)
+        assert len(wire.sent) == 4 and send_queue.left(0) == 4.0 and send_queue.left(1) == 0.0
+        send_queue.begin(2)
+        assert send_queue.left(0) == 0.0
+        wire.quick = {B}
+        send_queue.bulk(B, result, later=True)
+        assert send_queue.left(0) == 0.0
+        send_queue.bulk(B, result)
+        assert send_queue.left(0) == 20.0
+
+    play(story)
+
+
 def test_immediate_send_does_not_overtake_waiting_frames():
     async def story(wire, send_queue, lost):
         wire.quick.add(A)
