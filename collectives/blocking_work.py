@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 Result = TypeVar("Result")
+Key = TypeVar("Key", bound=Hashable)
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function where computation is allowed: in a thread, or in a simulation at once or later."""
@@ -128,6 +129,48 @@ class OrderedWork:
         except Exception as error:
             self._closed = True
             self._failed(error)
+
+
+class LatestWork(Generic[Key]):
+    """Functions that run one after the other where computation is allowed, at most one for each key.
+
+    A function whose key was dropped, or has got another function, counts no more: its result is not taken. `failed`
+    receives the first exception of a function, or of the code that takes its result.
+    """
+
+    def __init__(self, work: Work, failed: Callable[[Exception], None]) -> None:
+        self._work, self._failed = work, failed
+        self._due: dict[Key, tuple[Callable[[], Any], Callable[[Key, Any], None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._due
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(tuple(self._due))
+
+    def run(self, key: Key, function: Callable[[], Result], done: Callable[[Key, Result], None]) -> None:
+        """Queue a function; `done` takes the key and its result on the event loop."""
+        self._due[key] = function, done
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+
+    def clear(self) -> None:
+        """Drop all functions."""
+        self._due.clear()
+
+    async def _drain(self) -> None:
+        try:
+            while self._due:
+                key, job = next(iter(self._due.items()))
+                made = await self._work(job[0])
+                if self._due.get(key) is job:
+                    del self._due[key]
+                    job[1](key, made)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._task = None
 
 
 def _nothing() -> None:

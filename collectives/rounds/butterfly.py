@@ -7,15 +7,14 @@ owner, and all results against the digest that was voted for. Misbehaviour leads
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import blake3
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
-from thinwire.collectives.blocking_work import WORTH, Work, at_once
+from thinwire.collectives.blocking_work import WORTH, LatestWork, Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
@@ -108,9 +107,8 @@ class Butterfly(DataPlane):
         self._seed = seed
         self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
         self._aside, self._stirred = aside, stirred
-        self._due: dict[int, Callable[[], tuple[Any, Any]]] = {}
-        """Computations of our results in the ballot in progress whose inputs are complete."""
-        self._task: asyncio.Task[None] | None = None
+        self._computing = LatestWork[int](aside, send_queue.fail)
+        """Computations of our results in the ballot in progress whose inputs are complete, by chunk."""
         self._mine: list[int] = []
         self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
@@ -190,7 +188,7 @@ class Butterfly(DataPlane):
 
     def _renew(self, opened: Open) -> None:
         """Drop results and computations: they do not belong to this ballot."""
-        self._due.clear()
+        self._computing.clear()
         self.results.clear()
         self._records.clear()
 
@@ -284,7 +282,7 @@ class Butterfly(DataPlane):
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""
         opened = self.opened
-        if opened is None or self.results.chunks[index] is not None or index in self._due:
+        if opened is None or self.results.chunks[index] is not None or index in self._computing:
             return
         payloads = self._contributions.of(opened.contributors, index)
         if payloads is None or not self._announced(opened):
@@ -306,38 +304,18 @@ class Butterfly(DataPlane):
         if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
             self._publish(opened, index, *make())
         else:
-            self._queue(index, make)
+            self._computing.run(index, make, self._has_made)
 
-    def _queue(self, index: int, make: Callable[[], tuple[Any, Any]]) -> None:
-        """Queue the computation of a result of ours; `_has_made` takes what it returns."""
-        self._due[index] = make
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
-
-    async def _work(self) -> None:
-        """Compute queued results one after the other; a new ballot cancels the rest."""
-        try:
-            while self._due:
-                index, make = next(iter(self._due.items()))
-                made = await self._aside(make)
-                if self._due.get(index) is make:
-                    del self._due[index]
-                    self._has_made(index, *made)
-        except Exception as error:  # a local failure: received data was checked before
-            self._send_queue.fail(error)
-        finally:
-            self._task = None
-
-    def _has_made(self, index: int, result: Buffer, found: Digest) -> None:
+    def _has_made(self, index: int, made: tuple[Buffer, Digest]) -> None:
         """Publish a computed result with its hash, unless another peer owns the chunk now."""
         if self.opened is not None and index in self._mine and self.results.chunks[index] is None:
-            self._publish(self.opened, index, result, found)
+            self._publish(self.opened, index, *made)
             self._record()
             self._stirred()
 
     def halt(self) -> None:
         """Cancel queued computations: this round is over here."""
-        self._due.clear()
+        self._computing.clear()
         self._stirred = _nothing
 
     def _publish(self, opened: Open, index: int, result: Buffer, found: Digest | None = None) -> None:

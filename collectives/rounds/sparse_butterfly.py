@@ -209,7 +209,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
     @property
     def due(self) -> tuple[int, ...]:
         """Chunks of ours whose results are not computed yet, in the order of the computation."""
-        return tuple(self._due)
+        return tuple(self._computing)
 
     def _basis(self, opened: Open) -> object:
         """Return the inputs that determine the results: also the owners."""
@@ -229,10 +229,12 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
-        self._queue(index, partial(self._sifts.thin, payloads, weights, self._kept.of(index), size))
+        make = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
+        self._computing.run(index, make, self._has_made)
 
-    def _has_made(self, index: int, result: Buffer, rest: Any) -> None:
+    def _has_made(self, index: int, made: tuple[Buffer, Any]) -> None:
         """Publish a computed result, and store the residual that it leaves."""
+        result, rest = made
         if self.opened is None or self.agreement.commit is not None:
             return
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest

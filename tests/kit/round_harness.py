@@ -67,6 +67,9 @@ class FakeSendQueue:
     def came(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
     def left(self, fragment: int) -> float:
         return self.departed
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kit.real.late_executor import LateExecutor
-from thinwire.collectives.blocking_work import WORTH, OrderedWork
+from thinwire.collectives.blocking_work import WORTH, LatestWork, OrderedWork
 
 
 class Lane:
@@ -151,5 +151,70 @@ def test_functions_run_on_the_event_loop_when_threads_have_ended():
         while len(lane.found) < 3:
             await asyncio.sleep(0)
         assert lane.found == [(0, True), (1, True), (2, True)] and lane.errors == []
+
+    asyncio.run(main())
+
+
+class Steps:
+    """`Work` that computes one function at each `go`."""
+
+    def __init__(self):
+        self.waiting = []
+
+    async def __call__(self, function):
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        await self.waiting[-1]
+        return function()
+
+    async def go(self):
+        self.waiting.pop(0).set_result(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def test_latest_work_takes_one_result_of_each_key_in_order_and_none_of_dropped_ones():
+    async def main():
+        steps, errors, found = Steps(), [], []
+        work = LatestWork(steps, errors.append)
+
+        def put(key, value):
+            work.run(key, lambda: value, lambda key, value: found.append((key, value)))
+
+        put(1, "a")
+        put(2, "b")
+        await asyncio.sleep(0)
+        assert list(work) == [1, 2] and 1 in work and 3 not in work and len(steps.waiting) == 1
+        put(1, "c")  # while "a" is being computed
+        await steps.go()
+        assert found == []
+        await steps.go()
+        await steps.go()
+        assert found == [(1, "c"), (2, "b")] and not list(work)
+        put(3, "d")
+        await asyncio.sleep(0)
+        work.clear()
+        await steps.go()
+        assert len(found) == 2 and not steps.waiting
+        put(4, "e")  # a new task begins
+        await asyncio.sleep(0)
+        await steps.go()
+        assert found[2:] == [(4, "e")] and not errors
+
+    asyncio.run(main())
+
+
+def test_latest_work_reports_an_error_and_serves_what_comes_later():
+    async def main():
+        steps, errors, found = Steps(), [], []
+        work = LatestWork(steps, errors.append)
+        work.run(1, lambda: 1 / 0, lambda key, value: found.append(key))
+        await asyncio.sleep(0)
+        await steps.go()
+        assert [type(error) for error in errors] == [ZeroDivisionError] and not found
+        work.clear()
+        work.run(2, lambda: 2, lambda key, value: found.append(key))
+        await asyncio.sleep(0)
+        await steps.go()
+        assert found == [2]
 
     asyncio.run(main())
