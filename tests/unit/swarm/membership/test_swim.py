@@ -562,6 +562,18 @@ def test_record_before_restart_is_superseded() -> None:
     assert _kinds(roster) == [("duplicate", NAMES[0])]
 
 
+def test_record_before_restart_that_several_peers_tell_is_no_other_process() -> None:
+    """Our clock was set back, and our next record has to wait for the rate limit."""
+    roster = _alone(others=4)
+    roster.update(roster.record.addresses, 0.9)
+    earlier = Gossip((gossip_items.announce(record(0, 9, issued=EPOCH - 50)),))
+    for teller in NAMES[1:5]:
+        roster.handle(teller, earlier, 1.0)
+    assert _kinds(roster) == []
+    roster.tick(0.9 + roster.preset.refute_period)
+    assert roster.record.sequence > 9 and _kinds(roster) == []
+
+
 def test_live_peer_that_changes_its_address_stays_alive_and_is_known_there() -> None:
     world = RosterWorld(2)
     world.full(12)
