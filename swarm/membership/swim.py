@@ -348,9 +348,11 @@ class Roster:
             self._members.update(now)
             self._refresh_at = now + self.record.ttl / 2
         self._members.publish(now)
-        letters, failed = self._prober.tick(now)
+        letters, failed, silent = self._prober.tick(now)
         for peer in failed:
             self._members.failed(peer, now)
+        if silent:  # They may have gone together with the peer that they were asked to probe.
+            self._rotation.hasten(silent)
         for peer in self._members.expire(now):
             letters += self._prober.start(peer, now)
         if now >= self._probe_at:
@@ -429,7 +431,9 @@ class Roster:
             self._rotation.insert(peer)
 
     def _helpers(self, target: PeerId) -> list[PeerId]:
-        return [peer for peer in self._members.live.others() if peer != target]
+        """Return the peers that may be asked to probe a target: those that are not under suspicion themselves."""
+        table = self._members.table
+        return [peer for peer in self._members.live.others() if peer != target and table[peer].state == "alive"]
 
     def _piggyback(self, to: PeerId) -> tuple[bytes, ...]:
         """Return the items for a probe or its answer."""

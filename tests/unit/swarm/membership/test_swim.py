@@ -167,6 +167,20 @@ def test_crash_of_a_quarter_is_agreed_within_40_s() -> None:
         assert len(world.events("dead")) == (count // 4) * (count - count // 4)
 
 
+def test_crash_of_most_peers_is_agreed_within_40_s() -> None:
+    """Those that are left do not take the missing answers of the others for slowness of their own."""
+    times = []
+    for seed in range(5):
+        world = RosterWorld(seed)
+        world.full(7)
+        world.run(20.0)
+        for i in range(3, 7):
+            world.crash(i)
+        assert world.run(60.0, world.agreed), seed
+        times.append(world.now - 20.0)
+    assert median(times) < 30.0
+
+
 def test_local_preset_detects_crash_in_two_seconds() -> None:
     world = RosterWorld(1, LOCAL, latency=(0.0005, 0.002))
     world.full(6)
@@ -660,6 +674,24 @@ def test_missing_nacks_raise_own_awareness_score() -> None:
         assert roster.states()[NAMES[1]] == "suspect"
         scores[nacks] = roster.awareness.score
     assert scores == {0: 3, 3: 0}
+
+
+def test_missing_answer_of_a_helper_counts_unless_it_has_come_under_suspicion() -> None:
+    for suspected, score in ((False, 3), (True, 2)):
+        roster = _alone(others=4)
+        [(_, ping)] = roster.on_link_down(NAMES[1], 0.0)
+        assert isinstance(ping, Ping)
+        helpers: list[PeerId] = []
+        for step in range(1, 8):
+            helpers += [
+                to for to, one in roster.tick(step / 4) if isinstance(one, PingRequest) and one.target == NAMES[1]
+            ]
+        assert sorted(helpers) == sorted(NAMES[2:5])
+        if suspected:
+            roster.handle(NAMES[3], Gossip((_accuse(4, 2),)), 1.9)
+        roster.awareness.add(-7)
+        roster.tick(2.0)
+        assert roster.awareness.score == score
 
 
 def test_departure_voids_higher_records() -> None:
