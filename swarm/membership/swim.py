@@ -82,6 +82,8 @@ class Roster:
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
         self._push_pull_at = now + rng.random() * preset.push_pull_period
+        self._other_part: PeerId | None = None
+        """Peer to exchange tables with next, because it is in another part of the swarm."""
         self._reconnect_at = now + preset.reconnect_period
         self._refresh_at = now + record.ttl / 2
 
@@ -210,14 +212,20 @@ class Roster:
 
     # --- inputs
 
-    def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
-        """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
+    def learn(self, record: PeerRecord, now: float, *, met: bool = False, admits: bool = False) -> None:
+        """Process a validated record from a Welcome or Hello.
+
+        met: it is that of the peer at the other end. admits: this peer has admitted us.
+        """
         self.due = -math.inf
         alone = self._members.live.alone
-        if self._members.accept(record, now, met=met):
+        if joined := self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.live.alone:
             self._push_pull_at = now
+        elif joined and admits:
+            # Two parts of the swarm meet: a newcomer is alone when it is admitted.
+            self._push_pull_at, self._other_part = now, record.peer_id
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts.
@@ -410,7 +418,8 @@ class Roster:
             self._prober.forget(peer)
             self.distances.forget(peer)
         letters: Letters = []
-        for peer in self._sample(self._members.live.sorted, 1):
+        part, self._other_part = self._other_part, None
+        for peer in [part] if part is not None and self.alive(part) else self._sample(self._members.live.sorted, 1):
             self._intake.ask(peer)
             letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._table_items(now))]
         return letters

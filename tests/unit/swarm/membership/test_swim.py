@@ -858,6 +858,36 @@ def test_newcomer_passes_the_records_of_a_table_on_three_times_and_other_records
     assert told == [3] * 40 and found[heard] == copies > 3
 
 
+def test_record_of_a_later_table_is_passed_on_often() -> None:
+    """It is news: all other peers may lack it, too, as after a partition."""
+    member = _alone(others=40)
+    newcomer = _alone(63, others=0)
+    newcomer.learn(member.record, 0.0)
+    now = _joined(newcomer, member, 0.0)
+    member.learn(record(50), now)
+    found = _announced(newcomer, now + 20.0)
+    now = _joined(newcomer, member, now + 20.0)
+    found = _announced(newcomer, now + 20.0)
+    assert found[gossip_items.announce(record(50))] == newcomer.preset.copies(43) > 3
+
+
+def test_two_parts_of_a_swarm_that_meet_soon_know_each_other() -> None:
+    """A peer that is not alone is admitted by one that it did not know."""
+    times = []
+    for seed in range(5):
+        world = RosterWorld(seed)
+        for index in range(40):
+            world.add(index, seeds=list(range(index % 2, index, 2)))
+        world.run(65.0)
+        one, other = world.rosters[NAMES[0]], world.rosters[NAMES[1]]
+        other.learn(one.record, world.now, met=True)
+        one.learn(other.record, world.now, met=True, admits=True)
+        rosters = list(world.rosters.values())
+        world.run(200.0, lambda rosters=rosters: sum(len(one.view.peers) for one in rosters) > 0.99 * 40 * 40)  # type: ignore[misc]
+        times.append(world.now - 65.0)
+    assert median(times) < 5.0
+
+
 def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
     """As after a partition: one peer of a swarm of twenty gets the table of a peer of another swarm."""
     world = RosterWorld(4)
