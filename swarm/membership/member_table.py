@@ -162,7 +162,8 @@ class Members:
     def _spread(self, record: PeerRecord, told: bool = False) -> None:
         """Spread a record.
 
-        As a rule all know the records of a newcomer's first table. If they do not, one of the few that get it from us spreads it.
+        As a rule all know the records of a newcomer's first table. If they do not, one of the few that get one from us
+        spreads it.
         """
         item = gossip_items.announce(record)
         self.items.add(item)
