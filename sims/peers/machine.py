@@ -141,7 +141,7 @@ class Machine:
 
     @property
     def holds(self) -> bool:
-        """True if a process runs and has a state, in memory or in a checkpoint that is not known to be damaged."""
+        """True if a process runs and has a state, in memory or in a checkpoint not known to be damaged."""
         process = self.process
         return process is not None and (process.entered or (self.saved and not process.unreadable))
 

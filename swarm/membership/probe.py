@@ -125,7 +125,7 @@ class Prober:
             probe.nacks[sender] = None
 
     def tick(self, now: float) -> tuple[Letters, list[PeerId], list[PeerId]]:
-        """Return the messages that are due, the peers whose probe has failed, and helpers that have not answered."""
+        """Return the messages that are due, the peers whose probe has failed, and the silent helpers."""
         letters: Letters = []
         failed: list[PeerId] = []
         silent: list[PeerId] = []

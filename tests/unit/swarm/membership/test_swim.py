@@ -168,7 +168,7 @@ def test_crash_of_a_quarter_is_agreed_within_40_s() -> None:
 
 
 def test_crash_of_most_peers_is_agreed_within_40_s() -> None:
-    """Those that are left do not take the missing answers of the others for slowness of their own."""
+    """Missing answers of the others are no sign that those that are left are slow."""
     times = []
     for seed in range(5):
         world = RosterWorld(seed)
