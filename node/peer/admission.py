@@ -275,7 +275,8 @@ class Admission:
         for wire in (welcome.record, *welcome.records):
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
-                self.presence.roster.learn(record, self._environment.now(), met=wire == welcome.record)
+                here = wire == welcome.record
+                self.presence.roster.learn(record, self._environment.now(), met=here, admits=here)
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 

@@ -141,8 +141,9 @@ class Machine:
 
     @property
     def holds(self) -> bool:
-        """True if a process runs and has a state, in memory or in a checkpoint."""
-        return self.process is not None and (self.saved or self.process.entered)
+        """True if a process runs and has a state, in memory or in a checkpoint not known to be damaged."""
+        process = self.process
+        return process is not None and (process.entered or (self.saved and not process.unreadable))
 
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""
@@ -211,6 +212,11 @@ class Process:
     def ready(self) -> bool:
         """True if the peer is a member with a state and rounds."""
         return self.life is not None and self.peer.ready
+
+    @property
+    def unreadable(self) -> bool:
+        """True if it has found that it can read none of the checkpoints on its disk."""
+        return self.life is not None and bool(self.peer.checkpointer.unreadable)
 
     def start(self) -> None:
         context = contextvars.copy_context()

@@ -37,6 +37,8 @@ class Intake:
         self._asked: PeerId | None = None
         self._rest = 0
         """Records that the table of the peer that we have asked may still have."""
+        self._first = False
+        """True if this table is the first one, or its continuation: as a rule all others know its records."""
         self.incomplete = False
         """True if that table had more records than were checked."""
 
@@ -45,6 +47,7 @@ class Intake:
 
         Resets the budgets of all senders.
         """
+        self._first = self._asked is None or (self._first and self.incomplete)
         self._budgets.clear()
         self._asked, self._rest, self.incomplete = source, TABLE, False
 
@@ -54,14 +57,14 @@ class Intake:
         table: they are a part of its table.
         """
         joined: list[PeerId] = []
-        known = self._members.items
+        known, told = self._members.items, table and source == self._asked and self._first
         for item in items:
             if item in known:
                 continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now, table)
-                if record is not None and self._members.accept(record, now, told=table):
+                if record is not None and self._members.accept(record, now, told=told):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)

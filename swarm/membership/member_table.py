@@ -25,7 +25,7 @@ from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
 FEW = 3
-"""Most times that a peer sends a record from the table of another one.
+"""Most times that a peer sends a record from the first table that it gets.
 
 More than one, because the receiver may be unreachable.
 """
@@ -78,7 +78,7 @@ class Members:
         """Process a validated record. Returns True if its peer is new in the view.
 
         met: the peer itself has shown it here. Only such a peer takes the place of another one in a full table.
-        told: it comes from the table of another peer, see `_spread`.
+        told: it comes from the first table that we get, see `_spread`.
         """
         peer = record.peer_id
         if peer == self.me:
@@ -162,7 +162,8 @@ class Members:
     def _spread(self, record: PeerRecord, told: bool = False) -> None:
         """Spread a record.
 
-        As a rule all know the records of a table. If they do not, one of the few that get it from us spreads it.
+        As a rule all know the records of a newcomer's first table. If they do not, one of the few that get one from us
+        spreads it.
         """
         item = gossip_items.announce(record)
         self.items.add(item)

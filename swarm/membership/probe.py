@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -124,16 +124,20 @@ class Prober:
         if probe is not None and sender in probe.helpers:
             probe.nacks[sender] = None
 
-    def tick(self, now: float) -> tuple[Letters, list[PeerId]]:
-        """Return the messages that are due, and the peers whose probe has failed."""
+    def tick(self, now: float) -> tuple[Letters, list[PeerId], list[PeerId]]:
+        """Return the messages that are due, the peers whose probe has failed, and the silent helpers."""
         letters: Letters = []
         failed: list[PeerId] = []
+        silent: list[PeerId] = []
         if not self._probes and not self._relays:
-            return letters, failed
+            return letters, failed, silent
         for sequence, probe in list(self._probes.items()):
             if probe.fail_at <= now:
                 del self._probes[sequence]
-                self._awareness.add(len(probe.helpers) - len(probe.nacks) if probe.helpers else 1)
+                pool = self._helpers(probe.target)
+                missing = [peer for peer in probe.helpers if peer not in probe.nacks and peer in pool]
+                self._awareness.add(len(missing) if probe.helpers else 1)
+                silent += missing
                 failed.append(probe.target)
             elif probe.ask_at <= now:
                 probe.ask_at = math.inf
@@ -147,7 +151,7 @@ class Prober:
                 letters.append((relay.asker, Nack(relay.sequence)))
             if relay.end <= now:
                 del self._relays[sequence]
-        return letters, failed
+        return letters, failed, silent
 
     def deadline(self) -> float:
         times = [min(probe.ask_at, probe.fail_at) for probe in self._probes.values()]
@@ -193,6 +197,11 @@ class Rotation:
     def insert(self, peer: PeerId) -> None:
         """Insert a new peer at a random position among those still to come in this pass."""
         self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
+
+    def hasten(self, peers: Sequence[PeerId]) -> None:
+        """Let these peers be the next ones."""
+        rest = self._order[self._turn :]
+        self._order, self._turn = [*dict.fromkeys((*peers, *rest))], 0
 
     def next(self, live: LivePeers) -> PeerId | None:
         """Return the next peer of `live`, or None if it is empty."""

@@ -103,6 +103,8 @@ class OwnRecord:
             return "known"
         if not record.addresses:
             return "yielded"
+        if record.sequence < self._floor:
+            return "known"  # Our next record is above it already. Many peers may tell us the same one until then.
         self._foreign += 1
         if set(record.addresses).intersection(self.record.addresses) and self._foreign < FOREIGN_LIMIT:
             return "earlier"

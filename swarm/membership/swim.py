@@ -78,6 +78,8 @@ class Roster:
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
         self._push_pull_at = now + rng.random() * preset.push_pull_period
+        self._other_part: PeerId | None = None
+        """Peer to exchange tables with next, because it is in another part of the swarm."""
         self._reconnect_at = now + preset.reconnect_period
         self._refresh_at = now + record.ttl / 2
 
@@ -207,14 +209,20 @@ class Roster:
 
     # --- inputs
 
-    def learn(self, record: PeerRecord, now: float, *, met: bool = False) -> None:
-        """Process a validated record from a Welcome or Hello. met: it is that of the peer at the other end."""
+    def learn(self, record: PeerRecord, now: float, *, met: bool = False, admits: bool = False) -> None:
+        """Process a validated record from a Welcome or Hello.
+
+        met: it is that of the peer at the other end. admits: this peer has admitted us.
+        """
         self.due = -math.inf
         alone = self._members.live.alone
-        if self._members.accept(record, now, met=met):
+        if joined := self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.live.alone:
             self._push_pull_at = now
+        elif joined and admits:
+            # Two parts of the swarm meet: a newcomer is alone when it is admitted.
+            self._push_pull_at, self._other_part = now, record.peer_id
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts.
@@ -352,9 +360,11 @@ class Roster:
             self._members.update(now)
             self._refresh_at = now + self.record.ttl / 2
         self._members.publish(now)
-        letters, failed = self._prober.tick(now)
+        letters, failed, silent = self._prober.tick(now)
         for peer in failed:
             self._members.failed(peer, now)
+        if silent:  # They may have gone together with the peer that they were asked to probe.
+            self._rotation.hasten(silent)
         for peer in self._members.expire(now):
             letters += self._prober.start(peer, now)
         if now >= self._probe_at:
@@ -383,7 +393,9 @@ class Roster:
         return ((peer, member) for peer, member in table.items() if member.state == "dead")
 
     def _helpers(self, target: PeerId) -> list[PeerId]:
-        return [peer for peer in self._members.live.others() if peer != target]
+        """Return the peers that may be asked to probe a target: those that are not under suspicion themselves."""
+        table = self._members.table
+        return [peer for peer in self._members.live.others() if peer != target and table[peer].state == "alive"]
 
     def _gossip(self, now: float) -> Letters:
         self._gossip_at = now + self.preset.gossip_period
@@ -408,7 +420,8 @@ class Roster:
             self._prober.forget(peer)
             self.distances.forget(peer)
         letters: Letters = []
-        for peer in self._sample(self._members.live.sorted, 1):
+        part, self._other_part = self._other_part, None
+        for peer in [part] if part is not None and self.alive(part) else self._sample(self._members.live.sorted, 1):
             self._intake.ask(peer)
             letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._items.table(now))]
         return letters

@@ -86,10 +86,11 @@ def test_survivors_of_a_lost_majority_continue_after_restarts(kind, second):
 
 
 @pytest.mark.trial
-def test_newcomers_that_fall_silent_do_not_stop_the_swarm():
+@pytest.mark.parametrize("seed", [1, 2, 14])
+def test_newcomers_that_fall_silent_do_not_stop_the_swarm(seed):
     """Four identities join three peers and fall silent: the three continue, and so do the four among themselves."""
     joins = {3: 6.0, 4: 6.1, 5: 6.2, 6: 6.3}
-    run = played(short_rounds(7, _loss("silent", (3, 4, 5, 6)), seconds=60.0, seed=2, joins=joins))
+    run = played(short_rounds(7, _loss("silent", (3, 4, 5, 6)), seconds=60.0, seed=seed, joins=joins))
     _check(run, [0, 1, 2])
     assert not standstills(run)
 

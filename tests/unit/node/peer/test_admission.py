@@ -15,6 +15,7 @@ from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import sign
 from thinwire.swarm.membership.presets import LOCAL
@@ -33,8 +34,8 @@ class Knocking(Admission):
         directory = RunDirectory(folder)
         super().__init__(AUTHOR, run_id, environment, directory, known_peers, LOCAL, lambda kind, fields: None, "")
         self._scripted, self.book = transport, known_peers
-        self.members, self.tasks = {}, []
-        """Peer id -> record in the roster; tasks that run beside the presence."""
+        self.members, self.tasks, self.learned = {}, [], []
+        """Peer id -> record in the roster; tasks that run beside the presence; what the roster learns, with its options."""
 
     async def _open(self, open_transport):
         assert self._scripted is not None, "the manifest comes first"
@@ -46,6 +47,7 @@ class Knocking(Admission):
             others=self.members,
             record_of=self.members.get,
             met=lambda peer: peer != "told",
+            learn=lambda record, now, **how: self.learned.append((record.peer_id, how)),
         )
         self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
 
@@ -183,6 +185,43 @@ def test_peer_dials_those_that_it_knew_until_its_roster_knows_them_or_for_a_day(
         gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
         assert max(gaps) <= 3 * period + 1e-6
     assert ended == pytest.approx(7200.0 if come == 2 else LOCAL.tombstone, abs=3 * period + 1)
+
+
+def test_peer_that_finds_another_part_of_the_swarm_knows_which_peer_admits_it(tmp_path):
+    """The roster exchanges tables with that one."""
+    signed = sign(b"", AUTHOR)
+    run_id = signed.verify().run_id(AUTHOR.public_key)
+    host, told = (
+        PeerRecord.create(
+            Identity.generate(key * 32), run_id=run_id, addresses=("10.0.0.9:7000",), sequence=1, issued=int(1e9)
+        )
+        for key in (b"2", b"3")
+    )
+
+    class Transport:
+        admits = False
+
+        async def meet(self, contact, hello):
+            if not self.admits:
+                return Refuse("refused", "")
+            return Welcome(host.wire, b"", bytes(32), bytes(64), (told.wire,), "", "", bytes(32))
+
+    async def main():
+        transport = Transport()
+        admission = Knocking(signed, tmp_path, transport=transport)
+        assert not await admission.found(signed, None)
+        transport.admits = True
+        seeks = asyncio.create_task(admission.tasks[0])
+        await asyncio.sleep(1.5 * LOCAL.probe_period)
+        seeks.cancel()
+        return admission.learned
+
+    KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES[:1])
+    learned = virtual_loop.run(main(), seed=1)
+    assert learned == [
+        (host.peer_id, {"met": True, "admits": True}),
+        (told.peer_id, {"met": False, "admits": False}),
+    ]
 
 
 def test_founder_with_unreadable_known_peers_does_not_restart_run(tmp_path):

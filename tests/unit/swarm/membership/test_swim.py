@@ -167,6 +167,20 @@ def test_crash_of_a_quarter_is_agreed_within_40_s() -> None:
         assert len(world.events("dead")) == (count // 4) * (count - count // 4)
 
 
+def test_crash_of_most_peers_is_agreed_within_40_s() -> None:
+    """Missing answers of the others are no sign that those that are left are slow."""
+    times = []
+    for seed in range(5):
+        world = RosterWorld(seed)
+        world.full(7)
+        world.run(20.0)
+        for i in range(3, 7):
+            world.crash(i)
+        assert world.run(60.0, world.agreed), seed
+        times.append(world.now - 20.0)
+    assert median(times) < 30.0
+
+
 def test_local_preset_detects_crash_in_two_seconds() -> None:
     world = RosterWorld(1, LOCAL, latency=(0.0005, 0.002))
     world.full(6)
@@ -562,6 +576,18 @@ def test_record_before_restart_is_superseded() -> None:
     assert _kinds(roster) == [("duplicate", NAMES[0])]
 
 
+def test_record_before_restart_that_several_peers_tell_is_no_other_process() -> None:
+    """Our clock was set back, and our next record has to wait for the rate limit."""
+    roster = _alone(others=4)
+    roster.update(roster.record.addresses, 0.9)
+    earlier = Gossip((gossip_items.announce(record(0, 9, issued=EPOCH - 50)),))
+    for teller in NAMES[1:5]:
+        roster.handle(teller, earlier, 1.0)
+    assert _kinds(roster) == []
+    roster.tick(0.9 + roster.preset.refute_period)
+    assert roster.record.sequence > 9 and _kinds(roster) == []
+
+
 def test_live_peer_that_changes_its_address_stays_alive_and_is_known_there() -> None:
     world = RosterWorld(2)
     world.full(12)
@@ -648,6 +674,24 @@ def test_missing_nacks_raise_own_awareness_score() -> None:
         assert roster.states()[NAMES[1]] == "suspect"
         scores[nacks] = roster.awareness.score
     assert scores == {0: 3, 3: 0}
+
+
+def test_missing_answer_of_a_helper_counts_unless_it_has_come_under_suspicion() -> None:
+    for suspected, score in ((False, 3), (True, 2)):
+        roster = _alone(others=4)
+        [(_, ping)] = roster.on_link_down(NAMES[1], 0.0)
+        assert isinstance(ping, Ping)
+        helpers: list[PeerId] = []
+        for step in range(1, 8):
+            helpers += [
+                to for to, one in roster.tick(step / 4) if isinstance(one, PingRequest) and one.target == NAMES[1]
+            ]
+        assert sorted(helpers) == sorted(NAMES[2:5])
+        if suspected:
+            roster.handle(NAMES[3], Gossip((_accuse(4, 2),)), 1.9)
+        roster.awareness.add(-7)
+        roster.tick(2.0)
+        assert roster.awareness.score == score
 
 
 def test_departure_voids_higher_records() -> None:
@@ -812,6 +856,36 @@ def test_newcomer_passes_the_records_of_a_table_on_three_times_and_other_records
     copies = newcomer.preset.copies(42)
     told = [found[gossip_items.announce(record(index))] for index in range(1, 41)]
     assert told == [3] * 40 and found[heard] == copies > 3
+
+
+def test_record_of_a_later_table_is_passed_on_often() -> None:
+    """It is news: all other peers may lack it, too, as after a partition."""
+    member = _alone(others=40)
+    newcomer = _alone(63, others=0)
+    newcomer.learn(member.record, 0.0)
+    now = _joined(newcomer, member, 0.0)
+    member.learn(record(50), now)
+    found = _announced(newcomer, now + 20.0)
+    now = _joined(newcomer, member, now + 20.0)
+    found = _announced(newcomer, now + 20.0)
+    assert found[gossip_items.announce(record(50))] == newcomer.preset.copies(43) > 3
+
+
+def test_two_parts_of_a_swarm_that_meet_soon_know_each_other() -> None:
+    """A peer that is not alone is admitted by one that it did not know."""
+    times = []
+    for seed in range(5):
+        world = RosterWorld(seed)
+        for index in range(40):
+            world.add(index, seeds=list(range(index % 2, index, 2)))
+        world.run(65.0)
+        one, other = world.rosters[NAMES[0]], world.rosters[NAMES[1]]
+        other.learn(one.record, world.now, met=True)
+        one.learn(other.record, world.now, met=True, admits=True)
+        rosters = list(world.rosters.values())
+        world.run(200.0, lambda rosters=rosters: sum(len(one.view.peers) for one in rosters) > 0.99 * 40 * 40)  # type: ignore[misc]
+        times.append(world.now - 65.0)
+    assert median(times) < 5.0
 
 
 def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
