@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, cast
 
@@ -104,14 +105,14 @@ class Checkpointer:
                 return False
             private = PrivateState(tensors, dict(private.values))
         own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
-        twin = replica.with_fragments({number: one.twin() for number, one, _ in replica.each(layout)})
+        twin = replica.with_fragments({number: one.twin(private=True) for number, one, _ in replica.each(layout)})
         self._begun = twin, own, private
         return True
 
     async def write(self, layout: Layout) -> SaveOutcome:
         """Write the checkpoint that `begin` has begun, in `Environment.write`.
 
-        The replica may change meanwhile.
+        The replica may change meanwhile. If it has no memory for a copy of what is not written yet, that is a SaveFailed.
         """
         assert self._begun is not None
         (twin, own, private), self._begun, save = self._begun, None, self._saver()
@@ -120,7 +121,9 @@ class Checkpointer:
             for _, one, _ in twin.each(layout):
                 one.compute_digest()
             snapshot = self._snapshot(twin, layout, own, private, lent=True)
-            return save(snapshot), snapshot.digest
+            return save(
+                replace(snapshot, lost=lambda: any(one.lost for _, one, _ in twin.each(layout)))
+            ), snapshot.digest
 
         saved: SaveOutcome
         saved, digest = await self._environment.write(write)

@@ -48,7 +48,8 @@ class Snapshot:
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
     `standings`: by fragment, if fragments have separate rounds; then the whole has no chain.
-    `lives`: of the members, as in Open. `chain`: proves round and members.
+    `lives`: of the members, as in Open. `chain`: proves round and members. `lost`: returns True if the arrays may have
+    changed since the snapshot was made.
     """
 
     run_id: bytes
@@ -60,6 +61,7 @@ class Snapshot:
     standings: Mapping[int, Standing] | None = None
     lives: bytes = b""
     chain: Chain = ()
+    lost: Callable[[], bool] = lambda: False
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:

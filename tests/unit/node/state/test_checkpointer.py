@@ -117,6 +117,37 @@ def test_state_is_copied_only_if_a_round_commits_before_it_is_written(monkeypatc
     assert loaded(disk).replica.round == 2
 
 
+class Scarce(np.ndarray):
+    """An array on a machine without memory for a copy of it."""
+
+    def copy(self, *arguments):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_round_commits_without_memory_for_a_copy_and_the_checkpoint_is_written_later(monkeypatch, late):
+    disk, create = SimDisk(random.Random(1)), SimDisk.create
+    peer = Peer(disk)
+    peer.commit()
+    assert isinstance(peer.checkpoint(), Saved)
+    peer.commit()
+    peer.replica.state = state = peer.replica.state.view(Scarce)
+
+    def committing(self, path):  # when the writer has begun: before the file of the state, or after it
+        if path.name == (PRIVATE if late else "fragment-00000.safetensors") and peer.replica.round == 2:
+            peer.commit()
+        return create(self, path)
+
+    monkeypatch.setattr(SimDisk, "create", committing)
+    outcome = peer.checkpoint()
+    assert peer.replica.round == 3 and peer.replica.state is state, "it commits in place"
+    assert isinstance(outcome, Saved) == late and loaded(disk).replica.round == (2 if late else 1)
+    if not late:
+        assert "no memory" in outcome.reason
+        assert not [name for name in disk.names(Path("/run/checkpoints")) if ".tmp" in name]
+    assert isinstance(peer.checkpoint(), Saved) and loaded(disk).replica.round == 3
+
+
 def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
     peer, copies = Peer(SimDisk(random.Random(1))), []
     real = np.array
