@@ -71,9 +71,9 @@ class SharedState(BufferState):
         self.state = np.empty(0, np.float32)
 
     def move_from_twins(self) -> None:
-        """Leave the arrays to the twins that need them, and continue with copies; or without memory for them, lose the twins.
+        """Leave the arrays to the twins that need them, and continue with copies.
 
-        Call it before each change.
+        Without memory for the copies, the twins are lost. Call it before each change.
         """
         readers = [twin for twin in list(self._twins) if twin._reads(self)]
         try:

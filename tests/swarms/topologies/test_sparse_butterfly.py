@@ -8,6 +8,7 @@ import blake3
 import numpy as np
 import pytest
 from kit import scenes
+from kit.reference.sparse import difference_of
 from thinwire.collectives.blocking_work import at_once
 from thinwire.collectives.rounds.round_factory import round_of
 from thinwire.collectives.rounds.sparse_butterfly import steady
@@ -69,7 +70,7 @@ def expected(s, rounds):
         for node in order:
             local = theta.copy()
             local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
-            said.append(portions.codec.decode(memory[node.index].prepare(theta - local), chunks))
+            said.append(portions.codec.decode(memory[node.index].prepare(difference_of(theta - local)), chunks))
             memory[node.index].commit()
         mean = sparsemean.mean(said, [100.0] * len(said), chunks, outer.denominator)
         means += mean
