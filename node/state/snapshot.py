@@ -39,6 +39,8 @@ class PrivateState:
 
     tensors: Tensors
     values: Mapping[str, Value]
+    release: Callable[[], object] | None = None
+    """Called once the tensors are written, which is first then: before all fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
 
     Raises TensorFileError if shared state is not float32.
     """
+    private = snapshot.private
+    if private is not None and private.release is not None:
+        yield PRIVATE, private.tensors
+        private.release()
     for index, fragment in sorted(snapshot.fragments.items()):
         tensors = {f"weights/{name}": tensor for name, tensor in fragment.weights.items()}
         tensors |= {f"momentum/{name}": tensor for name, tensor in fragment.momentum.items()}
@@ -78,8 +84,8 @@ def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
         yield f"fragment-{index:05d}.safetensors", tensors
         tensors.clear()
         fragment.release()
-    if snapshot.private is not None:
-        yield PRIVATE, snapshot.private.tensors
+    if private is not None and private.release is None:
+        yield PRIVATE, private.tensors
 
 
 def fragment_index(file: str) -> int | None:

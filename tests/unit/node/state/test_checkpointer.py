@@ -166,20 +166,44 @@ def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
     assert copies[0]() is None
 
 
-def test_checkpoint_is_written_at_once_if_copies_would_take_more_than_half_of_the_memory_left():
+def test_nothing_is_copied_that_would_take_more_than_half_of_the_memory_left():
     left = [0]
     peer = Peer(SimDisk(random.Random(1)), spare=lambda: left[0])
     peer.commit()
-    size = peer.replica.state.nbytes + peer.moment.nbytes
-    left[0] = 2 * size - 1
-    assert not peer.begin()
-    left[0] += 1
-    assert peer.begin()
-    left[0] = 0
-    assert not peer.begin()
+    shared, size = peer.replica.state.nbytes, peer.replica.state.nbytes + peer.moment.nbytes
+    for left[0], begins, waits in (
+        (2 * size, True, False),
+        (2 * size - 1, True, True),
+        (2 * shared, True, True),
+        (2 * shared - 1, False, None),
+        (0, False, None),
+    ):
+        assert peer.begin() == begins
+        assert waits is None or peer.keep.waits == waits
 
 
-def test_checkpoint_is_written_at_once_if_the_memory_ends_meanwhile(monkeypatch):
+def test_private_state_is_written_first_if_training_waits_for_it():
+    disk, changed = SimDisk(random.Random(1)), []
+    peer = Peer(disk, spare=lambda: 4 * SIZE * 4)
+    peer.commit()
+    state = peer.replica.state
+    assert peer.begin() and peer.keep.waits
+
+    def going_on():  # training, and a round
+        (draft,) = disk.names(Path("/run/checkpoints"))
+        changed.append(disk.names(Path("/run/checkpoints") / draft))
+        peer.commit()
+
+    assert isinstance(asyncio.run(peer.keep.write(LAYOUT, going_on)), Saved)
+    assert changed == [[PRIVATE]] and peer.replica.state is not state
+    assert loaded(disk).replica.round == 1
+    plain = Peer(SimDisk(random.Random(1)))
+    plain.begin()
+    asyncio.run(plain.keep.write(LAYOUT, going_on))
+    assert len(changed) == 1, "a copied one delays nothing"
+
+
+def test_private_state_is_written_first_if_the_memory_ends_while_it_is_copied(monkeypatch):
     peer = Peer(SimDisk(random.Random(1)))
     peer.commit()
 
@@ -188,8 +212,8 @@ def test_checkpoint_is_written_at_once_if_the_memory_ends_meanwhile(monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "array", array)
-        assert not peer.begin()
-    assert isinstance(peer.checkpoint(), Saved), "the next checkpoint begins anew"
+        assert peer.begin() and peer.keep.waits
+    assert isinstance(peer.checkpoint(), Saved) and not peer.keep.waits, "the next checkpoint begins anew"
 
 
 def test_saved_digest_is_that_of_the_written_state(monkeypatch):
