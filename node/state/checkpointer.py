@@ -200,7 +200,10 @@ class Checkpointer:
 
 
 def _sizes(replica: Replica, layout: Layout, private: PrivateState | None) -> tuple[int, int]:
-    """Return the bytes of what rounds replace during a checkpoint, at most, and of the private state of training."""
+    """Return the sizes of the two parts of a checkpoint in bytes.
+
+    The first is what rounds replace meanwhile, at most, the second the private state of training.
+    """
     own = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
     shared = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
     return shared, sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0

@@ -26,7 +26,10 @@ class SharedState(BufferState):
     """
 
     lost = False
-    """True for a twin whose arrays have changed or may change at any moment; check it after each use of them."""
+    """True for a twin whose arrays have changed or may change at any moment.
+
+    Check it after each use of them.
+    """
 
     layout: Digest
     round: int

@@ -1,4 +1,4 @@
-"""How long training waits for a checkpoint."""
+"""The time for which training waits for a checkpoint."""
 
 from __future__ import annotations
 
