@@ -27,6 +27,12 @@ Difference: TypeAlias = Callable[[int, int, Floats], None]
 It writes the same values until the outcome of the round is known.
 """
 
+
+def stored(delta: Floats) -> Difference:
+    """Return a reader of a vector that is in memory."""
+    return lambda start, stop, out: np.copyto(out, delta[start:stop])
+
+
 _PART = 1 << 16
 """Elements that are accumulated at a time; they stay in a cache."""
 

@@ -25,7 +25,7 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import select
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.error_feedback import Difference, ErrorFeedback
+from thinwire.compression.sparse.error_feedback import Difference, ErrorFeedback, stored
 from thinwire.compression.sparse.mean import Average
 from thinwire.node.methods.sparse.run_codec import SparseCodec
 from thinwire.node.state.layout import Layout
@@ -135,8 +135,7 @@ class SparseReplica(Replica):
     def _difference(self, read: Read) -> Difference:
         """Return a reader of the pseudo-gradient that gives the same values until the outcome of the round."""
         if self.trains_on:
-            delta = self.delta(read)
-            return lambda start, stop, out: np.copyto(out, delta[start:stop])
+            return stored(self.delta(read))
 
         def difference(start: int, stop: int, out: Floats) -> None:
             read(start, stop, out)

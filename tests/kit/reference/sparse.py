@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.parameter_chunks import Section
 from thinwire.compression.core.types import Floats
-from thinwire.compression.sparse.error_feedback import Difference
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -198,8 +197,3 @@ def mean(
         sums[where] += np.float64(share) * values.astype(np.float64)
         counts[where] += np.float64(weight)
     return sums, counts
-
-
-def difference_of(delta: Floats) -> Difference:
-    """Return the function from which ErrorFeedback reads a pseudo-gradient."""
-    return lambda start, stop, out: np.copyto(out, delta[start:stop])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kit.reference.sparse import difference_of
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.node.methods.sparse.replica import chunks_of
 from thinwire.sims.engine import virtual_loop
 
@@ -60,7 +59,7 @@ def test_demo_step_equals_reference_on_sent_payloads(momenta):
         for number in range(1, 5):
             sent = []
             for index in by_id(s):
-                delta = difference_of(moved(theta, index, number))
+                delta = stored(moved(theta, index, number))
                 sent.append(codec.decode(memory[index].prepare(delta), chunks))
                 memory[index].commit()
             demo.step(theta, demo.means(sent, [100.0] * 3, chunks), 0.01, 0.1)

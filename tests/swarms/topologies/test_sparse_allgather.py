@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from kit import scenes
-from kit.reference.sparse import difference_of
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.node.methods.sparse.replica import chunks_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
@@ -42,7 +41,7 @@ def expected(s, rounds, *, denominator="bounded_contributor_mean"):
         for node in order:
             local = theta.copy()
             local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
-            payload = memory[node.index].prepare(difference_of(theta - local))
+            payload = memory[node.index].prepare(stored(theta - local))
             memory[node.index].commit()
             selected.append(codec.decode(payload, chunks))
         mean = sparsemean.mean(selected, [100.0] * len(selected), chunks, denominator)

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit.reference.sparse import difference_of
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.registry import dense
 from thinwire.compression.sparse.demo import Demo
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.compression.sparse.topk import Sparse
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (1, 1))))
@@ -97,7 +96,7 @@ def test_sent_values_and_residual_sum_to_the_accumulator(codec: Any) -> None:
     feedback, residual = ErrorFeedback(codec, CHUNKS), np.zeros(CHUNKS.total, np.float32)
     for round_ in range(4):
         delta = draw(round_)
-        payload = feedback.prepare(difference_of(delta))
+        payload = feedback.prepare(stored(delta))
         assert feedback.residual.tobytes() == residual.tobytes()
         a = accumulated(residual, delta)
         selected = codec.select_from(partial(Section.gather, flat=a), CHUNKS)
@@ -113,10 +112,10 @@ def test_residual_follows_each_round_outcome(codec: Any) -> None:
     for policy in ("drop", "restore"):
         for outcome in ("commit", "excluded", "restore", "rollback"):
             feedback = ErrorFeedback(codec, CHUNKS, 0.9, policy)
-            feedback.prepare(difference_of(draw(0)))
+            feedback.prepare(stored(draw(0)))
             feedback.commit()
             before, delta = feedback.residual.copy(), draw(1)
-            payload = feedback.prepare(difference_of(delta))
+            payload = feedback.prepare(stored(delta))
             assert feedback.pending
             a = accumulated(before, delta, 0.9)
             left = a - decoded(codec, payload)
@@ -129,7 +128,7 @@ def test_residual_follows_each_round_outcome(codec: Any) -> None:
             assert feedback.residual.tobytes() == kept[outcome].tobytes()
             # After a rollback the same Δ makes the same payload.
             if outcome == "rollback":
-                assert feedback.prepare(difference_of(delta)) == payload
+                assert feedback.prepare(stored(delta)) == payload
 
 
 @pytest.mark.parametrize("codec", [Sparse(), Demo()])
@@ -137,11 +136,11 @@ def test_no_vector_of_the_size_of_the_model_is_made(codec: Any) -> None:
     chunks = Chunks(tuple((f"{n:02}", (512, 128)) for n in range(32)))
     feedback, delta = ErrorFeedback(codec, chunks), np.ones(chunks.total, np.float32)
     first = feedback.memory
-    feedback.prepare(difference_of(delta))
+    feedback.prepare(stored(delta))
     feedback.commit()
     tracemalloc.start()
     try:
-        feedback.prepare(difference_of(delta))
+        feedback.prepare(stored(delta))
         feedback.commit()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -152,15 +151,15 @@ def test_no_vector_of_the_size_of_the_model_is_made(codec: Any) -> None:
 def test_non_finite_delta_changes_no_residual() -> None:
     for codec in CODECS:
         feedback = ErrorFeedback(codec, CHUNKS)
-        feedback.prepare(difference_of(draw(0)))
+        feedback.prepare(stored(draw(0)))
         feedback.commit()
         before, delta = feedback.residual.copy(), draw(1)
         delta[77] = np.inf
         with pytest.raises(CodecError) as caught:
-            feedback.prepare(difference_of(delta))
+            feedback.prepare(stored(delta))
         assert caught.value.reason == "not finite" and not feedback.pending
         assert feedback.residual.tobytes() == before.tobytes()
-        feedback.prepare(difference_of(draw(1)))
+        feedback.prepare(stored(draw(1)))
 
 
 def test_each_payload_takes_exactly_one_outcome() -> None:
@@ -168,20 +167,20 @@ def test_each_payload_takes_exactly_one_outcome() -> None:
     for decide in (feedback.commit, feedback.restore, feedback.rollback):
         with pytest.raises(RuntimeError):
             decide()
-        feedback.prepare(difference_of(draw(0)))
+        feedback.prepare(stored(draw(0)))
         with pytest.raises(RuntimeError):
-            feedback.prepare(difference_of(draw(0)))
+            feedback.prepare(stored(draw(0)))
         decide()
 
 
 def test_error_feedback_resumes_from_saved_state() -> None:
     feedback, other = ErrorFeedback(Sparse(), CHUNKS), ErrorFeedback(Sparse(), CHUNKS)
-    feedback.prepare(difference_of(draw(0)))
+    feedback.prepare(stored(draw(0)))
     feedback.commit()
     with pytest.raises(ValueError):
         feedback.residual[0] = 1.0
     other.load(feedback.residual)
-    assert other.prepare(difference_of(draw(1))) == feedback.prepare(difference_of(draw(1)))
+    assert other.prepare(stored(draw(1))) == feedback.prepare(stored(draw(1)))
     for bad in (np.zeros(3, np.float32), np.full(CHUNKS.total, np.nan, np.float32)):
         with pytest.raises(ValueError):
             ErrorFeedback(Sparse(), CHUNKS).load(bad)
@@ -200,7 +199,7 @@ def test_error_feedback_sends_everything_in_the_end() -> None:
     delta, sent = draw(0), np.zeros(CHUNKS.total, np.float32)
     codec, feedback = Sparse(), ErrorFeedback(Sparse(), CHUNKS, beta=1.0)
     for _ in range(400):
-        payload = feedback.prepare(difference_of(delta))
+        payload = feedback.prepare(stored(delta))
         feedback.commit()
         sent += decoded(codec, payload)
     assert np.linalg.norm(sent / 400 - delta) < 0.2 * np.linalg.norm(delta)
