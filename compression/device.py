@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from thinwire.compression.core.parameter_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Floats
 from thinwire.compression.dense import torch_backend as dense
 from thinwire.compression.dense.blockint import Integers
@@ -71,11 +71,23 @@ def encode(codec: Any, x: Vector, out: NDArray[np.uint8], seed: int = 0) -> None
         codec.encode(x, out, seed)
 
 
-def select(codec: Sparse | Demo, a: Floats, chunks: Chunks, device: torch.device) -> Selected | Coefficients:
-    """Return `codec.select` of a, the model's flat vector, computed on a device. Raises the same errors."""
-    values, side = torch.from_numpy(a).to(device), chunks.side
+def select(codec: Sparse | Demo, gather: Gather, chunks: Chunks, device: torch.device) -> Selected | Coefficients:
+    """Return `codec.select_from(gather, chunks)`, computed on a device. Raises the same errors."""
+    values, side = (_section(one, gather, device) for one in chunks.sections), chunks.side
     if isinstance(codec, Sparse):
-        return sparse.select(codec, values, chunks)
-    blocks = [sparse.cut(one, sparse.gather(one, values)).view(-1, side, side) for one in chunks.sections]
-    coefficients = torch.cat([forward_torch(each).reshape(-1) for each in blocks])
-    return Coefficients(codec, chunks, sparse.select(codec.sparse(), coefficients, spectrum(chunks)))
+        parts = (sparse.part(codec, one, each) for one, each in zip(chunks.sections, values, strict=True))
+        return Selected(codec, chunks, tuple(parts))
+    blocks = (sparse.cut(one, each).view(-1, side, side) for one, each in zip(chunks.sections, values, strict=True))
+    layout, own = spectrum(chunks), codec.sparse()
+    coefficients = zip(layout.sections, map(forward_torch, blocks), strict=True)
+    parts = (sparse.part(own, spectral, each.reshape(-1)) for spectral, each in coefficients)
+    return Coefficients(codec, chunks, Selected(own, layout, tuple(parts)))
+
+
+def _section(section: Section, gather: Gather, device: torch.device) -> Tensor:
+    """Return the elements of a section on a device."""
+    values, at = torch.empty(section.size, dtype=torch.float32, device=device), 0
+    for strip in section.strips():
+        values[at : at + strip.size] = torch.from_numpy(gather(strip))
+        at += strip.size
+    return values

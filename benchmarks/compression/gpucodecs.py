@@ -77,7 +77,7 @@ def contributions(model: Tensor, delta: Tensor) -> dict[str, tuple[Callable[[], 
     chunks = Chunks((("w", (theta.size // width, width)),))
 
     def select_by_device() -> bytes:
-        chosen = encoding.select(sparse, theta, chunks, model.device)
+        chosen = encoding.select(sparse, lambda section: section.gather(theta), chunks, model.device)
         assert isinstance(chosen, Selected)
         return sparse.encode(chosen)
 

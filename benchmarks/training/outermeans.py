@@ -16,7 +16,7 @@ from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.compression.sparse.topk import Selected, Sparse
@@ -84,7 +84,7 @@ def sparse(
             out = draw.random(len(deltas)) < excluded
             if out.all():
                 out[int(draw.integers(len(deltas)))] = False
-            payloads = [memory.prepare(delta) for memory, delta in zip(memories, deltas, strict=True)]
+            payloads = [memory.prepare(stored(delta)) for memory, delta in zip(memories, deltas, strict=True)]
             selected = [
                 memory.codec.decode(p, chunks)
                 for memory, p, left in zip(memories, payloads, out, strict=True)
@@ -122,7 +122,7 @@ def sieved(
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
             sent = []
             for memory, delta in zip(memories, deltas, strict=True):
-                payload = memory.prepare(delta)
+                payload = memory.prepare(stored(delta))
                 assert isinstance(memory.choice, Selected)
                 sent.append(list(portions.split(payload, memory.choice)))
                 memory.commit()
@@ -177,8 +177,8 @@ def demo_run(spec: str, beta: float = 0.999, lr: float = 3e-3) -> Callable[[Toy]
                 momentum += np.float32(lr) * gradient
                 selected.append(codec.select(momentum, chunks))
                 selected[-1].scatter(momentum, -1.0)
-            mean = demo.mean(selected, [1.0] * len(selected), chunks)
-            demo.step(theta, mean, learning_rate(schedule, round), 0.1)
+            means = demo.means(selected, [1.0] * len(selected), chunks)
+            demo.step(theta, means, learning_rate(schedule, round), 0.1)
 
         return step
 

@@ -25,7 +25,7 @@ from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Floats
 from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step
-from thinwire.compression.sparse.mean import norm
+from thinwire.compression.sparse.mean import flat, norm
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.outer.score_book import Falls
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
@@ -274,7 +274,8 @@ def sparse(spec: AggregationSpec, denominator: Denominator = "bounded_contributo
                 norms[bytes([at])] = norm(sent[at], sent[at].parts[0])
             far, usual = outliers(norms, usual)
             kept = [at for at in sent if bytes([at]) not in far]
-            return rule([sent[at] for at in kept], [weights[at] for at in kept], LAYOUT, denominator)[: rows[0].size]
+            means = rule([sent[at] for at in kept], [weights[at] for at in kept], LAYOUT, denominator)
+            return flat(means, LAYOUT)[: rows[0].size]
 
         return aggregate
 

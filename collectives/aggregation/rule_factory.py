@@ -15,7 +15,7 @@ from thinwire.compression.core.types import Buffer, Denominator, Floats
 from thinwire.compression.kernels.scatter import decode_strip
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.header import DENSE, EMPTY
-from thinwire.compression.sparse.mean import Average
+from thinwire.compression.sparse.mean import Average, Pieces
 from thinwire.compression.sparse.topk import Part, Selected
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Aggregation
@@ -35,7 +35,7 @@ def dense_rule(spec: AggregationSpec) -> Rule:
 def sparse_rule(spec: AggregationSpec) -> Average:
     """Return the rule for sparse contributions. Raises ValueError for "rda", which has none."""
     if spec.rule in ("mean", "clip"):
-        return partial(sparsemean.mean, clip=spec.rule == "clip")
+        return partial(sparsemean.means, clip=spec.rule == "clip")
     if spec.rule == "rda":
         raise ValueError("there is no mean of directions and lengths for sparse payloads")
     return partial(_densified, spec)
@@ -57,23 +57,21 @@ def _densified(
     weights: Sequence[float],
     chunks: Chunks,
     denominator: Denominator = "bounded_contributor_mean",
-) -> Floats:
-    """Apply a robust rule to each section; a coordinate that a contributor did not send is zero.
+) -> Pieces:
+    """Yield the result of a robust rule for each section.
 
-    So a coordinate that most contributors did not send is zero in a median. The denominator does not apply: the divisor
-    is the number of contributors, whichever of them sent a coordinate. Raises the errors of sparsemean.mean.
+    A coordinate that a contributor did not send is zero. So a coordinate that most contributors did not send is zero in a
+    median. The denominator does not apply: the divisor is the number of contributors, whichever of them sent a coordinate.
+    Raises the errors of sparsemean.mean.
     """
     sparsemean.checked(selected, weights, chunks, denominator)
     given = [(one, weight) for one, weight in zip(selected, weights, strict=True) if weight > 0]
-    out = np.zeros(chunks.total, np.float32)
     for index, section in enumerate(chunks.sections):
         parts = [(one, one.parts[index]) for one, _ in given]
-        if all(part.mode == EMPTY for _, part in parts):
-            continue
-        elements = section.gather(out)
-        aggregate(spec, partial(_strips, section, parts), [weight for _, weight in given], elements)
-        section.put(elements, out)
-    return out
+        elements = np.zeros(section.size, np.float32)
+        if any(part.mode != EMPTY for _, part in parts):
+            aggregate(spec, partial(_strips, section, parts), [weight for _, weight in given], elements)
+        yield section, elements
 
 
 def _strips(section: Section, parts: Sequence[tuple[Selected, Part]]) -> Iterator[tuple[int, Rows]]:

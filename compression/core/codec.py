@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.compression.core.parameter_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks, Gather
 from thinwire.compression.core.types import Buffer, Floats
 
 SMALLEST = 2.0**-24
@@ -116,8 +116,8 @@ class TensorCodec(Protocol[C]):
         """Size in bytes of the largest possible payload of this layout."""
         ...
 
-    def select(self, a: Floats, chunks: Chunks) -> C:
-        """Select the entries to send from a, the model's flat vector.
+    def select_from(self, gather: Gather, chunks: Chunks) -> C:
+        """Select the entries to send from the model's vector, which `gather` gives strip by strip.
 
         This makes all choices that depend on the data. Raises CodecError if a value is not finite.
         """

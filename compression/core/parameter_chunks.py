@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,9 @@ SIDES = (16, 32, 64)
 
 MAX_TENSOR = 1 << 32
 """Upper bound of the elements of a padded tensor: the bits of its index stream are counted in 32 bits."""
+
+STRIP = 1 << 18
+"""Largest number of elements of a strip, unless one row of blocks has more."""
 
 VECTORS = "(vectors)"
 """Name of the section that holds all tensors of fewer than two dimensions."""
@@ -108,6 +113,37 @@ class Section:
     def _known(self) -> dict[int, tuple[NDArray[np.int64], int]]:
         return {}
 
+    def strips(self) -> tuple[Section, ...]:
+        """Cut the section into rows of blocks, one row or more with at most STRIP elements each.
+
+        The strips have the chunks and elements of the section in the same order, so its entries are theirs one after the
+        other.
+        """
+        step = max(1, STRIP // (self.side * self.cols))
+        if step >= self.down:
+            return (self,)
+        if step not in self._cuts:
+            self._cuts[step] = tuple(self._strip(first, step) for first in range(0, self.down, step))
+        return self._cuts[step]
+
+    def _strip(self, first: int, count: int) -> Section:
+        """Return a section of `count` rows of blocks from `first` on, or of those that are left."""
+        start, ends = first * self.side * self.cols, first + count >= self.down
+        stop = self.size if ends else start + count * self.side * self.cols
+        spans, at = [], 0
+        for low, high in self.spans:
+            within = low + max(0, start - at), min(high, low + stop - at)
+            if within[0] < within[1]:
+                spans.append(within)
+            at += high - low
+        rows = self.rows - first * self.side if ends else count * self.side
+        tail = self.tail if ends else self.cols
+        return Section(self.name, tuple(spans), rows, self.cols, tail, self.side, self.vector)
+
+    @cached_property
+    def _cuts(self) -> dict[int, tuple[Section, ...]]:
+        return {}
+
     def gather(self, flat: Floats) -> Floats:
         """Return the elements as a flat array: a view for a matrix, a copy for the vector."""
         if len(self.spans) == 1:
@@ -140,6 +176,10 @@ class Section:
         if self.tail < self.cols:
             return padded.reshape(-1)[: self.size]
         return np.ascontiguousarray(padded[: self.rows, : self.cols]).reshape(-1)
+
+
+Gather: TypeAlias = Callable[[Section], Floats]
+"""Function that returns the flat elements of a section or strip, which are valid until the next call."""
 
 
 class Chunks:

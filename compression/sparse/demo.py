@@ -13,20 +13,21 @@ byte that of `topk.Sparse`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
-from thinwire.compression.core.parameter_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Buffer, Denominator, Floats, Indices, Levels
 from thinwire.compression.kernels import block_dct as spectrumkernels
 from thinwire.compression.kernels import dct
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.mean import Average
+from thinwire.compression.sparse.mean import Average, Pieces
 from thinwire.compression.sparse.topk import CAP, Selected, Sparse
 
+ALONE = sparsemean.ALONE
 BLOCKS = 64
 """Minimum number of blocks that is worth a thread."""
 
@@ -52,9 +53,14 @@ class Coefficients:
 
     def scatter(self, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
         """Add scale·decoded to all elements of out, the model's flat vector, in float32."""
-        coefficients = np.zeros(self.selected.chunks.total, np.float32)
-        self.selected.scatter(coefficients, 1.0, threads)
-        synthesise(coefficients, self.chunks, out, scale, threads)
+        self.chunks.check(out)
+        spectral = self.selected.chunks.sections
+        with Team(threads) as team:
+            for section, flat, part in zip(self.chunks.sections, spectral, self.selected.parts, strict=True):
+                coefficients, values = np.zeros(flat.size, np.float32), section.gather(out)
+                self.selected.add(flat, part, coefficients, 1.0, team)
+                synthesise(section, coefficients, values, scale, team)
+                section.put(values, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,20 @@ class Demo:
 
         Raises CodecError if a value is not finite.
         """
-        return Coefficients(self, chunks, self.sparse().select(analyse(a, chunks, threads), spectrum(chunks), threads))
+        chunks.check(a)
+        return self.select_from(lambda section: section.gather(a), chunks, threads)
+
+    def select_from(self, gather: Gather, chunks: Chunks, threads: int = 1) -> Coefficients:
+        """Select the entries to send of a momentum that is computed section by section.
+
+        See `Sparse.select_from`.
+        """
+        codec, layout, parts = self.sparse(), spectrum(chunks), []
+        with Team(threads) as team:
+            for section, spectral in zip(chunks.sections, layout.sections, strict=True):
+                coefficients = analyse(section, gather(section), team)
+                parts.append(codec.part(spectral, partial(_of_strip, coefficients, spectral.spans[0][0]), team))
+        return Coefficients(self, chunks, Selected(codec, layout, tuple(parts)))
 
     def nbytes(self, selected: Coefficients) -> int:
         """Return the exact size of the payload in bytes."""
@@ -110,25 +129,33 @@ class Demo:
         return Coefficients(self, chunks, self.sparse().decode(payload, spectrum(chunks), cap, threads))
 
 
-def analyse(flat: Floats, chunks: Chunks, threads: int = 1) -> Floats:
-    """Return the flat coefficients (see `spectrum`) of the model's flat vector.
+def analyse(section: Section, values: Floats, team: Team = ALONE) -> Floats:
+    """Return the flat coefficients (see `spectrum`) of a section's flat elements.
 
     Non-finite values give non-finite coefficients.
     """
-    chunks.check(flat)
-    out = np.empty(chunks.count * chunks.chunk, np.float32)
-    _each(spectrumkernels.analyse, chunks, threads, flat, out, (dct.transposed(chunks.side),))
-    return out
+    out = np.empty((section.count, section.side, section.side), np.float32)
+    more = (dct.transposed(section.side), out)
+    cuts = team.ranges(section.count, BLOCKS)
+    team.each(spectrumkernels.analyse, [(values, section.cols, a, b, *more) for a, b in cuts])
+    return out.reshape(-1)
 
 
-def synthesise(coefficients: Floats, chunks: Chunks, out: Floats, scale: float = 1.0, threads: int = 1) -> None:
-    """Add scale times the model's flat vector of these coefficients to out, in float32.
+def synthesise(section: Section, coefficients: Floats, values: Floats, scale: float = 1.0, team: Team = ALONE) -> None:
+    """Add scale times the elements with these coefficients to a section's flat elements, in float32.
 
     The result is bit-equal on every machine.
     """
-    chunks.check(out)
-    more = (dct.matrix(chunks.side), np.float32(scale))
-    _each(spectrumkernels.synthesise, chunks, threads, out, coefficients, more)
+    blocks = coefficients.reshape(section.count, section.side, section.side)
+    more = (dct.matrix(section.side), np.float32(scale), values)
+    cuts = team.ranges(section.count, BLOCKS)
+    team.each(spectrumkernels.synthesise, [(blocks, section.cols, a, b, *more) for a, b in cuts])
+
+
+def _of_strip(coefficients: Floats, first: int, strip: Section) -> Floats:
+    """Return the coefficients of a strip of a spectrum's section whose span begins at `first`."""
+    start, stop = strip.spans[0]
+    return coefficients[start - first : stop - first]
 
 
 def warm_up() -> None:
@@ -138,45 +165,35 @@ def warm_up() -> None:
     Demo(4, 256).select(values, chunks).scatter(values, -1.0)
 
 
-def _each(
-    work: Callable[..., None],
-    chunks: Chunks,
-    threads: int,
-    flat: Floats,
-    coefficients: Floats,
-    more: tuple[object, ...],
-) -> None:
-    """Call a kernel for each section, over ranges of blocks for the threads, and write the elements back."""
-    blocks, at = coefficients.reshape(chunks.count, chunks.side, chunks.side), 0
-    with Team(threads) as team:
-        for section in chunks.sections:
-            values, part = section.gather(flat), blocks[at : at + section.count]
-            given = (values, part) if work is spectrumkernels.analyse else (part, values)
-            cuts = team.ranges(section.count, BLOCKS)
-            team.each(work, [(given[0], section.cols, a, b, *more, given[1]) for a, b in cuts])
-            if work is spectrumkernels.synthesise:
-                section.put(values, flat)
-            at += section.count
-
-
-def mean(
+def means(
     contributions: Sequence[Coefficients],
     weights: Sequence[float],
     chunks: Chunks,
     denominator: Denominator = "bounded_contributor_mean",
-    average: Average = sparsemean.mean,
-    threads: int = 1,
-) -> Floats:
-    """Return G: the coefficients aggregated by `average` in the given order, transformed back once."""
-    selected = [contribution.selected for contribution in contributions]
-    coefficients = average(selected, weights, spectrum(chunks), denominator)
-    out = np.zeros(chunks.total, np.float32)
-    synthesise(coefficients, chunks, out, 1.0, threads)
-    return out
+    average: Average = sparsemean.means,
+) -> Pieces:
+    """Yield G section by section.
+
+    The coefficients are aggregated by `average` in the given order, and transformed back once.
+    """
+    layout = spectrum(chunks)
+    strips = average([contribution.selected for contribution in contributions], weights, layout, denominator)
+    for section, spectral in zip(chunks.sections, layout.sections, strict=True):
+        coefficients, (first, stop), at = np.empty(spectral.size, np.float32), spectral.spans[0], spectral.spans[0][0]
+        while at < stop:
+            strip, part = next(strips)
+            _of_strip(coefficients, first, strip)[:] = part
+            at = strip.spans[0][1]
+        values = np.zeros(section.size, np.float32)
+        synthesise(section, coefficients, values)
+        yield section, values
 
 
-def step(theta: Floats, mean: Floats, lr: float, decay: float = 0.0) -> None:
+def step(theta: Floats, means: Pieces, lr: float, decay: float = 0.0) -> None:
     """Update in place: θ ← θ − lr·decay·θ − lr·sign(G); every operation rounds to float32. sign(0) = 0."""
     rate = np.float32(lr)
-    theta -= (rate * np.float32(decay)) * theta
-    theta -= rate * np.sign(mean)
+    for section, mean in means:
+        values = section.gather(theta)
+        values -= (rate * np.float32(decay)) * values
+        values -= rate * np.sign(mean)
+        section.put(values, theta)

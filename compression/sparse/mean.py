@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -21,8 +21,49 @@ DENOMINATORS: tuple[Denominator, ...] = get_args(Denominator)
 
 ALONE = Team(1)
 
-Average: TypeAlias = Callable[[Sequence[Selected], Sequence[float], Chunks, Denominator], Floats]
-"""Function (contributions, weights, layout, denominator) that returns their aggregate, such as `mean`."""
+Pieces: TypeAlias = Iterator[tuple[Section, Floats]]
+"""All strips or sections of a layout, in order, with values of their flat elements.
+
+These are valid until the next strip.
+"""
+
+Average: TypeAlias = Callable[[Sequence[Selected], Sequence[float], Chunks, Denominator], Pieces]
+"""Function (contributions, weights, layout, denominator) that yields their aggregate, such as `means`."""
+
+
+def flat(pieces: Pieces, chunks: Chunks) -> Floats:
+    """Return pieces as the model's flat vector."""
+    out = np.empty(chunks.total, np.float32)
+    for section, values in pieces:
+        section.put(values, out)
+    return out
+
+
+def means(
+    selected: Sequence[Selected],
+    weights: Sequence[float],
+    chunks: Chunks,
+    denominator: Denominator = "bounded_contributor_mean",
+    clip: bool = True,
+) -> Pieces:
+    """Yield the weighted mean strip by strip. See `mean`, whose values and errors these are."""
+    total, peers = checked(selected, weights, chunks, denominator), sum(weight > 0 for weight in weights)
+    strips = [section.strips() for section in chunks.sections]
+    room = np.empty(max((strip.size for each in strips for strip in each), default=0), np.float32)
+    for index, section in enumerate(chunks.sections):
+        given = sent(selected, index, weights, clip)
+        least = _least(section, given, denominator, total, peers, ALONE) if given else 0.0
+        entry = element = 0
+        for strip in strips[index]:
+            values = room[: strip.size]
+            values.fill(0.0)
+            if given:
+                stops = entry + strip.kept(given[0][0].codec.k), element + strip.size
+                here = slice(entry, stops[0]), slice(element, stops[1])
+                parts = [(one, part.within(*here), weight, share) for one, part, weight, share in given]
+                _fill(strip, parts, least, values, ALONE)
+                entry, element = stops
+            yield strip, values
 
 
 def mean(
@@ -120,11 +161,30 @@ def _average(
 ) -> None:
     if not given:
         return
-    least = total if denominator == "mean" else 0.0
+    elements = section.gather(out)
+    _fill(section, given, _least(section, given, denominator, total, peers, team), elements, team)
+    section.put(elements, out)
+
+
+def _least(
+    section: Section,
+    given: list[tuple[Selected, Part, float, float]],
+    denominator: Denominator,
+    total: float,
+    peers: int,
+    team: Team,
+) -> float:
+    """Return the least divisor of a coordinate in this section."""
     if denominator == "bounded_contributor_mean":
         parts = [part for _, part, _, _ in given]
-        least = total * usual_share(section, given[0][0].codec.k, parts, peers, team)
-    elements = section.gather(out)
+        return total * usual_share(section, given[0][0].codec.k, parts, peers, team)
+    return total if denominator == "mean" else 0.0
+
+
+def _fill(
+    section: Section, given: list[tuple[Selected, Part, float, float]], least: float, elements: Floats, team: Team
+) -> None:
+    """Write the mean of a section or strip to its elements, which are zeros."""
     weights = np.array([weight for _, _, weight, _ in given], np.float64)
     if given[0][1].mode == DENSE:
         sums = np.zeros(section.size)
@@ -141,7 +201,6 @@ def _average(
         )
         common = (indices, codes, levels, weights, least, section.geometry(codec.k))
         team.each(scatterkernels.mean, [(*common, a, b, elements) for a, b in team.ranges(section.count, CHUNKS)])
-    section.put(elements, out)
 
 
 def norm(selected: Selected, part: Part) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.parameter_chunks import Section
+from thinwire.compression.core.parameter_chunks import Gather, Section
 from thinwire.compression.core.types import Floats
 from thinwire.compression.kernels import common as kernels
 from thinwire.compression.kernels import topk as topkkernels
@@ -26,17 +26,20 @@ ENTRIES, MANY = 1 << 15, 1 << 19
 """Minimum number of entries that is worth a thread: to write their bits, and to read each once."""
 
 
-def choose(section: Section, values: Floats, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats, np.float32]:
+def choose(section: Section, gather: Gather, k: int, team: Team) -> tuple[NDArray[np.uint16], Floats, np.float32]:
     """Return local indices and values of the entries of largest magnitude, and the largest magnitude.
 
-    values: the section's flat elements. Raises CodecError if a value is not finite.
+    Raises CodecError if a value is not finite.
     """
-    geometry, count = section.geometry(k), section.kept(k)
+    count, start, peak = section.kept(k), 0, np.uint32(0)
     indices, chosen = np.empty(count, np.uint16), np.empty(count, np.float32)
-    frozen = values.view()
-    frozen.flags.writeable = False
-    jobs = [(frozen, geometry, a, b, indices, chosen) for a, b in team.ranges(section.count, CHUNKS)]
-    peak = max(team.each(topkkernels.topk, jobs))
+    for strip in section.strips():
+        geometry, stop = strip.geometry(k), start + strip.kept(k)
+        frozen = gather(strip).view()
+        frozen.flags.writeable = False
+        ranges = team.ranges(strip.count, CHUNKS)
+        jobs = [(frozen, geometry, a, b, indices[start:stop], chosen[start:stop]) for a, b in ranges]
+        peak, start = max([peak, *team.each(topkkernels.topk, jobs)]), stop
     if peak >= kernels.INFINITE:
         raise CodecError(f"{section.name}: a value is not finite", "not finite")
     return indices, chosen, np.uint32(peak).view(np.float32)

@@ -46,7 +46,7 @@ class Portions:
     wide: Sparse
     beta: float = 1.0
     denominator: Denominator = "bounded_contributor_mean"
-    average: Average = sparsemean.mean
+    average: Average = sparsemean.means
 
     @property
     def spec(self) -> str:
@@ -82,7 +82,8 @@ class Portions:
         has non-finite values, the payload and the new residual are empty (zeros).
         """
         chunks = layout(n, n, self.codec.chunk)
-        left = self.average([self.codec.decode(one, chunks) for one in payloads], weights, chunks, self.denominator)
+        given = [self.codec.decode(one, chunks) for one in payloads]
+        left = sparsemean.flat(self.average(given, weights, chunks, self.denominator), chunks)
         if kept is not None:
             left += np.float32(self.beta) * kept
         try:

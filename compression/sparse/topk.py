@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.parameter_chunks import Chunks, Section
+from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Buffer, Floats, Indices, Levels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
@@ -58,6 +58,14 @@ class Part:
     codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     halves: NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
 
+    def within(self, entries: slice, elements: slice) -> Part:
+        """Return the content for a strip of the section, given its entries and elements within the section.
+
+        It has no streams of indices.
+        """
+        indices, codes, halves = self.indices[entries], self.codes[entries], self.halves[elements]
+        return Part(self.mode, 0, self.lo, self.hi, 0, indices, codes, halves)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selected:
@@ -81,6 +89,13 @@ class Selected:
         if part.mode == EMPTY:
             return
         elements = section.gather(out)
+        self.add(section, part, elements, scale, team)
+        section.put(elements, out)
+
+    def add(self, section: Section, part: Part, elements: Floats, scale: float, team: Team) -> None:
+        """Add scale·v̂ to the sent entries of the section's flat elements, in float32."""
+        if part.mode == EMPTY:
+            return
         if part.mode == DENSE:
             elements += np.float32(scale) * self.values(part)
         else:
@@ -88,7 +103,6 @@ class Selected:
             given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
             cuts = team.ranges(section.count, sparsify.CHUNKS)
             team.each(scatterkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
-        section.put(elements, out)
 
     def values(self, part: Part) -> Floats:
         """Return v̂ of each entry, the value that every receiver decodes."""
@@ -158,10 +172,17 @@ class Sparse:
 
         Raises CodecError if a value is not finite.
         """
-        self._fit(chunks)
         chunks.check(a)
+        return self.select_from(lambda section: section.gather(a), chunks, threads)
+
+    def select_from(self, gather: Gather, chunks: Chunks, threads: int = 1) -> Selected:
+        """Select the entries to send of an accumulator that is computed strip by strip.
+
+        With several threads `gather` must return separate arrays. Raises CodecError if a value is not finite.
+        """
+        self._fit(chunks)
         with Team(threads) as team:
-            parts = team.spread(self._part, [(s, s.gather(a)) for s in chunks.sections], chunks.sizes, BIG)
+            parts = team.spread(self.part, [(s, gather) for s in chunks.sections], chunks.sizes, BIG)
         return Selected(self, chunks, tuple(parts))
 
     def nbytes(self, selected: Selected) -> int:
@@ -200,13 +221,15 @@ class Sparse:
         if chunks.chunk != self.chunk:
             raise ValueError(f"{self.spec} on chunks of {chunks.chunk}")
 
-    def _part(self, section: Section, values: Floats, team: Team) -> Part:
+    def part(self, section: Section, gather: Gather, team: Team) -> Part:
+        """Select the entries to send of one section. Raises CodecError if a value is not finite."""
         if self.dense(section):
+            values = gather(section)
             if not np.isfinite(values).all():
                 raise CodecError(f"{section.name}: a value is not finite", "not finite")
             halves = np.clip(values, -CAP, CAP).astype(np.float16)
             return Part(DENSE, halves=halves.view(np.uint16)) if halves.any() else Part(EMPTY)
-        indices, chosen, peak = sparsify.choose(section, values, self.k, team)
+        indices, chosen, peak = sparsify.choose(section, gather, self.k, team)
         lo, hi = sparsify.codebook(chosen, peak, self.width, team)
         if hi == 0:
             return Part(EMPTY)

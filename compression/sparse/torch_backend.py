@@ -31,7 +31,7 @@ def select(codec: Sparse, a: Tensor, chunks: Chunks) -> Selected:
     _fit(a, chunks)
     if codec.chunk != chunks.chunk:
         raise ValueError(f"{codec.spec} on chunks of {chunks.chunk}")
-    return Selected(codec, chunks, tuple(_part(codec, section, gather(section, a)) for section in chunks.sections))
+    return Selected(codec, chunks, tuple(part(codec, section, gather(section, a)) for section in chunks.sections))
 
 
 def gather(section: Section, flat: Tensor) -> Tensor:
@@ -65,7 +65,11 @@ def largest(keys: Tensor, keep: Tensor) -> Tensor:
     return above | (equal & (equal.cumsum(1, dtype=torch.int32) <= rest[:, None]))
 
 
-def _part(codec: Sparse, section: Section, elements: Tensor) -> Part:
+def part(codec: Sparse, section: Section, elements: Tensor) -> Part:
+    """Select the entries to send of a section, given its flat elements.
+
+    Raises CodecError if a value is not finite.
+    """
     if codec.dense(section):
         if not bool(torch.isfinite(elements).all()):
             raise CodecError(f"{section.name}: a value is not finite", "not finite")

@@ -30,7 +30,8 @@ from thinwire.node.methods.overlapped.eager import EagerReplica
 from thinwire.node.methods.overlapped.schedule import Overlap
 from thinwire.node.methods.powersgd.replica import PowerSGDReplica, cuts
 from thinwire.node.methods.powersgd.two_phase_schedule import TwoPhase
-from thinwire.node.methods.sparse.replica import DemoReplica, RunCodec, SparseCodec, SparseReplica, chunks_of
+from thinwire.node.methods.sparse.replica import DemoReplica, SparseReplica, chunks_of
+from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
 from thinwire.node.outer.outer_loop import OuterLoop, Schedule
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.state.fragments import fragments_of, layout_of_part

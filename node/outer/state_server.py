@@ -99,7 +99,8 @@ class StateServer:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `resume`.
 
         A state with readers, or of which a checkpoint is being written, is left to them; the replica continues with a copy,
-        which is made in `work` too, because it may be large.
+        which is made in `work` too, because it may be large. Without memory for the copy the readers have to ask for the next
+        state, and the checkpoint fails.
         """
         self.held = True
         if self._snapshot is not None and not self._snapshot.readers:
@@ -110,6 +111,8 @@ class StateServer:
             return how()
 
         changed: Result = await work(change)
+        if self._snapshot is not None and self._snapshot.twin.lost:
+            self._snapshot = None
         return changed
 
     def resume(self) -> None:
@@ -306,6 +309,8 @@ class StateServer:
                 payload = snapshot.twin.chunk(message.index).toreadonly()
                 if not self._left(snapshot):
                     payload = memoryview(bytes(payload))  # the replica may change before this is sent
+                    if snapshot.twin.lost:  # the replica changes already
+                        payload = memoryview(b"")
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 self._pace()

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
@@ -14,7 +15,7 @@ from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.reports.participation import Participation
-from thinwire.node.runtime.asyncio_extra import Work, cancelled
+from thinwire.node.runtime.asyncio_extra import Work, cancelled, uninterrupted
 from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.identity.errors import HintedError
@@ -195,8 +196,8 @@ class PeerServices:
         """Begin a checkpoint if one is due; call it between two rounds.
 
         Returns when the private state of training is copied; a task writes the checkpoint. While it runs, no other one
-        begins. Without memory for copies, returns when the checkpoint is written. `private` runs in `work`.
-        Raises an error of our own in the last checkpoint.
+        begins. Without memory for copies, returns when the private state or all of the checkpoint is written. `private` runs in
+        `work`. Raises an error of our own in the last checkpoint.
         """
         peer = self._peer
         if not self._due:
@@ -209,21 +210,29 @@ class PeerServices:
             self._remarked = True
             return
         await self.written()
+        began = self._now()
         if await self._work(lambda: peer.checkpointer.begin(peer.replica, peer.layout, private())):
-            self._writer = asyncio.create_task(self._write())
-            return
+            written, loop = asyncio.Event(), asyncio.get_running_loop()
+            writer = self._writer = asyncio.create_task(self._write(partial(loop.call_soon_threadsafe, written.set)))
+            if not peer.checkpointer.waits:
+                return
+            what, done = "the private state is", _first(writer, written)
+        else:
+            what, done = "all is", self._write_now(private)
         if not self._remarked:
-            detail = "no memory to copy the state, so training waits until checkpoints are written"
+            detail = f"no memory to copy the state for a checkpoint, so training waits until {what} written"
             self._report.emit("checkpoint", {"detail": detail})
         self._remarked = True
-        began = self._now()
-        self.saved(await self._work(lambda: peer.save(private())))
+        await uninterrupted(done)
         # Other peers wait for ours meanwhile, so such writes take at most a tenth of the time.
         self._saved_at = self._now() + 9 * (self._now() - began)
 
-    async def _write(self) -> None:
+    async def _write(self, private_written: Callable[[], object]) -> None:
         peer = self._peer
-        self.saved(await peer.checkpointer.write(peer.layout))
+        self.saved(await peer.checkpointer.write(peer.layout, private_written))
+
+    async def _write_now(self, private: Callable[[], PrivateState | None]) -> None:
+        self.saved(await self._work(lambda: self._peer.save(private())))
 
     async def written(self) -> None:
         """Wait until no checkpoint is being written. Raises an error of our own in the last one."""
@@ -311,6 +320,13 @@ class PeerServices:
             self._report.emit("left", fields)
         self._report.summary(peer)
         self._report.phase = "done"
+
+
+async def _first(task: asyncio.Task[None], event: asyncio.Event) -> None:
+    """Wait until the event is set or the task has ended."""
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    await cancelled(waiting)
 
 
 def duplicate_key(identity: Identity) -> DuplicateKey:

@@ -93,6 +93,10 @@ class _Entry:
     manifest: bytes
 
 
+class SnapshotLost(ValueError):
+    """The arrays of a snapshot have changed before they were on the medium."""
+
+
 class CheckpointStore:
     """The checkpoints of one run in one directory. The caller ensures a single writer (see lock.py)."""
 
@@ -107,8 +111,8 @@ class CheckpointStore:
         Blocks for the disk: call it from a worker thread.
 
         `now` is wall time in seconds since 1970, `suffix` a random string for the draft's name. A full, broken or
-        read-only disk and a tensor that is not finite give a SaveFailed, not an exception. The arrays must not change
-        meanwhile.
+        read-only disk, a tensor that is not finite and a lost snapshot give a SaveFailed, not an exception. The arrays must
+        not change meanwhile, or the snapshot is lost.
         """
         try:
             self._disk.make_directory(self._directory)
@@ -128,7 +132,7 @@ class CheckpointStore:
             self._disk.rename(draft, self._directory / name)
             self._disk.sync_directory(self._directory)
             self._point(name, suffix)
-        except (OSError, CheckpointManifestError, TensorFileError) as error:
+        except (OSError, CheckpointManifestError, TensorFileError, SnapshotLost) as error:
             self._discard(draft)
             return SaveFailed(_reason(error))
         self._prune([_Entry(name, body, b""), *entries], suffix)
@@ -166,6 +170,10 @@ class CheckpointStore:
     def _write(self, snapshot: Snapshot, draft: Path, now: float, previous: _Entry | None) -> CheckpointContents:
         self._disk.make_directory(draft)
         entries = [self._write_tensors(draft, name, tensors) for name, tensors in files(snapshot)]
+        if snapshot.lost():
+            raise SnapshotLost(
+                "a round has changed the state before it was written, and there was no memory for a copy"
+            )
         values = dict(snapshot.private.values) if snapshot.private else {}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, cast
 
@@ -39,15 +40,18 @@ class Checkpointer:
     `unreadable`: why no checkpoint was restored although there are some; else "".
 
     During training `begin` copies what each inner step changes and shares the rest, which `write` writes while training
-    continues. At the end, and without memory for copies, `save` writes all at once. The caller ensures that only one of them
-    runs.
+    continues. Without memory for this copy `write` first writes what was not copied, and training `waits` for that. At the
+    end, and without memory for what rounds replace meanwhile, `save` writes all at once. The caller ensures that only one of
+    them runs.
     """
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
         self.digest: Digest | None = None
         self.unreadable = ""
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
-        self._size = 0
+        self.waits = False
+        """True if the private state of the checkpoint that has begun is not copied."""
+        self._sizes = 0, 0
         self._begun: tuple[Replica, dict[int, dict[str, Array]], PrivateState | None] | None = None
         """Twin of the replica, its private tensors by fragment number, and the private state of training."""
 
@@ -90,37 +94,47 @@ class Checkpointer:
     def begin(self, replica: Replica, layout: Layout, private: PrivateState | None) -> bool:
         """Begin a checkpoint: copy the private state of training, and take a twin of the replica.
 
-        Return False, with nothing begun, if the machine would have less memory left after a copy of both than the copy takes:
-        then `save`. Nothing may change the state meanwhile, so call in `work`.
+        Return False, with nothing begun, if the machine would have less memory left after a copy of the replica than the copy
+        takes: then `save`. If that is so of a copy of both, nothing is copied, and training `waits` until `write` has called
+        `private_written`. Nothing may change the state meanwhile, so call in `work`.
         """
         self._begun = None
-        self._size = self._size or _size(replica, layout, private)
-        if self._environment.spare() < 2 * self._size:
+        self._sizes = self._sizes if any(self._sizes) else _sizes(replica, layout, private)
+        shared, copied = self._sizes
+        spare = self._environment.spare()
+        if spare < 2 * shared:
             return False
-        if private is not None:
+        self.waits = private is not None and spare < 2 * (shared + copied)
+        if private is not None and not self.waits:
             try:
                 tensors = {name: np.array(tensor) for name, tensor in private.tensors.items()}
+                private = PrivateState(tensors, dict(private.values))
             except MemoryError:
-                return False
-            private = PrivateState(tensors, dict(private.values))
+                self.waits = True
         own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
-        twin = replica.with_fragments({number: one.twin() for number, one, _ in replica.each(layout)})
+        twin = replica.with_fragments({number: one.twin(private=True) for number, one, _ in replica.each(layout)})
         self._begun = twin, own, private
         return True
 
-    async def write(self, layout: Layout) -> SaveOutcome:
+    async def write(self, layout: Layout, private_written: Callable[[], object] = lambda: None) -> SaveOutcome:
         """Write the checkpoint that `begin` has begun, in `Environment.write`.
 
-        The replica may change meanwhile.
+        `private_written`: called there once the private state is written, if training `waits` for that.
+
+        The replica may change meanwhile. If it has no memory for a copy of what is not written yet, that is a SaveFailed.
         """
         assert self._begun is not None
         (twin, own, private), self._begun, save = self._begun, None, self._saver()
+        if private is not None and self.waits:
+            private = replace(private, release=private_written)
 
         def write() -> tuple[SaveOutcome, Digest]:
             for _, one, _ in twin.each(layout):
                 one.compute_digest()
             snapshot = self._snapshot(twin, layout, own, private, lent=True)
-            return save(snapshot), snapshot.digest
+            return save(
+                replace(snapshot, lost=lambda: any(one.lost for _, one, _ in twin.each(layout)))
+            ), snapshot.digest
 
         saved: SaveOutcome
         saved, digest = await self._environment.write(write)
@@ -171,7 +185,7 @@ class Checkpointer:
         if tensors:
             private = private or PrivateState({}, {})
             # Not one dict: it would fetch all moments from a GPU at once.
-            private = PrivateState(ChainMap(tensors, cast(dict[str, Array], private.tensors)), private.values)
+            private = replace(private, tensors=ChainMap(tensors, cast(dict[str, Array], private.tensors)))
         return Snapshot(
             self._run_id,
             replica.round,
@@ -185,14 +199,14 @@ class Checkpointer:
         )
 
 
-def _size(replica: Replica, layout: Layout, private: PrivateState | None) -> int:
-    """Return the most bytes that a checkpoint may take.
+def _sizes(replica: Replica, layout: Layout, private: PrivateState | None) -> tuple[int, int]:
+    """Return the sizes of the two parts of a checkpoint in bytes.
 
-    They are those of what it copies, and of what rounds replace meanwhile.
+    The first is what rounds replace meanwhile, at most, the second the private state of training.
     """
     own = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
-    size = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
-    return size + (sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0)
+    shared = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
+    return shared, sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0
 
 
 def _release(twin: Replica, *views: dict[str, Array]) -> None:

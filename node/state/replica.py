@@ -168,7 +168,7 @@ class Replica(SharedState):
     def private_state(self, layout: Layout) -> dict[str, Array]:
         """Tensors by name that only this replica has and needs after a restart, for a checkpoint.
 
-        Their arrays are replaced, never changed: a checkpoint is written from them while rounds continue.
+        A checkpoint is written from their arrays while rounds continue, so they are replaced, or left to a twin first.
         """
         return {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 from weakref import WeakSet
 
@@ -22,7 +22,13 @@ class SharedState(BufferState):
     """Base of replicas: the place of the state in the run, the hashes of its chunks, and its twins.
 
     A twin reads the array of the state, for a joiner or for a checkpoint. The array is not copied unless the state changes
-    before the twin is released or forgotten.
+    before the twin is released or forgotten. Without memory for the copy the state changes in place, and the twin is lost.
+    """
+
+    lost = False
+    """True for a twin whose arrays have changed or may change at any moment.
+
+    Check it after each use of them.
     """
 
     layout: Digest
@@ -49,11 +55,12 @@ class SharedState(BufferState):
         """Latest round whose state has its digest, and the digest."""
         return self._named
 
-    def twin(self) -> Self:
+    def twin(self, *, private: bool = False) -> Self:
         """Return a replica of the same round that has our state array, for as long as a reader needs it.
 
         It is valid for the state, round, members, lives, chain and digest. Before the array changes this replica moves to a
-        copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica.
+        copy of it, see `move_from_twins`. Call it while nothing but `compute_digest` changes this replica. `private`: the
+        reader needs `private_state`, too.
         """
         # A copy in one step: a thread that computes the digest changes two of the attributes.
         twin, values = object.__new__(type(self)), self.__dict__.copy()
@@ -64,14 +71,27 @@ class SharedState(BufferState):
 
     def release(self) -> None:
         """End the use of the state by this twin; it has none from now on."""
-        self.state = self.state[:0].copy()
+        self.state = np.empty(0, np.float32)
 
     def move_from_twins(self) -> None:
-        """Leave the state array to its twins, if there are any, and continue with a copy.
+        """Leave the arrays to the twins that need them, and continue with copies.
 
-        Call it before each change.
+        Without memory for the copies, the twins are lost. Call it before each change.
         """
-        if any(twin.state is self.state for twin in list(self._twins)):
+        readers = [twin for twin in list(self._twins) if twin._reads(self)]
+        try:
+            self._leave_arrays(readers)
+        except MemoryError:
+            for twin in readers:
+                twin.lost = True
+
+    def _reads(self, replica: SharedState) -> bool:
+        """Return True if this twin needs an array that the replica still has."""
+        return self.state is replica.state
+
+    def _leave_arrays(self, readers: Sequence[SharedState]) -> None:
+        """Continue with copies of the arrays that these twins need. Raises MemoryError."""
+        if any(twin.state is self.state for twin in readers):
             self.state = self.state.copy()
             if self.ledger is not None:
                 self.ledger.move(self.state)

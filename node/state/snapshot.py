@@ -39,6 +39,8 @@ class PrivateState:
 
     tensors: Tensors
     values: Mapping[str, Value]
+    release: Callable[[], object] | None = None
+    """Called once the tensors are written, which is first then: before all fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Snapshot:
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
     `standings`: by fragment, if fragments have separate rounds; then the whole has no chain.
-    `lives`: of the members, as in Open. `chain`: proves round and members.
+    `lives`: of the members, as in Open. `chain`: proves round and members. `lost`: returns True if the arrays may have
+    changed since the snapshot was made.
     """
 
     run_id: bytes
@@ -60,6 +63,7 @@ class Snapshot:
     standings: Mapping[int, Standing] | None = None
     lives: bytes = b""
     chain: Chain = ()
+    lost: Callable[[], bool] = lambda: False
 
 
 def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
@@ -67,6 +71,10 @@ def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
 
     Raises TensorFileError if shared state is not float32.
     """
+    private = snapshot.private
+    if private is not None and private.release is not None:
+        yield PRIVATE, private.tensors
+        private.release()
     for index, fragment in sorted(snapshot.fragments.items()):
         tensors = {f"weights/{name}": tensor for name, tensor in fragment.weights.items()}
         tensors |= {f"momentum/{name}": tensor for name, tensor in fragment.momentum.items()}
@@ -76,8 +84,8 @@ def files(snapshot: Snapshot) -> Iterator[tuple[str, Tensors]]:
         yield f"fragment-{index:05d}.safetensors", tensors
         tensors.clear()
         fragment.release()
-    if snapshot.private is not None:
-        yield PRIVATE, snapshot.private.tensors
+    if private is not None and private.release is None:
+        yield PRIVATE, private.tensors
 
 
 def fragment_index(file: str) -> int | None:

@@ -24,7 +24,7 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
-from thinwire.node.methods.sparse.replica import RunCodec, SparseCodec
+from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.sims.peers.agreement_lies import LIES_TOLD
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of

@@ -17,7 +17,8 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather_payload import pieces
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
-from thinwire.node.methods.sparse.replica import SparseCodec, SparseReplica, chunks_of
+from thinwire.node.methods.sparse.replica import SparseReplica, chunks_of
+from thinwire.node.methods.sparse.run_codec import SparseCodec
 from thinwire.node.state.fragments import FragmentSpans, fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
@@ -78,7 +79,10 @@ def begin_fragment(
     if cut is None:
         kind, own = SparseReplica, SparseCodec(codec.codec, chunks_of(inner, codec.codec.chunk))
         cut = pieces(own.bound)
-    return FragmentReplica(number, part, inner, kind.begin(manifest, inner, own, cut, part.take(theta), members))
+    replica = kind.begin(manifest, inner, own, cut, part.take(theta), members)
+    if isinstance(replica, SparseReplica):
+        replica.trains_on = True
+    return FragmentReplica(number, part, inner, replica)
 
 
 class FragmentReplicas:

@@ -11,144 +11,30 @@ pure function of the payloads in the order of the record. e is private, and chan
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
-from thinwire.collectives.rounds.allgather_payload import cut_up, joined, pieces, put_together
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, parts
+from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.state_sync import FetchedState
-from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Choice, CodecError
-from thinwire.compression.core.exact_block import ExactBlock
 from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import select
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.demo import Coefficients, Demo
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import Difference, ErrorFeedback, stored
 from thinwire.compression.sparse.mean import Average
-from thinwire.compression.sparse.sharded import Portions
-from thinwire.compression.sparse.topk import Selected, Sparse
+from thinwire.node.methods.sparse.run_codec import SparseCodec
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
+from thinwire.node.state.shared_state import SharedState
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Open, PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class SparseCodec:
-    """Sparse codec with the layout of the model, which is needed to check payloads."""
-
-    codec: Sparse | Demo
-    chunks: Chunks
-    block: ExactBlock = field(default=ExactBlock(), kw_only=True)
-    """Buffers at the end of each payload."""
-
-    @property
-    def spec(self) -> str:
-        more = f" buffers({self.block.averaged},{self.block.copied})" if self.block.size else ""
-        return f"{self.codec.spec} {self.chunks.digest.hex()}{more}"
-
-    @property
-    def bound(self) -> int:
-        """Largest payload in bytes."""
-        return self.codec.bound(self.chunks) + self.block.nbytes
-
-    def decode(self, payload: Buffer) -> Selected | Coefficients:
-        """Decode a payload. Raises CodecError."""
-        if not self.block.size:
-            return self.codec.decode(payload, self.chunks)
-        self.block.read(payload)
-        return self.codec.decode(memoryview(payload).cast("B")[: -self.block.nbytes], self.chunks)
-
-    def grid(self, total: int) -> Grid:
-        """Return the chunk grid of a payload. Raises ValueError if it is too large."""
-        return pieces(self.bound)
-
-    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        """Cut our payload, whose choice is `says`, into chunks."""
-        return cut_up(payload, pieces)
-
-    def fits(self, chunks: int, pieces: Grid) -> bool:
-        """Return True if a payload can have so many chunks."""
-        return 0 < chunks <= len(pieces)
-
-    def join(self, chunks: Sequence[Buffer], pieces: Grid) -> Selected | Coefficients:
-        """Decode the payload of one contributor from its chunks. Raises CodecError."""
-        return self.decode(joined(chunks))
-
-    def nbytes(self, n: int) -> int:
-        """Return the largest size in bytes of a chunk with `n` units of the grid, which are bytes here."""
-        return n
-
-    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
-        """Decode the results of a round; return them and their weights. Raises CodecError."""
-        return [self.decode(payload) for payload in put_together(results, pieces)], weights
-
-    def buffers_of(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> Floats:
-        """Return the buffers of a round. Raises CodecError."""
-        return self.block.combine([self.block.read(payload) for payload in put_together(results, pieces)], weights)
-
-    def check(self, payload: Buffer, n: int) -> float:
-        """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError."""
-        if memoryview(payload).nbytes > n:
-            raise CodecError(f"a payload of {memoryview(payload).nbytes} bytes, at most {n} are needed", "length")
-        found = self.decode(payload)
-        selected = found.selected if isinstance(found, Coefficients) else found
-        return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class RunCodec(SparseCodec):
-    """Sparse codec for chunks with owners: one payload and one result for each run of parameters."""
-
-    portions: Portions
-
-    @property
-    def spec(self) -> str:
-        return f"{self.portions.spec} {self.chunks.digest.hex()}"
-
-    def grid(self, total: int) -> Grid:
-        """Return the grid of chunks that have owners."""
-        return parts(total, self, self.codec.chunk)
-
-    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        return list(self.portions.split(payload, says))
-
-    def fits(self, chunks: int, pieces: Grid) -> bool:
-        return chunks == len(pieces)
-
-    def join(self, chunks: Sequence[Buffer], pieces: Grid) -> Selected | Coefficients:
-        for index, chunk in enumerate(chunks):
-            self.check(chunk, pieces.size(index))
-        return SparseCodec.join(self, chunks, pieces)
-
-    def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
-        """Decode the results; together they are one payload with the mean."""
-        return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
-
-    def nbytes(self, n: int) -> int:
-        """Return the largest payload of `n` values in bytes; this and the next three: ShardedSparseCodec."""
-        return self.portions.nbytes(n)
-
-    def check(self, payload: Buffer, n: int) -> float:
-        return self.portions.check(payload, n)
-
-    def check_sum(self, payload: Buffer, n: int) -> float:
-        return self.portions.check_sum(payload, n)
-
-    def thin(
-        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
-    ) -> tuple[bytes, Floats]:
-        return self.portions.thin(payloads, weights, kept, n)
-
 
 _KEPT = "kept/"
 """Prefix of owner residuals in a checkpoint; the number of the chunk follows."""
@@ -180,6 +66,13 @@ class SparseReplica(Replica):
     codec: SparseCodec
     average: Average
     """Rule by which the contributions are aggregated."""
+    trains_on = False
+    """True if the model is trained while a round is in progress.
+
+    Then the announced pseudo-gradient is stored.
+    """
+    _lent: Floats | None = None
+    """Of a twin for a checkpoint: array of the residuals."""
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
         """Set up the error feedback; `codec` is a SparseCodec."""
@@ -189,7 +82,7 @@ class SparseReplica(Replica):
         self.kept = OwnerResiduals()
         # What comes from owners is aggregated already.
         whole = manifest.exchange.collective == "sparse-butterfly"
-        self.average = sparsemean.mean if whole else sparse_rule(manifest.exchange.rule)
+        self.average = sparsemean.means if whole else sparse_rule(manifest.exchange.rule)
 
     @property
     def sent_codec(self) -> object:
@@ -197,10 +90,10 @@ class SparseReplica(Replica):
         return self.codec.codec
 
     def encode_on(self, device: torch.device) -> None:
-        """Select entries on the device of the parameters, from the accumulator, which stays on the host."""
+        """Select entries on the device of the parameters; the accumulator is computed on the host."""
         super().encode_on(device)
         own = self.codec.codec
-        self.feedback.select_with(own.select if self.device is None else partial(select, own, device=self.device))
+        self.feedback.select_with(own.select_from if self.device is None else partial(select, own, device=self.device))
 
     @property
     def lr(self) -> float:
@@ -235,9 +128,20 @@ class SparseReplica(Replica):
     def _prepare(self, read: Read) -> bytes:
         self.rollback()
         try:
-            return self.feedback.prepare(self.delta(read))
+            return self.feedback.prepare(self._difference(read))
         except CodecError as error:
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
+
+    def _difference(self, read: Read) -> Difference:
+        """Return a reader of the pseudo-gradient that gives the same values until the outcome of the round."""
+        if self.trains_on:
+            return stored(self.delta(read))
+
+        def difference(start: int, stop: int, out: Floats) -> None:
+            read(start, stop, out)
+            np.subtract(self.theta[start:stop], out, out=out)
+
+        return difference
 
     def rollback(self) -> None:
         """Drop the pending contribution; the model's difference still has it."""
@@ -253,7 +157,7 @@ class SparseReplica(Replica):
         self.sent = {}
         if self.feedback.pending:
             self.feedback.commit(excluded=sent is None, sent=sent)
-        self._move(*contributions)  # after the old residual is freed: it takes as much memory
+        self._move(*contributions)  # after the residual: the pseudo-gradient is measured from theta
         self.kept.commit(self.round + 1)
         return True
 
@@ -261,18 +165,38 @@ class SparseReplica(Replica):
         return self.codec.buffers_of(results, [float(entry.weight) for entry in opened.contributors], self.grid)
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
-        mean = self.average(selected, weights, self.codec.chunks, self.outer.residual.denominator)
-        np.multiply(mean, np.float32(self.lr), out=mean)
-        np.subtract(self.theta, mean, out=self.theta)
+        lr, theta = np.float32(self.lr), self.theta
+        for section, mean in self.average(selected, weights, self.codec.chunks, self.outer.residual.denominator):
+            np.multiply(mean, lr, out=mean)
+            values = section.gather(theta)
+            np.subtract(values, mean, out=values)
+            section.put(values, theta)
 
     def install(self, fetched: FetchedState) -> int:
         """Take over a fetched state; residuals of another state are dropped."""
         self.rollback()
         self.sent = {}
         if fetched.offer.digest != self.digest:
-            self.feedback.load(np.zeros(self.theta.size, np.float32))
+            self.feedback.clear()
             self.kept.clear()
         return super().install(fetched)
+
+    def twin(self, *, private: bool = False) -> Self:
+        twin = super().twin(private=private)
+        if private:
+            twin._lent = self.feedback.memory
+        return twin
+
+    def _reads(self, replica: SharedState) -> bool:
+        own = isinstance(replica, SparseReplica) and self._lent is replica.feedback.memory
+        return own or super()._reads(replica)
+
+    def _leave_arrays(self, readers: Sequence[SharedState]) -> None:
+        memory = self.feedback.memory
+        if any(isinstance(twin, SparseReplica) and twin._lent is memory for twin in readers):
+            memory = memory.copy()
+        super()._leave_arrays(readers)
+        self.feedback.memory = memory
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
         """Return the residuals of the contributions and of the owned chunks."""
@@ -297,5 +221,5 @@ class DemoReplica(SparseReplica):
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         """Move theta by the sign of the mean."""
-        mean = demo.mean(selected, weights, self.codec.chunks, self.outer.residual.denominator, self.average)
-        demo.step(self.theta, mean, self.lr, self.outer.sign_decay)
+        means = demo.means(selected, weights, self.codec.chunks, self.outer.residual.denominator, self.average)
+        demo.step(self.theta, means, self.lr, self.outer.sign_decay)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import pairwise
 
 import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
 from thinwire.node.outer import round_history
+from thinwire.node.outer.round_loop import RoundLoop
 from thinwire.node.peer import peer_services
 from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
+from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.scenario.faults import Fault
 
 METHODS = {
@@ -115,3 +118,23 @@ def test_only_peer_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_rea
     ends = [one.fields["reason"] for one in events_of(run, "down", 0)]
     assert any("no checkpoint of the run can be read: bit rot" in reason for reason in ends), ends
     assert not [one for one in events_of(run, "round", 0) if one.at > 13.0]
+
+
+def test_first_parameters_are_not_in_memory_while_a_peer_joins(monkeypatch):
+    """The replica has a copy. With them, a joiner would have three vectors of the model's size besides its model."""
+    made, left = [], []
+    parameters, enter = StubLearner.parameters, RoundLoop.enter
+
+    def noted(self):
+        found = parameters(self)
+        made.append(weakref.ref(found))
+        return found
+
+    async def entering(self, **options):
+        left.append([one() is not None for one in made])
+        return await enter(self, **options)
+
+    monkeypatch.setattr(StubLearner, "parameters", noted)
+    monkeypatch.setattr(RoundLoop, "enter", entering)
+    play(swarm_of(2, manifest_of("sync_every = 4\n"), seconds=8.0))
+    assert left == [[False, False]]

@@ -7,7 +7,7 @@ import pytest
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.node.methods.sparse.replica import chunks_of
 from thinwire.sims.engine import virtual_loop
 
@@ -59,9 +59,10 @@ def test_demo_step_equals_reference_on_sent_payloads(momenta):
         for number in range(1, 5):
             sent = []
             for index in by_id(s):
-                sent.append(codec.decode(memory[index].prepare(moved(theta, index, number)), chunks))
+                delta = stored(moved(theta, index, number))
+                sent.append(codec.decode(memory[index].prepare(delta), chunks))
                 memory[index].commit()
-            demo.step(theta, demo.mean(sent, [100.0] * 3, chunks), 0.01, 0.1)
+            demo.step(theta, demo.means(sent, [100.0] * 3, chunks), 0.01, 0.1)
         for node in s.nodes.values():
             np.testing.assert_array_equal(node.replica.theta, theta)
 

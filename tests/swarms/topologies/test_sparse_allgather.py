@@ -10,7 +10,7 @@ import pytest
 import torch
 from kit import scenes
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.node.methods.sparse.replica import chunks_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
@@ -41,7 +41,7 @@ def expected(s, rounds, *, denominator="bounded_contributor_mean"):
         for node in order:
             local = theta.copy()
             local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
-            payload = memory[node.index].prepare(theta - local)
+            payload = memory[node.index].prepare(stored(theta - local))
             memory[node.index].commit()
             selected.append(codec.decode(payload, chunks))
         mean = sparsemean.mean(selected, [100.0] * len(selected), chunks, denominator)
@@ -264,9 +264,11 @@ def test_excluded_contribution_follows_on_exclusion_policy(sparse, policy):
         seen = {}
         prepare = out.replica.feedback.prepare
 
-        def noted(delta):
-            a = np.float32(0.95) * out.replica.feedback.residual + delta
-            payload = prepare(delta)
+        def noted(difference):
+            a = np.empty(SIZE, np.float32)
+            difference(0, SIZE, a)
+            a += np.float32(0.95) * out.replica.feedback.residual
+            payload = prepare(difference)
             if out.replica.round == 2:
                 seen["a"], seen["payload"] = a, payload
             return payload

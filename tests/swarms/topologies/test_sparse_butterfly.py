@@ -12,7 +12,7 @@ from thinwire.collectives.blocking_work import at_once
 from thinwire.collectives.rounds.round_factory import round_of
 from thinwire.collectives.rounds.sparse_butterfly import steady
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.error_feedback import ErrorFeedback
+from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.compression.sparse.sharded import Portions, layout
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
@@ -69,7 +69,7 @@ def expected(s, rounds):
         for node in order:
             local = theta.copy()
             local -= (np.random.default_rng((node.index, number)).standard_normal(s.size) * 0.01).astype(np.float32)
-            said.append(portions.codec.decode(memory[node.index].prepare(theta - local), chunks))
+            said.append(portions.codec.decode(memory[node.index].prepare(stored(theta - local)), chunks))
             memory[node.index].commit()
         mean = sparsemean.mean(said, [100.0] * len(said), chunks, outer.denominator)
         means += mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from thinwire.collectives import deterministic_rounding
 from thinwire.compression import device, registry
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.parameter_chunks import Chunks
+from thinwire.compression.core.parameter_chunks import Chunks, Section
 
 CHUNKS = Chunks((("a", (130, 70)), ("b", (5,)), ("c", (64, 192)), ("d", (300,))))
 CUDA = SimpleNamespace(type="cuda")
@@ -49,11 +50,11 @@ def test_selection_on_a_device_equals_that_of_the_kernels(spec: str) -> None:
     codec: object = registry.parse(spec)
     a = draw(2, CHUNKS.total)
     expected = codec.select(a, CHUNKS)  # type: ignore[attr-defined]
-    found = device.select(codec, a, CHUNKS, device.HOST)  # type: ignore[arg-type]
+    found = device.select(codec, partial(Section.gather, flat=a), CHUNKS, device.HOST)  # type: ignore[arg-type]
     assert codec.encode(found) == codec.encode(expected)  # type: ignore[attr-defined]
     a[7] = np.inf
     with pytest.raises(CodecError):
-        device.select(codec, a, CHUNKS, device.HOST)  # type: ignore[arg-type]
+        device.select(codec, partial(Section.gather, flat=a), CHUNKS, device.HOST)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("where", [None, device.HOST])

@@ -21,7 +21,7 @@ from thinwire.compression.dense.blockint import Int8
 from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.demo import Demo
-from thinwire.compression.sparse.demo import mean as demo_mean
+from thinwire.compression.sparse.demo import means as demo_means
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.swarm.aggregation_spec import NEEDS, AggregationSpec
 
@@ -291,7 +291,7 @@ def test_sparse_rule_equals_the_rule_on_scattered_vectors(rule, piece, monkeypat
     sent = [codec.select((base + 0.3 * rng.standard_normal(CHUNKS.total)).astype(np.float32), CHUNKS) for _ in range(9)]
     sent[4] = codec.select(np.zeros(CHUNKS.total, np.float32), CHUNKS)
     weights = [float(w) for w in (1, 2, 1, 1, 1, 3, 0, 1, 1)]
-    found = sparse_rule(AggregationSpec(rule))(sent, weights, CHUNKS, "contributor_mean")
+    found = sparsemean.flat(sparse_rule(AggregationSpec(rule))(sent, weights, CHUNKS, "contributor_mean"), CHUNKS)
     dense = np.zeros((9, CHUNKS.total), np.float32)
     for one, row in zip(sent, dense, strict=True):
         one.scatter(row)
@@ -310,7 +310,7 @@ def test_sparse_mean_is_clipped_by_the_rule_clip_only():
     codec = Sparse(64)
     sent = [codec.select(draw(1, i, size=CHUNKS.total)[0] * (1e3 if i == 3 else 1), CHUNKS) for i in range(4)]
     for rule, clips in (("mean", False), ("clip", True)):
-        found = sparse_rule(AggregationSpec(rule))(sent, [1.0] * 4, CHUNKS, "mean")
+        found = sparsemean.flat(sparse_rule(AggregationSpec(rule))(sent, [1.0] * 4, CHUNKS, "mean"), CHUNKS)
         assert found.tobytes() == sparsemean.mean(sent, [1.0] * 4, CHUNKS, "mean", clips).tobytes()
         assert (np.linalg.norm(found) > 50 * np.sqrt(CHUNKS.total) / 8) == (rule == "mean")
     with pytest.raises(ValueError, match="sparse"):
@@ -325,8 +325,10 @@ def test_demo_coefficients_can_be_aggregated_by_a_robust_rule():
     rows = [(base + 0.1 * rng.standard_normal(layout.total)).astype(np.float32) for _ in range(5)]
     rows[0] = -100 * rows[0]
     sent = [codec.select(row, layout) for row in rows]
-    plain = demo_mean(sent, [1.0] * 5, layout, "mean", sparse_rule(AggregationSpec("mean")))
-    found = demo_mean(sent, [1.0] * 5, layout, "mean", sparse_rule(AggregationSpec("multi-krum")))
+    plain, found = (
+        sparsemean.flat(demo_means(sent, [1.0] * 5, layout, "mean", sparse_rule(AggregationSpec(rule))), layout)
+        for rule in ("mean", "multi-krum")
+    )
     assert found @ base > 0 > plain @ base
 
 

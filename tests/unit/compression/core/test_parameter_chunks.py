@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.compression.core import parameter_chunks
 from thinwire.compression.core.parameter_chunks import VECTORS, Chunks
 
 SHAPES = (("a", (130, 70)), ("b", (5,)), ("c", ()), ("d", (0, 3)), ("e", (3, 5, 7)), ("f", (300,)), ("g", (64, 128)))
@@ -97,3 +98,23 @@ def test_invalid_layouts_are_refused() -> None:
             chunks.cut(bad)
     with pytest.raises(ValueError):
         chunks.join(np.zeros((1, 4096), np.float32), np.zeros(chunks.total, np.float32))
+
+
+@pytest.mark.parametrize("strip", [1, 3000, 9000])
+@pytest.mark.parametrize("chunk", [256, 4096])
+def test_strips_have_the_chunks_and_elements_of_their_section(
+    strip: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_chunks, "STRIP", strip)
+    chunks = Chunks((*SHAPES, ("h", (700,))), chunk)
+    flat = np.arange(chunks.total, dtype=np.float32)
+    for section in chunks.sections:
+        strips = section.strips()
+        assert sum(one.down for one in strips) == section.down and {one.across for one in strips} == {section.across}
+        assert np.concatenate([one.gather(flat) for one in strips]).tolist() == section.gather(flat).tolist()
+        for k in (1, 30, chunk):
+            assert np.concatenate([one.keep(k) for one in strips]).tolist() == section.keep(k).tolist()
+            assert sum(one.kept(k) for one in strips) == section.kept(k)
+        most = max(strip, section.side * section.cols)
+        assert all(one.size <= most for one in strips)
+    assert chunk == 4096 or len(chunks.sections[0].strips()) > 1

@@ -1,4 +1,5 @@
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference.dct import forward, inverse
 from thinwire.compression import registry
+from thinwire.compression.core import parameter_chunks
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.kernels import block_dct, dct
+from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.demo import Demo
@@ -22,9 +25,25 @@ def gaussian(seed: int, chunks: Chunks = CHUNKS) -> np.ndarray:
 
 
 def back(coefficients: np.ndarray, chunks: Chunks) -> np.ndarray:
-    out = np.zeros(chunks.total, np.float32)
-    demo.synthesise(coefficients, chunks, out)
+    return synthesised(coefficients, chunks, np.zeros(chunks.total, np.float32))
+
+
+def analysed(flat: np.ndarray, chunks: Chunks, team: Team = sparsemean.ALONE) -> np.ndarray:
+    return np.concatenate([demo.analyse(section, section.gather(flat), team) for section in chunks.sections])
+
+
+def synthesised(
+    coefficients: np.ndarray, chunks: Chunks, out: np.ndarray, scale: float = 1.0, team: Team = sparsemean.ALONE
+) -> np.ndarray:
+    for section, spectral in zip(chunks.sections, demo.spectrum(chunks).sections, strict=True):
+        values = section.gather(out)
+        demo.synthesise(section, spectral.gather(coefficients), values, scale, team)
+        section.put(values, out)
     return out
+
+
+def mean(contributions: list[demo.Coefficients], weights: list[float], chunks: Chunks, *more: Any) -> np.ndarray:
+    return sparsemean.flat(demo.means(contributions, weights, chunks, *more), chunks)
 
 
 def exact(flat: np.ndarray, chunks: Chunks) -> np.ndarray:
@@ -36,7 +55,7 @@ def exact(flat: np.ndarray, chunks: Chunks) -> np.ndarray:
 
 def test_demo_transform_inverts() -> None:
     flat = gaussian(1)
-    coefficients = demo.analyse(flat, CHUNKS)
+    coefficients = analysed(flat, CHUNKS)
     assert coefficients.shape == (demo.spectrum(CHUNKS).total,)
     assert np.abs(coefficients.reshape(CHUNKS.count, -1) - exact(flat, CHUNKS)).max() < 1e-5
     assert np.abs(back(coefficients, CHUNKS) - flat).max() < 1e-5
@@ -49,9 +68,9 @@ def test_demo_kernels_equal_reference_for_any_thread_count() -> None:
     blocks, joined = forward(blocks), np.empty(chunks.total, np.float32)
     chunks.join(inverse(blocks).reshape(chunks.count, -1), joined)
     for threads in (1, 3):
-        assert demo.analyse(flat, chunks, threads).tobytes() == blocks.tobytes()
-        out = flat.copy()
-        demo.synthesise(blocks.reshape(-1), chunks, out, -0.75, threads)
+        with Team(threads) as team:
+            assert analysed(flat, chunks, team).tobytes() == blocks.tobytes()
+            out = synthesised(blocks.reshape(-1), chunks, flat.copy(), -0.75, team)
         assert out.tobytes() == (flat + np.float32(-0.75) * joined).tobytes()
 
 
@@ -76,7 +95,7 @@ def test_demo_with_all_coefficients_averages_the_momenta_exactly() -> None:
         contributions.append(codec.decode(codec.encode(codec.select(momentum, chunks)), chunks))
         contributions[-1].scatter(momentum, -1.0)
         assert np.abs(momentum).max() < 4e-6 * np.abs(momenta[-1]).max()
-    average = demo.mean(contributions, [1.0, 1.0, 1.0], chunks, "mean", partial(sparsemean.mean, clip=False))
+    average = mean(contributions, [1.0, 1.0, 1.0], chunks, "mean", partial(sparsemean.means, clip=False))
     assert np.abs(average - np.mean(momenta, axis=0)).max() < 4e-6 * np.abs(average).max()
 
 
@@ -138,14 +157,15 @@ def test_demo_mean_divides_by_senders_of_each_coefficient() -> None:
         waves.append(back(wave.reshape(-1), chunks))
     codec = Demo(k=1)
     sent = [codec.select(wave, chunks) for wave in waves]
-    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks, "contributor_mean") - (waves[0] + waves[1])).max() < 1e-3
+    assert np.abs(mean(sent, [1.0, 3.0], chunks, "contributor_mean") - (waves[0] + waves[1])).max() < 1e-3
     weighed = (waves[0] + 3 * waves[1]) / 4
-    assert np.abs(demo.mean(sent, [1.0, 3.0], chunks, "mean") - weighed).max() < 1e-3
+    assert np.abs(mean(sent, [1.0, 3.0], chunks, "mean") - weighed).max() < 1e-3
 
 
 def test_demo_step_uses_sign_and_decoupled_decay() -> None:
     theta = np.array([1.0, -2.0, 4.0], np.float32)
-    demo.step(theta, np.array([1e-9, -3.0, 0.0], np.float32), 0.25, 0.5)
+    (section,) = Chunks((("v", (3,)),)).sections
+    demo.step(theta, iter([(section, np.array([1e-9, -3.0, 0.0], np.float32))]), 0.25, 0.5)
     assert theta.tolist() == [0.625, -1.5, 3.5]
 
 
@@ -170,5 +190,14 @@ def test_demo_warm_up_compiles_every_kernel() -> None:
     flat = gaussian(9)
     selected = Demo().select(flat, CHUNKS)
     selected.scatter(flat, -1.0)
-    demo.mean([selected], [1.0], CHUNKS)
+    mean([selected], [1.0], CHUNKS)
     assert [len(kernel.nopython_signatures) for kernel in kernels] == before
+
+
+def test_demo_has_the_same_bits_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, found = Demo(k=9), []
+    for strip in (1 << 18, 1):
+        monkeypatch.setattr(parameter_chunks, "STRIP", strip)
+        sent = [codec.select(gaussian(seed), CHUNKS) for seed in (1, 2, 3)]
+        found.append([*map(codec.encode, sent), mean(sent, [1.0, 2.0, 3.0], CHUNKS).tobytes()])
+    assert found[0] == found[1]

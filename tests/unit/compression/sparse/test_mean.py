@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
+from thinwire.compression.core import parameter_chunks
 from thinwire.compression.core.norm_clip import clipping
 from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.sparse import mean as sparsemean
@@ -101,6 +102,24 @@ def test_sparse_mean_bits_do_not_depend_on_threads_or_wire(monkeypatch: pytest.M
         given = np.full(CHUNKS.total, np.nan, np.float32)
         assert sparsemean.mean(received, [1, 2, 3, 4], CHUNKS, denominator, out=given) is given
         assert given.tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("codec", [Sparse(), Sparse(700, values="1bit"), Sparse(4096)], ids=lambda codec: codec.spec)
+@pytest.mark.parametrize("strip", [1, 10_000, 1 << 18])
+def test_sparse_mean_has_the_same_bits_strip_by_strip(
+    codec: Sparse, strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_chunks, "STRIP", strip)
+    selected, weights = contributions(codec, [1.0, 0.0, 5.0, 1e-3]), [1.0, 2.0, 3.0, 4.0]
+    for denominator in sparsemean.DENOMINATORS:
+        for clip in (False, True):
+            whole = sparsemean.mean(selected, weights, CHUNKS, denominator, clip)
+            assert (
+                sparsemean.flat(sparsemean.means(selected, weights, CHUNKS, denominator, clip), CHUNKS).tobytes()
+                == whole.tobytes()
+            )
+    if strip == 1:
+        assert len(list(sparsemean.means(selected, weights, CHUNKS))) == 3 + 1 + 5 + 1
 
 
 def test_sparse_mean_divides_only_where_contributions_overlap() -> None:

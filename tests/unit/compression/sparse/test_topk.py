@@ -5,15 +5,17 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import sparse as reference
-from thinwire.compression import compile_kernels
+from thinwire.compression import compile_kernels, device
+from thinwire.compression.core import parameter_chunks
 from thinwire.compression.core.codec import CodecError
-from thinwire.compression.core.parameter_chunks import VECTORS, Chunks
+from thinwire.compression.core.parameter_chunks import VECTORS, Chunks, Section
 from thinwire.compression.kernels import bitstream, scatter, topk
 from thinwire.compression.kernels import threads as parallel
 from thinwire.compression.sparse import index_coding as entropy
@@ -122,6 +124,20 @@ def test_topk_bytes_do_not_depend_on_threads(values: str, indices: str, monkeypa
             codec.decode(expected, chunks, threads=threads).scatter(out, threads=threads)
             selected.scatter(alone)
             assert out.tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize(
+    "codec", [Sparse(), Sparse(30, 256, "1bit", "fixed"), Sparse(4096)], ids=lambda codec: codec.spec
+)
+def test_topk_selects_the_same_strip_by_strip(codec: Sparse, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = Chunks((*SHAPES, ("z", (700, 192))), codec.chunk)
+    a = draw("t3", chunks.total, 5)
+    whole = codec.encode(codec.select(a, chunks))
+    for strip in (1, 1 << 15):
+        monkeypatch.setattr(parameter_chunks, "STRIP", strip)
+        assert len(chunks.sections[-2].strips()) > 1
+        assert codec.encode(codec.select(a, chunks)) == whole
+        assert codec.encode(device.select(codec, partial(Section.gather, flat=a), chunks, device.HOST)) == whole
 
 
 def test_topk_thread_ranges_cover_everything_once() -> None:

@@ -206,6 +206,37 @@ def test_repeated_requests_are_not_answered_while_answers_wait():
     run(work)
 
 
+class Scarce(np.ndarray):
+    """An array on a machine without memory for a copy of it."""
+
+    def copy(self, *arguments):
+        raise MemoryError
+
+
+def test_round_commits_without_memory_for_a_copy_and_readers_ask_for_the_next_state():
+    def work():
+        here = Server()
+        here.replica.state = here.replica.state.view(Scarce)
+        here.ask(ANN)
+        assert here.fetch(ANN, 0)
+        served = []
+
+        def apply_round():
+            here.replica.state += 1.0
+            served.append(here.fetch(ANN, 0))  # while the state changes
+            here.replica.round += 1
+            here.replica.seal()
+
+        change(here.server, apply_round)
+        here.server.resume()
+        served.append(here.fetch(ANN, 0))
+        assert [bytes(one) for one in served] == [b"", b""] and not here.server.held
+        offer = here.ask(ANN)
+        assert offer.round == 1 and bytes(here.fetch(ANN, 1)) == bytes(here.replica.chunk(0))
+
+    run(work)
+
+
 def test_no_state_is_offered_while_the_replica_changes():
     def work():
         here = Server()

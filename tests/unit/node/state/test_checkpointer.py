@@ -117,6 +117,37 @@ def test_state_is_copied_only_if_a_round_commits_before_it_is_written(monkeypatc
     assert loaded(disk).replica.round == 2
 
 
+class Scarce(np.ndarray):
+    """An array on a machine without memory for a copy of it."""
+
+    def copy(self, *arguments):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_round_commits_without_memory_for_a_copy_and_the_checkpoint_is_written_later(monkeypatch, late):
+    disk, create = SimDisk(random.Random(1)), SimDisk.create
+    peer = Peer(disk)
+    peer.commit()
+    assert isinstance(peer.checkpoint(), Saved)
+    peer.commit()
+    peer.replica.state = state = peer.replica.state.view(Scarce)
+
+    def committing(self, path):  # when the writer has begun: before the file of the state, or after it
+        if path.name == (PRIVATE if late else "fragment-00000.safetensors") and peer.replica.round == 2:
+            peer.commit()
+        return create(self, path)
+
+    monkeypatch.setattr(SimDisk, "create", committing)
+    outcome = peer.checkpoint()
+    assert peer.replica.round == 3 and peer.replica.state is state, "it commits in place"
+    assert isinstance(outcome, Saved) == late and loaded(disk).replica.round == (2 if late else 1)
+    if not late:
+        assert "no memory" in outcome.reason
+        assert not [name for name in disk.names(Path("/run/checkpoints")) if ".tmp" in name]
+    assert isinstance(peer.checkpoint(), Saved) and loaded(disk).replica.round == 3
+
+
 def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
     peer, copies = Peer(SimDisk(random.Random(1))), []
     real = np.array
@@ -135,20 +166,44 @@ def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
     assert copies[0]() is None
 
 
-def test_checkpoint_is_written_at_once_if_copies_would_take_more_than_half_of_the_memory_left():
+def test_nothing_is_copied_that_would_take_more_than_half_of_the_memory_left():
     left = [0]
     peer = Peer(SimDisk(random.Random(1)), spare=lambda: left[0])
     peer.commit()
-    size = peer.replica.state.nbytes + peer.moment.nbytes
-    left[0] = 2 * size - 1
-    assert not peer.begin()
-    left[0] += 1
-    assert peer.begin()
-    left[0] = 0
-    assert not peer.begin()
+    shared, size = peer.replica.state.nbytes, peer.replica.state.nbytes + peer.moment.nbytes
+    for left[0], begins, waits in (
+        (2 * size, True, False),
+        (2 * size - 1, True, True),
+        (2 * shared, True, True),
+        (2 * shared - 1, False, None),
+        (0, False, None),
+    ):
+        assert peer.begin() == begins
+        assert waits is None or peer.keep.waits == waits
 
 
-def test_checkpoint_is_written_at_once_if_the_memory_ends_meanwhile(monkeypatch):
+def test_private_state_is_written_first_if_training_waits_for_it():
+    disk, changed = SimDisk(random.Random(1)), []
+    peer = Peer(disk, spare=lambda: 4 * SIZE * 4)
+    peer.commit()
+    state = peer.replica.state
+    assert peer.begin() and peer.keep.waits
+
+    def going_on():  # training, and a round
+        (draft,) = disk.names(Path("/run/checkpoints"))
+        changed.append(disk.names(Path("/run/checkpoints") / draft))
+        peer.commit()
+
+    assert isinstance(asyncio.run(peer.keep.write(LAYOUT, going_on)), Saved)
+    assert changed == [[PRIVATE]] and peer.replica.state is not state
+    assert loaded(disk).replica.round == 1
+    plain = Peer(SimDisk(random.Random(1)))
+    plain.begin()
+    asyncio.run(plain.keep.write(LAYOUT, going_on))
+    assert len(changed) == 1, "a copied one delays nothing"
+
+
+def test_private_state_is_written_first_if_the_memory_ends_while_it_is_copied(monkeypatch):
     peer = Peer(SimDisk(random.Random(1)))
     peer.commit()
 
@@ -157,8 +212,8 @@ def test_checkpoint_is_written_at_once_if_the_memory_ends_meanwhile(monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "array", array)
-        assert not peer.begin()
-    assert isinstance(peer.checkpoint(), Saved), "the next checkpoint begins anew"
+        assert peer.begin() and peer.keep.waits
+    assert isinstance(peer.checkpoint(), Saved) and not peer.keep.waits, "the next checkpoint begins anew"
 
 
 def test_saved_digest_is_that_of_the_written_state(monkeypatch):

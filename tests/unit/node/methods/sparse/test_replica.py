@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import weakref
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from thinwire.node.methods.sparse.replica import KEPT
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
-from thinwire.node.state.checkpoint_store import CheckpointStore
+from thinwire.node.state.checkpoint_store import CheckpointStore, SaveFailed
 from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
@@ -33,13 +33,13 @@ LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "fl
 ME = Identity.generate(b"1" * 32)
 
 
-def made(more="", theta=None):
-    manifest = parse(f'[outer]\nmethod = "sparseloco"\n{more}')
-    method = METHODS["sparseloco"]
-    codec = method.codec(manifest, LAYOUT)
-    theta = np.zeros(LAYOUT.total, np.float32) if theta is None else theta
-    cut = method.cut(manifest, LAYOUT, codec)
-    return method.replica.begin(manifest, LAYOUT, codec, cut, theta, (ME.peer_id,)), cut
+def made(more="", theta=None, *, method="sparseloco", layout=LAYOUT):
+    manifest = parse(f'[outer]\nmethod = "{method}"\n{more}')
+    method = METHODS[method]
+    codec = method.codec(manifest, layout)
+    theta = np.zeros(layout.total, np.float32) if theta is None else theta
+    cut = method.cut(manifest, layout, codec)
+    return method.replica.begin(manifest, layout, codec, cut, theta, (ME.peer_id,)), cut
 
 
 def contribute(replica, read, attempt):
@@ -85,20 +85,59 @@ def test_sparse_lone_step_and_residual_sum_to_training():
     assert 0 < np.count_nonzero(replica.theta) == sum(part.indices.size for part in replica.codec.decode(payload).parts)
 
 
-def test_sparse_round_needs_two_vectors_beside_the_parameters():
-    """The residual and the next one; then the residual and the mean."""
+@pytest.mark.parametrize("method", ["sparseloco", "demo"])
+def test_sparse_round_needs_no_vector_beside_parameters_and_residual(method):
+    layout = Layout(
+        tuple(Piece(f"{n:02}", (512, 128), "float32", n << 16, n + 1 << 16) for n in range(32)), 1 << 21, b""
+    )
+    replica, cut = made(method=method, layout=layout)
+    payload = contribute(replica, reader(np.ones(layout.total, np.float32)), 1)
+    commit(replica, cut, payload)
+    theta, residual = replica.state, replica.feedback.memory
+    tracemalloc.start()
+    try:
+        commit(replica, cut, contribute(replica, reader(np.ones(layout.total, np.float32)), 2), 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.5 * theta.nbytes + theta.nbytes  # the model of this test, and no more than half a vector
+    assert replica.state is theta and replica.feedback.memory is residual
+
+
+class Scarce(np.ndarray):
+    """An array on a machine without memory for a copy of it."""
+
+    def copy(self, *arguments):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_round_leaves_the_residual_to_a_checkpoint_unless_there_is_no_memory_for_a_copy(tmp_path, scarce):
+    said = []
     replica, cut = made()
     commit(replica, cut, contribute(replica, reader(trained(1)), 1))
-    old = weakref.ref(replica.feedback.residual.base)
-    average, freed = replica.average, []
-
-    def watched(*arguments):
-        freed.append(old() is None)
-        return average(*arguments)
-
-    replica.average = watched
-    commit(replica, cut, contribute(replica, reader(trained(2)), 2), 2)
-    assert freed == [True]
+    before, digest, keeper = replica.feedback.residual.copy(), replica.digest, keep(tmp_path, said)
+    if scarce:
+        replica.feedback.memory = replica.feedback.memory.view(Scarce)
+    memory = replica.feedback.memory
+    assert keeper.begin(replica, LAYOUT, None)
+    payload = contribute(replica, reader(trained(2)), 2)
+    replica.move_from_twins()
+    commit(replica, cut, payload, 2)
+    outcome = asyncio.run(keeper.write(LAYOUT))
+    assert (replica.feedback.memory is memory) == scarce == isinstance(outcome, SaveFailed)
+    other, _ = made()
+    asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
+    if scarce:
+        assert "no memory" in outcome.reason and other.round == 0
+    else:
+        assert other.digest == digest
+        np.testing.assert_array_equal(other.feedback.residual, before)
+    memory = replica.feedback.memory
+    payload = contribute(replica, reader(trained(3)), 3)
+    replica.move_from_twins()
+    commit(replica, cut, payload, 3)
+    assert replica.feedback.memory is memory, "the checkpoint has ended"
 
 
 @pytest.mark.parametrize("collective", ["all-gather", "sparse-butterfly"])
@@ -132,7 +171,11 @@ def test_sparse_learning_rate_changes_from_given_round():
         moved = []
         for one in (plain, replica):
             before = one.theta.copy()
-            commit(one, cut, contribute(one, lambda start, stop, out, one=one: np.subtract(one.theta, 1.0, out=out), 1))
+            commit(
+                one,
+                cut,
+                contribute(one, lambda start, stop, out, one=one: np.subtract(one.theta[start:stop], 1.0, out=out), 1),
+            )
             moved.append(one.theta - before)
         np.testing.assert_allclose(moved[1], moved[0] * (0.5 if number >= 3 else 1.0), rtol=1e-5, atol=1e-6)
         assert moved[0].any()
