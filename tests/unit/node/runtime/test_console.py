@@ -20,6 +20,8 @@ def quiet_afterwards():
     for handler in LOGGER.handlers[:]:
         LOGGER.removeHandler(handler)
         handler.close()
+    LOGGER.propagate = True
+    LOGGER.setLevel(logging.NOTSET)
 
 
 def say():
