@@ -13,7 +13,7 @@ GIVE_UP = 10
 STALL = 5
 """Patiences for which a transfer that has begun may rest before it is given up.
 
-Also the time that slow senders get after the first half of all, in units of what that half took.
+Also the time that slow peers get after the first half of all, in units of what that half took.
 """
 
 MAX_MOVING = 3600.0
@@ -24,30 +24,37 @@ MAX_PATIENCE = 120.0
 
 
 class Halfway:
-    """Time at which half of some senders have sent everything, and at which the others are late.
+    """Time at which more than half of some peers have sent everything, and at which the others are late.
 
-    So senders that let their data drip do not change what counts as late, unless they are more than half. began: time at
-    which all may begin.
+    It concerns one ballot at a time. So peers that let their data drip do not change what counts as late, unless they are
+    half of all; and if most are slow, none of them is late.
     """
 
-    def __init__(self, began: float) -> None:
-        self._began = began
-        self.seconds: float | None = None
-        """Seconds until half of them had sent everything; None before that."""
+    def __init__(self) -> None:
+        self.longest = 0.0
+        """Seconds that more than half of them took, in the ballot in which they took the most."""
+        self._began = 0.0
+        self._reached: float | None = None
+        self._all = False
 
-    def note(self, done: int, senders: int, now: float) -> None:
-        """Note that this number of the senders have sent everything."""
-        if self.seconds is None and 0 < senders <= 2 * done:
-            self.seconds = now - self._began
+    def begin(self, now: float) -> None:
+        """Begin a ballot, which may ask for other data."""
+        self._began, self._reached, self._all = now, None, False
 
-    def late_at(self, since: float, wait: float) -> float:
-        """Return the time at which the others are late; infinite before half of them are done.
+    def note(self, done: int, peers: int, now: float) -> None:
+        """Note that this number of the peers have sent everything."""
+        self._all = done >= peers
+        if self._reached is None and 2 * done > peers:
+            self._reached, self.longest = now, max(self.longest, now - self._began)
 
-        From then on, or from `since` if that is later, they get `wait` seconds, or STALL times what that half took.
+    def late_at(self, wait: float) -> float:
+        """Return the time from which the others are late; infinite until more than half of all are done.
+
+        They get `wait` seconds more than the first half, or STALL times what that half took.
         """
-        if self.seconds is None:
+        if self._reached is None or self._all:
             return math.inf
-        return max(since, self._began + self.seconds) + max(wait, STALL * self.seconds)
+        return self._reached + max(wait, STALL * self.longest)
 
 
 class Patience:

@@ -455,13 +455,14 @@ class Butterfly(DataPlane):
             if self._mine and all(held.has((entry.peer, entry.attempt), index) for index in self._mine)
         ]
 
-    def _lacking(self, opened: Open) -> Collection[PeerId]:
-        """Return the owners whose results, or signatures, are not all here."""
-        return {
+    def _servers(self) -> Collection[PeerId]:
+        """Return the owners whose results are all here, and signed for."""
+        lacking = {
             self.owners[index]
             for index, chunk in enumerate(self.results.chunks)
-            if chunk is None or self._unsigned(index)
+            if chunk is None or (self.owners[index] != self.me and self._unsigned(index))
         }
+        return set(self.owners) - lacking
 
     def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""

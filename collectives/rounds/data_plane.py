@@ -7,14 +7,12 @@ when they have every result. Misbehaviour leads to an accusation with a reason.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.blame import UNSERVED
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.contributions import Contributions, Summary, summarize
@@ -25,9 +23,6 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Claim, Digest, Open, Partial, PeerId, Record, Result
-
-LEAST = 1.0
-"""Least seconds for which slow senders are waited for after the first half of all."""
 
 STIRRING = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
@@ -68,12 +63,10 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
-        self._opened_at = 0.0
-        """Time when the ballot in progress opened here."""
-        self._last_arrival = 0.0
-        """Time when the last useful frame arrived."""
-        self._sent_by, self._served_by = Halfway(math.inf), Halfway(math.inf)
-        """Progress of the contributors that send to us, and of the owners that do."""
+        self._last_arrival = self._last_departure = 0.0
+        """Times when the last useful frame arrived, and when the last one of our data left."""
+        self._sent_by, self._served_by = Halfway(), Halfway()
+        """When half of the contributors, and of the owners, have sent us everything."""
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
@@ -105,44 +98,51 @@ class DataPlane(ABC):
         """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
         return ()
 
-    def _lacking(self, opened: Open) -> Collection[PeerId]:
-        """Return the owners whose results are not all here, if results come from owners."""
-        return self.owners
-
-    def watch(self) -> None:
-        """Note how many of the peers that send to us have sent everything."""
-        opened, now = self.opened, self._now()
-        if opened is None:
-            return
-        if self._sent_by.seconds is None:
-            others = {entry.peer for entry in opened.contributors} - {self.me}
-            self._sent_by.note(len(others.intersection(self._senders(opened))), len(others), now)
-        if self._served_by.seconds is None:
-            owners = set(self.owners) - {self.me}
-            self._served_by.note(len(owners.difference(self._lacking(opened))), len(owners), now)
-
-    def late_at(self, reason: str) -> float:
-        """Return the time at which a peer to be accused for this reason is late although its data moves.
-
-        It gets as much more time than half of the others as a late announcement. Our patience does not matter: a peer that is
-        slow on purpose would enlarge it.
-        """
-        half = self._served_by if reason in UNSERVED else self._sent_by
-        return half.late_at(self._opened_at, self.bears.get(reason, 1) * max(LEAST, self.agreement.terms.limit))
+    def _servers(self) -> Collection[PeerId]:
+        """Return the owners whose results are all here."""
+        return ()
 
     @property
-    def late(self) -> float:
-        """Time from which some peer may be late although its data moves."""
-        return min(self.late_at(MISSING), self.late_at(UNSERVED[0]))
+    def sending(self) -> bool:
+        """True while our data of this round leaves to most of the others: then our uplink is what limits."""
+        others = len(self.opened.alive) - 1 if self.opened is not None else 0
+        return 2 * self._send_queue.owed(self.round, self.fragment) > others
+
+    def watch(self) -> None:
+        """Note how many peers have sent us everything, and whether our own data leaves; call it often.
+
+        While it leaves, all others may wait for it: that is progress, and we do not count as a peer that has sent everything.
+        """
+        opened, now, sending = self.opened, self._now(), self.sending
+        if opened is None:
+            return
+        left = self._send_queue.left(self.round, self.fragment)
+        if sending and left > self._last_departure:
+            self._last_departure = left
+            self._live()
+        ours = {self.me} if sending else set()
+        contributors, owners = {entry.peer for entry in opened.contributors}, set(self.owners)
+        self._sent_by.note(len(contributors.intersection(self._senders(opened)) - ours), len(contributors), now)
+        self._served_by.note(len(owners.intersection(self._servers()) - ours), len(owners), now)
+
+    @property
+    def _late(self) -> bool:
+        """True if contributors or owners that have not sent everything are late: then their data is no progress.
+
+        They get as much more time than half of all as a late announcement. Our patience does not matter: a peer that is slow
+        on purpose would enlarge it.
+        """
+        wait = self.agreement.terms.limit
+        return self._now() >= min(self._sent_by.late_at(wait), self._served_by.late_at(wait))
 
     def lasted(self, took: float) -> float:
         """Return the seconds of a round without the wait for contributors that were too slow.
 
-        took: what it took here. With such contributors it is twice what half of all took.
+        took: what it took here. With such contributors it is at most twice what half of all took.
         """
-        commit, half = self.agreement.commit, self._sent_by.seconds
+        commit, half = self.agreement.commit, self._sent_by.longest
         late = commit is not None and any(entry.reason == MISSING for entry in commit.opened.excluded)
-        return min(took, 2 * half) if late and half is not None else took
+        return min(took, 2 * half) if late and half else took
 
     @property
     def complete(self) -> bool:
@@ -307,10 +307,10 @@ class DataPlane(ABC):
         """
         if self.opened is not None and self.opened.adopted is None:
             self._delivered |= set(self._senders(self.opened))
-        if self.opened is None:
-            self._sent_by, self._served_by = Halfway(self._now()), Halfway(self._now())
         self.opened, self.moved = opened, self._now()
-        self.whole = self._opened_at = self.moved
+        self.whole = self.moved
+        self._sent_by.begin(self.moved)
+        self._served_by.begin(self.moved)
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
         self._keys[opened.ballot] = key
         computes = opened.adopted is None and self.agreement.commit is None
@@ -365,7 +365,7 @@ class DataPlane(ABC):
 
     def stirs(self) -> None:
         """Note that bytes of an incomplete frame are arriving."""
-        if self._now() < self.whole + STIRRING * self.agreement.terms.patience:
+        if not self._late and self._now() < self.whole + STIRRING * self.agreement.terms.patience:
             self._live()
 
     @property
@@ -374,11 +374,13 @@ class DataPlane(ABC):
 
         A peer with a slow uplink may get nothing while all wait for its data.
         """
-        return max(self._last_arrival, self._send_queue.left(self.fragment))
+        return max(self._last_arrival, self._last_departure)
 
     def _progress(self) -> None:
-        self.whole = self._last_arrival = self._now()
-        self._live()
+        """Note useful data."""
+        if not self._late:
+            self.whole = self._last_arrival = self._now()
+            self._live()
 
     def _live(self) -> None:
         self.moved = self._now()

@@ -239,6 +239,11 @@ class Hierarchy(Butterfly):
 
     # --- blame
 
+    @property
+    def _late(self) -> bool:
+        """False: data of other sites comes through relays, so its delay is not that of one peer."""
+        return False
+
     def owing(self, opened: Open) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as values may be made of any peer's data."""
         return DataPlane.owing(self, opened)

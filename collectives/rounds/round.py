@@ -207,7 +207,7 @@ class Round:
         """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
 
         It is later while whole frames come or leave, so that a round may take as long as its links need: until STALL patiences
-        after the last one, and MAX_MOVING seconds in all. Peers that are much slower than the others are accused before that.
+        after the last one, and MAX_MOVING seconds in all.
         """
         stalled = self.exchange.transferred + STALL * self.agreement.terms.patience
         return max(began + give_up, min(stalled, began + MAX_MOVING))
@@ -275,50 +275,40 @@ class Round:
 
     def tick(self) -> None:
         """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
-        now = self._now()
+        now, patience = self._now(), self.agreement.terms.patience
         self._listen(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
         self._repair.tick(now)
+        if not committed:
+            exchange.watch()
         if opened is not None and not committed and results.missing:
             exchange.nudge()
         if opened is not None and not committed and self._repair.unproved(now):
             self.agreement.refute(opened)
-        if opened is not None and not committed and exchange.waits:
-            exchange.watch()
-            self._blame(opened, now)
+        if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
+            if self.me in opened.alive and self._accused != opened.ballot:
+                found = exchange.culprit(opened)
+                early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
+                if not early:
+                    self._accused = opened.ballot
+                if found is not None and not early:
+                    self.agreement.accuse(found[0], found[1], now)
         self.pump()
 
-    def _blame(self, opened: Open, now: float) -> None:
-        """Accuse a peer if nothing moves, or if it is much slower than the others; once in a ballot."""
-        exchange, patience = self.exchange, self.agreement.terms.patience
-        stuck, late = now >= exchange.moved + patience, now >= exchange.late
-        if not (stuck or late) or self.me not in opened.alive or self._accused == opened.ballot:
-            return
-        found = exchange.culprit(opened)
-        if found is None:
-            self._accused = opened.ballot if stuck else self._accused
-            return
-        peer, reason = found
-        resting = now >= exchange.moved + exchange.bears.get(reason, 1) * patience
-        if resting or (late and now >= exchange.late_at(reason)):
-            self._accused = opened.ballot
-            self.agreement.accuse(peer, reason, now)
-
     def _listen(self, now: float) -> None:
-        """Count bytes of incomplete frames as progress, and our own frames that leave.
+        """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
 
-        So slow links are not taken for stuck peers. On an uplink shared by all receivers, the first whole chunk takes as long
-        as nearly everything. And while our own contribution is leaving, all others may wait for it.
+        On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
         """
         opened, (then, before) = self.exchange.opened, self._came
-        if opened is None or now < then + self.agreement.terms.patience / 8:
+        if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
             return
         came = {peer: self._send_queue.came(peer) for peer in self.exchange.owing(opened)}
         self._came = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
-        if grown >= TRICKLE * (now - then) or self._send_queue.left(self.fragment) > then:
+        if grown >= TRICKLE * (now - then):
             self.exchange.stirs()
 
     def pump(self) -> None:

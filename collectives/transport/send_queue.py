@@ -69,6 +69,8 @@ class PeerQueue:
         self._precedence, self._sent = precedence, sent
         self._urgent: deque[Frame] = deque()
         self._later: deque[Frame] = deque()
+        self._leaving: Frame | None = None
+        """Urgent frame that is being sent."""
         self._task: asyncio.Task[None] | None = None
 
     def put(self, frame: Frame, *, later: bool = False) -> None:
@@ -108,6 +110,10 @@ class PeerQueue:
         self._precedence.drop(0)  # A frame may have waited for its turn.
         return found
 
+    def owes(self, round: int, fragment: int) -> bool:
+        """Return whether data of a round that the peer has not asked for waits, or is being sent."""
+        return any(_of_round(frame, round, fragment) for frame in (self._leaving, *self._urgent) if frame is not None)
+
     def keep(self, wanted: Callable[[Frame], bool]) -> None:
         """Drop the urgent frames that are not `wanted` any more."""
         before, self._urgent = len(self._urgent), deque(frame for frame in self._urgent if wanted(frame))
@@ -127,9 +133,11 @@ class PeerQueue:
                     continue
             urgent = bool(self._urgent)
             frame = self._urgent.popleft() if urgent else self._later.popleft()
+            self._leaving = frame if urgent else None
             try:
                 taken = await self._transport.send(self.peer, frame)
             finally:
+                self._leaving = None
                 self._precedence.sent(urgent, nbytes(frame.payload))
             if taken:
                 self._sent(self.peer, frame, urgent)
@@ -143,6 +151,11 @@ class PeerQueue:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _of_round(frame: Frame, round: int, fragment: int) -> bool:
+    message = frame.message
+    return isinstance(message, ROUND) and (message.round, message.fragment) == (round, fragment)
 
 
 def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
@@ -179,7 +192,8 @@ class SendQueue:
         self._bulk_priority, self._control_priority = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
-        self._last_left: dict[int, float] = {}
+        self._last_left: dict[int, tuple[int, float]] = {}
+        """Round of each fragment, and the time at which its last frame left."""
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -230,12 +244,17 @@ class SendQueue:
         lanes = (self._bulk,) if kind is Message else (self._bulk, self._state)
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
-    def left(self, fragment: int) -> float:
-        """Return the time at which the last bulk frame of a fragment's round left this queue; 0.0 without any.
+    def left(self, round: int, fragment: int) -> float:
+        """Return the time at which the last bulk frame of a round left this queue; 0.0 without any, or for another round.
 
         Requested frames do not count: another peer decides how many there are.
         """
-        return self._last_left.get(fragment, 0.0)
+        begun, time = self._last_left.get(fragment, (round, 0.0))
+        return time if begun == round else 0.0
+
+    def owed(self, round: int, fragment: int) -> int:
+        """Return the number of peers that get data of a round which they have not asked for, and have not all of it."""
+        return sum(lane.owes(round, fragment) for lane in self._bulk.values())
 
     @property
     def idle(self) -> bool:
@@ -245,7 +264,7 @@ class SendQueue:
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
-        self._last_left[fragment] = 0.0
+        self._last_left[fragment] = round, 0.0
         self._bulk_priority.rest()
 
         def wanted(frame: Frame) -> bool:
@@ -331,6 +350,6 @@ class SendQueue:
     def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
         """Count a sent bulk frame. urgent: no peer has asked for it."""
         message = frame.message
-        if urgent and isinstance(message, ROUND):
-            self._last_left[message.fragment] = self._now()
+        if urgent and isinstance(message, ROUND) and self._last_left.get(message.fragment, (-1,))[0] == message.round:
+            self._last_left[message.fragment] = message.round, self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())

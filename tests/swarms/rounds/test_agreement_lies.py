@@ -96,9 +96,7 @@ def test_member_that_always_begins_ballots_delays_fewer_rounds_as_time_passes(li
     """After a ballot in vain others follow the member's next ones, for 2, 4, 8 and so on rounds, only if a leader is stuck."""
     run, clean = lied(lie, seconds=160.0), lied("", seconds=160.0)
     assert not run.violations
-    assert max(losses(run)) >= 0.5 * max(
-        losses(clean)
-    )  # each of its first ballots costs 3 to 17 s, as the leaders fall
+    assert max(losses(run)) >= 0.75 * max(losses(clean))
     begun = [event.at for event in run.journal.of("round") if event.peer == 0]
     early, late = (sum(low <= at < low + 50.0 for at in begun) for low in (BEGINS, 110.0))
     assert late > 1.3 * early

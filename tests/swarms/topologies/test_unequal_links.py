@@ -12,11 +12,11 @@ FAST, SLOW = 2.5e6, 2.5e5
 ROUNDS, SIZE = 6, 400_000
 
 
-def played(swarm, rates, *, shards="bandwidth", change=lambda s: None, seed=3, grace=2.0):
+def played(swarm, rates, *, shards="bandwidth", change=lambda s: None, seed=3):
     """Return a swarm with these links after its rounds."""
 
     async def main():
-        s = swarm(len(rates), rounds=ROUNDS, size=SIZE, shards=shards, patience=2.0, seed=seed, grace=grace)
+        s = swarm(len(rates), rounds=ROUNDS, size=SIZE, shards=shards, patience=2.0, seed=seed)
         for node, rate in zip(s.nodes.values(), rates, strict=True):
             node.transport.uplink.rate = node.transport.downlink.rate = rate
         change(s)
@@ -94,7 +94,7 @@ def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
         for node in s.nodes.values():
             node.log = Watched(node, shares)
 
-    s = played(swarm, [FAST, FAST, FAST, SLOW / 2], change=change, grace=10.0)
+    s = played(swarm, [FAST, FAST, FAST, SLOW / 2], change=change)
     liar, cut = s.nodes[3].id, len(s.nodes[0].session.grid)
     led = {o.round: o for o in shares if o.shares and o.ballot.leader != liar}
     taken = {number: dict(zip(o.group, o.shares, strict=True)).get(liar) for number, o in led.items()}

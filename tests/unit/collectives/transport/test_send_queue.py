@@ -71,25 +71,35 @@ def test_urgent_frames_go_first_in_order():
     play(story)
 
 
-def test_time_of_the_last_frame_of_a_round_counts_no_requested_data_and_no_state():
+def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_another_round():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 2.0
         result = Frame(Result(1, 0, Ballot(1, A), 0, b""), b"x")
         send_queue.begin(1)
-        assert send_queue.left(0) == 0.0
-        send_queue.bulk(A, chunk(0))
-        send_queue.bulk(A, result)
-        send_queue.bulk(A, result, later=True)
-        send_queue.bulk(A, Frame(StateChunk(1, 0), b"x"))
-        await asyncio.sleep(20.0)
-        assert len(wire.sent) == 4 and send_queue.left(0) == 4.0 and send_queue.left(1) == 0.0
+        assert send_queue.left(1, 0) == 0.0 and send_queue.owed(1, 0) == 0
+        for frame, later in (
+            (chunk(0), False),
+            (result, False),
+            (result, True),
+            (Frame(StateChunk(1, 0), b"x"), False),
+        ):
+            send_queue.bulk(A, frame, later=later)
+        await asyncio.sleep(3.0)
+        assert send_queue.owed(1, 0) == 1  # the last one is being sent
+        assert send_queue.owed(2, 0) == send_queue.owed(1, 1) == 0
+        await asyncio.sleep(17.0)
+        assert len(wire.sent) == 4 and send_queue.left(1, 0) == 4.0 and send_queue.owed(1, 0) == 0
+        assert send_queue.left(1, 1) == send_queue.left(2, 0) == 0.0
         send_queue.begin(2)
-        assert send_queue.left(0) == 0.0
+        send_queue.bulk(A, result)
+        await asyncio.sleep(10.0)
+        assert send_queue.left(2, 0) == 0.0
         wire.quick = {B}
+        send_queue.begin(1)
         send_queue.bulk(B, result, later=True)
-        assert send_queue.left(0) == 0.0
+        assert send_queue.left(1, 0) == 0.0
         send_queue.bulk(B, result)
-        assert send_queue.left(0) == 20.0
+        assert send_queue.left(1, 0) == 30.0
 
     play(story)
 
