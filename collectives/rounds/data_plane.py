@@ -102,18 +102,12 @@ class DataPlane(ABC):
         """Return the owners whose results are all here."""
         return ()
 
-    @property
-    def sending(self) -> bool:
-        """True while our data of this round leaves to most of the others: then our uplink is what limits."""
-        others = len(self.opened.alive) - 1 if self.opened is not None else 0
-        return 2 * self._send_queue.owed(self.round, self.fragment) > others
-
     def watch(self) -> None:
         """Note how many peers have sent us everything, and whether our own data leaves; call it often.
 
         While it leaves, all others may wait for it: that is progress, and we do not count as a peer that has sent everything.
         """
-        opened, now, sending = self.opened, self._now(), self.sending
+        opened, now, sending = self.opened, self._now(), self._send_queue.sending(self.round, self.fragment)
         if opened is None:
             return
         left = self._send_queue.left(self.round, self.fragment)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from thinwire.collectives.transport.interface import Transport
 from thinwire.collectives.transport.link_rates import LinkRates
@@ -167,6 +168,15 @@ def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
     return 0 if isinstance(message, StateOffer) else nbytes(frame.payload), (peer, getattr(message, "fragment", 0))
 
 
+@dataclass(slots=True)
+class Outflow:
+    """Data of a round that we send unasked: its receivers, and the time at which the last frame left (0.0: none)."""
+
+    round: int
+    receivers: set[PeerId] = field(default_factory=set)
+    left: float = 0.0
+
+
 class SendQueue:
     """Queues for all peers of one transport; calls `unreachable` when the transport cannot reach a peer.
 
@@ -192,8 +202,8 @@ class SendQueue:
         self._bulk_priority, self._control_priority = SendPriority(self.look, self.bandwidth.uplink), SendPriority()
         self._begun: dict[int, int] = {}
         """Round of each fragment for which we have not sent a contribution."""
-        self._last_left: dict[int, tuple[int, float]] = {}
-        """Round of each fragment, and the time at which its last frame left."""
+        self._outflows: dict[int, Outflow] = {}
+        """Data of the round of each fragment."""
         self._now = asyncio.get_running_loop().time
         self.ways = LinkRates()
         """Rates of the paths to other peers."""
@@ -211,6 +221,10 @@ class SendQueue:
         if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round and not later:
             del self._begun[message.fragment]
             self._bulk_priority.busy()
+        if isinstance(message, ROUND) and not later:
+            outflow = self._outflows.get(message.fragment)
+            if outflow is not None and outflow.round == message.round:
+                outflow.receivers.add(to)
         if paced and to in self._state and self._state[to].holds(message):
             return
         lanes = self._state if paced or isinstance(message, STATE) else self._bulk
@@ -249,12 +263,18 @@ class SendQueue:
 
         Requested frames do not count: another peer decides how many there are.
         """
-        begun, time = self._last_left.get(fragment, (round, 0.0))
-        return time if begun == round else 0.0
+        outflow = self._outflows.get(fragment)
+        return outflow.left if outflow is not None and outflow.round == round else 0.0
 
-    def owed(self, round: int, fragment: int) -> int:
-        """Return the number of peers that get data of a round which they have not asked for, and have not all of it."""
-        return sum(lane.owes(round, fragment) for lane in self._bulk.values())
+    def sending(self, round: int, fragment: int) -> bool:
+        """Return whether most peers that get data of a round from us unasked have not got all of it.
+
+        Then our uplink is what limits, and not the receivers.
+        """
+        outflow = self._outflows.get(fragment)
+        if outflow is None or outflow.round != round:
+            return False
+        return 2 * sum(lane.owes(round, fragment) for lane in self._bulk.values()) > len(outflow.receivers)
 
     @property
     def idle(self) -> bool:
@@ -264,7 +284,7 @@ class SendQueue:
     def begin(self, round: int, fragment: int = 0) -> None:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
-        self._last_left[fragment] = round, 0.0
+        self._outflows[fragment] = Outflow(round)
         self._bulk_priority.rest()
 
         def wanted(frame: Frame) -> bool:
@@ -350,6 +370,8 @@ class SendQueue:
     def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
         """Count a sent bulk frame. urgent: no peer has asked for it."""
         message = frame.message
-        if urgent and isinstance(message, ROUND) and self._last_left.get(message.fragment, (-1,))[0] == message.round:
-            self._last_left[message.fragment] = message.round, self._now()
+        if urgent and isinstance(message, ROUND):
+            outflow = self._outflows.get(message.fragment)
+            if outflow is not None and outflow.round == message.round:
+                outflow.left = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())

@@ -54,7 +54,7 @@ class FakeSendQueue:
     """Send queue that stores frames.
 
     `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes;
-    `departed`: time when the last frame left; `receivers`: number of peers that get more.
+    `departed`: time when the last frame left; `busy`: more has to leave.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class FakeSendQueue:
         self.waiting, self.recalled = 0, 0
         self.paced: list[Sent] = []
         self.stirring: dict[PeerId, int] = {}
-        self.departed, self.receivers = 0.0, 0
+        self.departed, self.busy = 0.0, False
 
     def came(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)
@@ -73,8 +73,8 @@ class FakeSendQueue:
     def left(self, round: int, fragment: int) -> float:
         return self.departed
 
-    def owed(self, round: int, fragment: int) -> int:
-        return self.receivers
+    def sending(self, round: int, fragment: int) -> bool:
+        return self.busy
 
     def later(self, to: PeerId, kind: type = Message) -> int:
         return self.waiting if kind is Message else len(self.paced)

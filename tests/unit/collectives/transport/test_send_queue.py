@@ -76,7 +76,7 @@ def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_anot
         wire.seconds[A] = 2.0
         result = Frame(Result(1, 0, Ballot(1, A), 0, b""), b"x")
         send_queue.begin(1)
-        assert send_queue.left(1, 0) == 0.0 and send_queue.owed(1, 0) == 0
+        assert send_queue.left(1, 0) == 0.0 and not send_queue.sending(1, 0)
         for frame, later in (
             (chunk(0), False),
             (result, False),
@@ -85,10 +85,10 @@ def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_anot
         ):
             send_queue.bulk(A, frame, later=later)
         await asyncio.sleep(3.0)
-        assert send_queue.owed(1, 0) == 1  # the last one is being sent
-        assert send_queue.owed(2, 0) == send_queue.owed(1, 1) == 0
+        assert send_queue.sending(1, 0)  # the last one
+        assert not send_queue.sending(2, 0) and not send_queue.sending(1, 1)
         await asyncio.sleep(17.0)
-        assert len(wire.sent) == 4 and send_queue.left(1, 0) == 4.0 and send_queue.owed(1, 0) == 0
+        assert len(wire.sent) == 4 and send_queue.left(1, 0) == 4.0 and not send_queue.sending(1, 0)
         assert send_queue.left(1, 1) == send_queue.left(2, 0) == 0.0
         send_queue.begin(2)
         send_queue.bulk(A, result)
@@ -100,6 +100,21 @@ def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_anot
         assert send_queue.left(1, 0) == 0.0
         send_queue.bulk(B, result)
         assert send_queue.left(1, 0) == 30.0
+
+    play(story)
+
+
+def test_data_leaves_to_most_receivers_or_to_few_slow_ones():
+    async def story(wire, send_queue, lost):
+        c = bytes([3]) * 32
+        wire.seconds = {A: 1.0, B: 1.0, c: 9.0}
+        send_queue.begin(1)
+        for peer in (A, B, c):
+            send_queue.bulk(peer, chunk(0))
+        await asyncio.sleep(0.5)
+        assert send_queue.sending(1, 0)
+        await asyncio.sleep(1.0)
+        assert not send_queue.sending(1, 0)  # one of three has not got it
 
     play(story)
 
