@@ -259,7 +259,7 @@ class Exchange(Table, frozen=True):
         the round is lost, and it continues from the swarm's state. A peer that was too late in two rounds in a row is
         not waited for until it is in time by itself. For machines that are always much slower set
         outer.step_balancing = "by-speed", with which all peers arrive together. The data of a contribution gets as much time,
-        once that of half of the others has come.
+        once that of more than half has come.
     orphan: seconds without a quorum after which the peers that are left continue as another lineage, at least three patiences;
         0 = never by themselves, see `thinwire recover`. Lineages become one again when their peers meet.
     on_split: treatment of the training of a peer whose lineage gives way to another one. "merge": its next contribution is the
