@@ -121,9 +121,9 @@ class DataPlane(ABC):
 
     @property
     def _late(self) -> bool:
-        """True if contributors or owners that have not sent everything are late: then their data is no progress.
+        """True if the contributors or owners that have not sent everything are late.
 
-        They get as much more time than half of all as a late announcement. Our patience does not matter: a peer that is slow
+        Then their data is no progress. They get as much more time than half of all as a late announcement. Our patience does not matter: a peer that is slow
         on purpose would enlarge it.
         """
         wait = self.agreement.terms.limit

@@ -170,7 +170,7 @@ def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
 
 @dataclass(slots=True)
 class Outflow:
-    """Data of a round that we send unasked: its receivers, and the time at which the last frame left (0.0: none)."""
+    """Data of a round that we send unasked. left: time at which its last frame left; 0.0: none."""
 
     round: int
     receivers: set[PeerId] = field(default_factory=set)
@@ -259,7 +259,7 @@ class SendQueue:
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     def left(self, round: int, fragment: int) -> float:
-        """Return the time at which the last bulk frame of a round left this queue; 0.0 without any, or for another round.
+        """Return the time at which the last bulk frame of a round left this queue; 0.0 if unknown.
 
         Requested frames do not count: another peer decides how many there are.
         """

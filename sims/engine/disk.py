@@ -40,14 +40,14 @@ class SimDisk:
 
     rng: determines the effects of a crash. May be set: `capacity` in bytes; `delay` in seconds per operation; `broken`,
     the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect; `lied`,
-    True if one ever did; `before`, called with the name of every changing operation before it is executed.
+    True if one ever did; `rotted`, True if a bit ever flipped; `before`, called with the name of every changing operation before it is executed.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.capacity: int | None = None
         self.delay = 0.0
         self.broken = 0
-        self.lying = self.lied = False
+        self.lying = self.lied = self.rotted = False
         self.before: Callable[[str], None] = lambda operation: None
         self.spent = 0.0
         """Seconds that operations should have taken since the caller last set it to 0."""
@@ -106,6 +106,7 @@ class SimDisk:
         files = [(path, file) for path, file in self._files(self._root, Path("/")) if file.live]
         if not files:
             return ""
+        self.rotted = True
         path, file = self._rng.choice(files)
         bit = self._rng.randrange(8 * len(file.live))
         file.live[bit // 8] ^= 1 << bit % 8

@@ -141,9 +141,12 @@ class Machine:
 
     @property
     def holds(self) -> bool:
-        """True if a process runs and has a state, in memory or in a checkpoint not known to be damaged."""
-        process = self.process
-        return process is not None and (process.entered or (self.saved and not process.unreadable))
+        """True if a process runs and has a state, in memory or in a checkpoint.
+
+        A checkpoint that it cannot read does not count if a fault may have damaged the disk.
+        """
+        process, faulty = self.process, self.disk.lied or self.disk.rotted
+        return process is not None and (process.entered or (self.saved and not (faulty and process.unreadable)))
 
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""

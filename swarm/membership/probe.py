@@ -193,15 +193,17 @@ class Rotation:
         self._rng = rng
         self._order: list[PeerId] = []
         self._turn = 0
+        self._hastened: set[PeerId] = set()
 
     def insert(self, peer: PeerId) -> None:
         """Insert a new peer at a random position among those still to come in this pass."""
         self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
 
     def hasten(self, peers: Sequence[PeerId]) -> None:
-        """Let these peers be the next ones."""
-        rest = self._order[self._turn :]
-        self._order, self._turn = [*dict.fromkeys((*peers, *rest))], 0
+        """Let these peers be the next ones, each once in a pass: others must not wait long."""
+        news = [peer for peer in peers if peer not in self._hastened]
+        self._hastened.update(news)
+        self._order, self._turn = [*dict.fromkeys((*news, *self._order[self._turn :]))], 0
 
     def next(self, live: LivePeers) -> PeerId | None:
         """Return the next peer of `live`, or None if it is empty."""
@@ -212,5 +214,6 @@ class Rotation:
                 if live.has(peer):
                     return peer
             self._order, self._turn = live.others(), 0
+            self._hastened.clear()
             self._rng.shuffle(self._order)
         return None

@@ -78,6 +78,8 @@ class Roster:
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
         self._push_pull_at = now + rng.random() * preset.push_pull_period
+        self._asked_at = -math.inf
+        """Time when tables were last exchanged at our request."""
         self._other_part: PeerId | None = None
         """Peer to exchange tables with next, because it is in another part of the swarm."""
         self._reconnect_at = now + preset.reconnect_period
@@ -219,9 +221,9 @@ class Roster:
         if joined := self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.live.alone:
-            self._push_pull_at = now
-        elif joined and admits:
-            # Two parts of the swarm meet: a newcomer is alone when it is admitted.
+            self._push_pull_at = self._asked_at = now
+        elif joined and admits and now >= self._asked_at + self.preset.probe_period:
+            # Two parts of the swarm meet: a newcomer is alone when it is admitted. In a mass restart many admit it at once.
             self._push_pull_at, self._other_part = now, record.peer_id
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
@@ -420,6 +422,7 @@ class Roster:
             self._prober.forget(peer)
             self.distances.forget(peer)
         letters: Letters = []
+        self._asked_at = now
         part, self._other_part = self._other_part, None
         for peer in [part] if part is not None and self.alive(part) else self._sample(self._members.live.sorted, 1):
             self._intake.ask(peer)
