@@ -123,8 +123,8 @@ class DataPlane(ABC):
     def _late(self) -> bool:
         """True if the contributors or owners that have not sent everything are late.
 
-        Then their data is no progress. They get as much more time than half of all as a late announcement. Our patience does not matter: a peer that is slow
-        on purpose would enlarge it.
+        Then their data is no progress. They get as much more time than half of all as a late announcement. Our patience does
+        not matter: a peer that is slow on purpose would enlarge it.
         """
         wait = self.agreement.terms.limit
         return self._now() >= min(self._sent_by.late_at(wait), self._served_by.late_at(wait))

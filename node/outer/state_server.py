@@ -108,7 +108,10 @@ class StateServer:
 
         def change() -> Result:
             self._replica.move_from_twins()
-            return how()
+            self._replica.torn = True
+            result = how()
+            self._replica.torn = False
+            return result
 
         changed: Result = await work(change)
         if self._snapshot is not None and self._snapshot.twin.lost:

@@ -12,7 +12,7 @@ import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
-from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveOutcome
+from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFailed, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
@@ -51,6 +51,8 @@ class Checkpointer:
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
         self.waits = False
         """True if the private state of the checkpoint that has begun is not copied."""
+        self._overtaken = False
+        """True if the last checkpoint was lost because a round had no memory for a copy."""
         self._sizes = 0, 0
         self._begun: tuple[Replica, dict[int, dict[str, Array]], PrivateState | None] | None = None
         """Twin of the replica, its private tensors by fragment number, and the private state of training."""
@@ -95,14 +97,16 @@ class Checkpointer:
         """Begin a checkpoint: copy the private state of training, and take a twin of the replica.
 
         Return False, with nothing begun, if the machine would have less memory left after a copy of the replica than the copy
-        takes: then `save`. If that is so of a copy of both, nothing is copied, and training `waits` until `write` has called
-        `private_written`. Nothing may change the state meanwhile, so call in `work`.
+        takes, or had none for it while the last checkpoint was written: then `save`. If there is not enough for a copy of both,
+        nothing is copied, and training `waits` until `write` has called `private_written`. Nothing may change the state
+        meanwhile, so call in `work`.
         """
         self._begun = None
         self._sizes = self._sizes if any(self._sizes) else _sizes(replica, layout, private)
         shared, copied = self._sizes
         spare = self._environment.spare()
-        if spare < 2 * shared:
+        overtaken, self._overtaken = self._overtaken, False
+        if spare < 2 * shared or overtaken or _torn(replica, layout):
             return False
         self.waits = private is not None and spare < 2 * (shared + copied)
         if private is not None and not self.waits:
@@ -126,7 +130,13 @@ class Checkpointer:
         assert self._begun is not None
         (twin, own, private), self._begun, save = self._begun, None, self._saver()
         if private is not None and self.waits:
-            private = replace(private, release=private_written)
+
+            def release() -> None:
+                for _, one, _ in twin.each(layout):
+                    one.release_private()
+                private_written()
+
+            private = replace(private, release=release)
 
         def write() -> tuple[SaveOutcome, Digest]:
             for _, one, _ in twin.each(layout):
@@ -140,13 +150,17 @@ class Checkpointer:
         saved, digest = await self._environment.write(write)
         if isinstance(saved, Saved):
             self.digest = digest
+        self._overtaken = any(one.lost for _, one, _ in twin.each(layout))
         return saved
 
     def save(self, replica: Replica, layout: Layout, private: PrivateState | None) -> SaveOutcome:
         """Write a checkpoint without a copy.
 
-        Blocks for the disk; the replica must not change meanwhile, so call in `work` or while it is idle.
+        Blocks for the disk; the replica must not change meanwhile, so call in `work` or while it is idle. A state that a
+        failed change has left is not written.
         """
+        if _torn(replica, layout):
+            return SaveFailed("a change of the state has failed half-way; the checkpoint before it stays")
         own = {number: one.private_state(inner) for number, one, inner in replica.each(layout)}
         snapshot = self._snapshot(replica, layout, own, private)
         saved = self._saver()(snapshot)
@@ -207,6 +221,10 @@ def _sizes(replica: Replica, layout: Layout, private: PrivateState | None) -> tu
     own = [tensor for _, one, inner in replica.each(layout) for tensor in one.private_state(inner).values()]
     shared = sum(one.state.nbytes for _, one, _ in replica.each(layout)) + sum(tensor.nbytes for tensor in own)
     return shared, sum(tensor.nbytes for tensor in private.tensors.values()) if private is not None else 0
+
+
+def _torn(replica: Replica, layout: Layout) -> bool:
+    return any(one.torn for _, one, _ in replica.each(layout))
 
 
 def _release(twin: Replica, *views: dict[str, Array]) -> None:

@@ -31,6 +31,9 @@ class SharedState(BufferState):
     Check it after each use of them.
     """
 
+    torn = False
+    """True while the state changes, and if a change has failed half-way: then it is no state of a round."""
+
     layout: Digest
     round: int
     members: tuple[PeerId, ...]
@@ -73,12 +76,15 @@ class SharedState(BufferState):
         """End the use of the state by this twin; it has none from now on."""
         self.state = np.empty(0, np.float32)
 
+    def release_private(self) -> None:
+        """End the use of what `private_state` returns by this twin."""
+
     def move_from_twins(self) -> None:
         """Leave the arrays to the twins that need them, and continue with copies.
 
         Without memory for the copies, the twins are lost. Call it before each change.
         """
-        readers = [twin for twin in list(self._twins) if twin._reads(self)]
+        readers = [twin for twin in list(self._twins) if not twin.lost and twin._reads(self)]
         try:
             self._leave_arrays(readers)
         except MemoryError:

@@ -40,7 +40,8 @@ class SimDisk:
 
     rng: determines the effects of a crash. May be set: `capacity` in bytes; `delay` in seconds per operation; `broken`,
     the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect; `lied`,
-    True if one ever did; `rotted`, True if a bit ever flipped; `before`, called with the name of every changing operation before it is executed.
+    True if one ever did; `rotted`, True if a bit ever flipped; `before`, called with the name of every changing operation
+    before it is executed.
     """
 
     def __init__(self, rng: random.Random) -> None:

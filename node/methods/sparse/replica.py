@@ -187,6 +187,10 @@ class SparseReplica(Replica):
             twin._lent = self.feedback.memory
         return twin
 
+    def release_private(self) -> None:
+        """End the use of the residuals by this twin."""
+        self._lent = None
+
     def _reads(self, replica: SharedState) -> bool:
         own = isinstance(replica, SparseReplica) and self._lent is replica.feedback.memory
         return own or super()._reads(replica)

@@ -237,6 +237,23 @@ def test_round_commits_without_memory_for_a_copy_and_readers_ask_for_the_next_st
     run(work)
 
 
+def test_replica_is_torn_during_a_change_and_after_one_that_failed():
+    def work():
+        here = Server()
+
+        def fail():
+            assert here.replica.torn
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            change(here.server, fail)
+        assert here.replica.torn and not here.replica.twin().torn
+        change(here.server, lambda: None)
+        assert not here.replica.torn
+
+    run(work)
+
+
 def test_no_state_is_offered_while_the_replica_changes():
     def work():
         here = Server()

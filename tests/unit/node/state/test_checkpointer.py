@@ -47,9 +47,11 @@ class Peer:
         self.moment += 1.0
         self.replica.advance((ME.peer_id,), bytes([self.replica.round]) * 16)
 
+    def private(self):
+        return PrivateState({"moment": self.moment}, {"step": self.replica.round})
+
     def begin(self):
-        private = PrivateState({"moment": self.moment}, {"step": self.replica.round})
-        return self.keep.begin(self.replica, LAYOUT, private)
+        return self.keep.begin(self.replica, LAYOUT, self.private())
 
     def checkpoint(self, meanwhile=lambda: None):
         self.begin()
@@ -145,7 +147,34 @@ def test_round_commits_without_memory_for_a_copy_and_the_checkpoint_is_written_l
     if not late:
         assert "no memory" in outcome.reason
         assert not [name for name in disk.names(Path("/run/checkpoints")) if ".tmp" in name]
+        assert not peer.begin(), "training waits for the next one, so that there is one at all"
+        assert (
+            isinstance(peer.keep.save(peer.replica, LAYOUT, peer.private()), Saved) and loaded(disk).replica.round == 3
+        )
     assert isinstance(peer.checkpoint(), Saved) and loaded(disk).replica.round == 3
+
+
+def test_state_that_a_failed_change_has_left_is_not_saved():
+    disk = SimDisk(random.Random(1))
+    peer = Peer(disk)
+    peer.commit()
+    assert isinstance(peer.checkpoint(), Saved)
+    peer.replica.torn = True
+    assert not peer.begin()
+    outcome = peer.keep.save(peer.replica, LAYOUT, None)
+    assert isinstance(outcome, SaveFailed) and "half-way" in outcome.reason and loaded(disk).replica.round == 1
+
+
+def test_lost_twin_causes_no_more_copies():
+    peer = Peer(SimDisk(random.Random(1)))
+    peer.commit()
+    peer.replica.state = peer.replica.state.view(Scarce)
+    twin = peer.replica.twin()
+    peer.commit()
+    assert twin.lost
+    peer.replica.state = twin.state = state = peer.replica.state.view(np.ndarray)
+    peer.commit()
+    assert peer.replica.state is state
 
 
 def test_private_state_is_not_held_after_the_checkpoint(monkeypatch):
