@@ -221,10 +221,8 @@ class SendQueue:
         if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round and not later:
             del self._begun[message.fragment]
             self._bulk_priority.busy()
-        if isinstance(message, ROUND) and not later:
-            outflow = self._outflows.get(message.fragment)
-            if outflow is not None and outflow.round == message.round:
-                outflow.receivers.add(to)
+        if isinstance(message, ROUND) and not later and (outflow := self._outflow(message.round, message.fragment)):
+            outflow.receivers.add(to)
         if paced and to in self._state and self._state[to].holds(message):
             return
         lanes = self._state if paced or isinstance(message, STATE) else self._bulk
@@ -263,18 +261,22 @@ class SendQueue:
 
         Requested frames do not count: another peer decides how many there are.
         """
-        outflow = self._outflows.get(fragment)
-        return outflow.left if outflow is not None and outflow.round == round else 0.0
+        outflow = self._outflow(round, fragment)
+        return outflow.left if outflow is not None else 0.0
 
     def sending(self, round: int, fragment: int) -> bool:
         """Return whether most peers that get data of a round from us unasked have not got all of it.
 
         Then our uplink is what limits, and not the receivers.
         """
-        outflow = self._outflows.get(fragment)
-        if outflow is None or outflow.round != round:
+        outflow = self._outflow(round, fragment)
+        if outflow is None:
             return False
         return 2 * sum(lane.owes(round, fragment) for lane in self._bulk.values()) > len(outflow.receivers)
+
+    def _outflow(self, round: int, fragment: int) -> Outflow | None:
+        outflow = self._outflows.get(fragment)
+        return outflow if outflow is not None and outflow.round == round else None
 
     @property
     def idle(self) -> bool:
@@ -370,8 +372,6 @@ class SendQueue:
     def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
         """Count a sent bulk frame. urgent: no peer has asked for it."""
         message = frame.message
-        if urgent and isinstance(message, ROUND):
-            outflow = self._outflows.get(message.fragment)
-            if outflow is not None and outflow.round == message.round:
-                outflow.left = self._now()
+        if urgent and isinstance(message, ROUND) and (outflow := self._outflow(message.round, message.fragment)):
+            outflow.left = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())

@@ -1,5 +1,6 @@
-"""Executor for tests: functions run when the test asks for it, one at a time, each in a new thread."""
+"""Executor and `Work` for tests: functions run when the test asks for it, one at a time."""
 
+import asyncio
 import random
 import threading
 from concurrent.futures import Executor, Future
@@ -31,3 +32,21 @@ class LateExecutor(Executor):
         """Run all waiting functions in random order."""
         while self.waiting:
             self.run()
+
+
+class LateWork:
+    """`Work` that computes one function at each `go`."""
+
+    def __init__(self):
+        self.waiting = []
+
+    async def __call__(self, function):
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        await self.waiting[-1]
+        return function()
+
+    async def go(self):
+        """Compute, and let the caller use the result."""
+        self.waiting.pop(0).set_result(None)
+        for _ in range(3):
+            await asyncio.sleep(0)

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kit.real.late_executor import LateExecutor
+from kit.real.late_executor import LateExecutor, LateWork
 from thinwire.collectives.blocking_work import WORTH, LatestWork, OrderedWork
 
 
@@ -155,26 +155,9 @@ def test_functions_run_on_the_event_loop_when_threads_have_ended():
     asyncio.run(main())
 
 
-class Steps:
-    """`Work` that computes one function at each `go`."""
-
-    def __init__(self):
-        self.waiting = []
-
-    async def __call__(self, function):
-        self.waiting.append(asyncio.get_running_loop().create_future())
-        await self.waiting[-1]
-        return function()
-
-    async def go(self):
-        self.waiting.pop(0).set_result(None)
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-
 def test_latest_work_takes_one_result_of_each_key_in_order_and_none_of_dropped_ones():
     async def main():
-        steps, errors, found = Steps(), [], []
+        steps, errors, found = LateWork(), [], []
         work = LatestWork(steps, errors.append)
 
         def put(key, value):
@@ -205,7 +188,7 @@ def test_latest_work_takes_one_result_of_each_key_in_order_and_none_of_dropped_o
 
 def test_latest_work_reports_an_error_and_serves_what_comes_later():
     async def main():
-        steps, errors, found = Steps(), [], []
+        steps, errors, found = LateWork(), [], []
         work = LatestWork(steps, errors.append)
         work.run(1, lambda: 1 / 0, lambda key, value: found.append(key))
         await asyncio.sleep(0)

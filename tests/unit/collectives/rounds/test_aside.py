@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from kit.real.late_executor import LateWork
 from kit.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
 from thinwire.collectives.rounds import butterfly
 from thinwire.collectives.rounds.butterfly import Butterfly
@@ -11,24 +12,6 @@ from thinwire.swarm.messages.registry import Chunk, Contribution, Ready, Record,
 OTHER = PEERS[2]
 IDS = PEERS[:3]
 MINE = (2, 3)
-
-
-class LateWork:
-    """`Work` that computes one function at each `go`."""
-
-    def __init__(self):
-        self.waiting = []
-
-    async def __call__(self, function):
-        self.waiting.append(asyncio.get_running_loop().create_future())
-        await self.waiting[-1]
-        return function()
-
-    async def go(self):
-        """Compute, and let the round use the result."""
-        self.waiting.pop(0).set_result(None)
-        for _ in range(3):
-            await asyncio.sleep(0)
 
 
 class Harness(DenseHarness):
