@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 
 TICK = 0.1
 """Seconds between two looks at the clock: well below the patience of any round."""
@@ -69,3 +71,35 @@ class Patience:
     def observe(self, took: float) -> None:
         """Count an exchange that took this number of seconds."""
         self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
+
+
+class Ticks:
+    """Times at which a peer looks at its deadlines: of those that are a `pause` apart, only the planned ones.
+
+    `now` is the clock of the deadlines, in seconds. It may be faster or slower than that of the event loop.
+    """
+
+    def __init__(self, pause: float, now: Callable[[], float]) -> None:
+        self._pause, self._now, self._last, self._at = pause, now, now(), math.inf
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def by(self, deadline: float) -> None:
+        """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned."""
+        if deadline >= self._at or (now := self._now()) >= self._at:
+            return  # A tick that is late stays planned, because its lateness counts.
+        pauses = (max(deadline, now) - self._last) / self._pause
+        if math.isinf(pauses):
+            return
+        at = max(deadline, self._last + max(1, math.ceil(pauses - 1e-6)) * self._pause)
+        if at < self._at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._at, self._timer = at, asyncio.get_running_loop().call_later(at - now, self._due.set)
+
+    async def next(self) -> float:
+        """Wait for the next planned tick. Returns the seconds by which it is late."""
+        await self._due.wait()
+        self._due.clear()
+        planned, self._last, self._at = self._at, self._now(), math.inf
+        return self._last - planned
