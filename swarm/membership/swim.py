@@ -202,6 +202,10 @@ class Roster:
         table = self._members.table
         return (table[peer].record for peer in peers if peer in table)
 
+    def known(self) -> Iterator[PeerRecord]:
+        """Yield the newest records of all other known peers, alive or not."""
+        return (member.record for member in self._members.table.values())
+
     def states(self) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id."""
         return {peer: self._members.table[peer].state for peer in sorted(self._members.table)}
