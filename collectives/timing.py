@@ -73,33 +73,51 @@ class Patience:
         self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
 
 
+STRICT = 0.999
+"""Ratio of the times that two clocks measure, at least."""
+
+LONGEST_NAP = 100
+"""Most pauses between two ticks."""
+
+
 class Ticks:
     """Times at which a peer looks at its deadlines: of those that are a `pause` apart, only the planned ones.
 
-    `now` is the clock of the deadlines, in seconds. It may be faster or slower than that of the event loop.
+    `now` is the clock of the deadlines, in seconds. It may be a little faster or slower than that of the event loop, which
+    the pauses follow.
     """
 
     def __init__(self, pause: float, now: Callable[[], float]) -> None:
-        self._pause, self._now, self._last, self._at = pause, now, now(), math.inf
+        self._loop = asyncio.get_running_loop()
+        self._pause, self._now, self._last, self._at = pause, now, self._loop.time(), math.inf
+        self._planned = math.inf
+        """The same as `_at`, on the clock of the deadlines."""
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def by(self, deadline: float) -> None:
-        """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned."""
-        if deadline >= self._at or (now := self._now()) >= self._at:
+        """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned.
+
+        It may come earlier: at most LONGEST_NAP pauses after the last one.
+        """
+        if deadline >= self._planned or (time := self._loop.time()) >= self._at:
             return  # A tick that is late stays planned, because its lateness counts.
-        pauses = (max(deadline, now) - self._last) / self._pause
-        if math.isinf(pauses):
-            return
-        at = max(deadline, self._last + max(1, math.ceil(pauses - 1e-6)) * self._pause)
+        now, at = self._now(), self._last
+        due = max(deadline - now, 0.0) * STRICT + time
+        for _ in range(LONGEST_NAP):
+            at += self._pause
+            if at >= due:
+                break
         if at < self._at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._at, self._timer = at, asyncio.get_running_loop().call_later(at - now, self._due.set)
+            self._at, self._planned = at, now + at - time
+            self._timer = self._loop.call_at(at, self._due.set)
 
     async def next(self) -> float:
         """Wait for the next planned tick. Returns the seconds by which it is late."""
         await self._due.wait()
         self._due.clear()
-        planned, self._last, self._at = self._at, self._now(), math.inf
-        return self._last - planned
+        late, self._last = self._now() - self._planned, self._loop.time()
+        self._at = self._planned = math.inf
+        return late

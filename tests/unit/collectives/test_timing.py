@@ -7,7 +7,7 @@ import math
 from functools import wraps
 
 import pytest
-from thinwire.collectives.timing import MAX_PATIENCE, STALL, Halfway, Patience, Ticks
+from thinwire.collectives.timing import LONGEST_NAP, MAX_PATIENCE, STALL, Halfway, Patience, Ticks
 from thinwire.sims.engine import virtual_loop
 
 
@@ -65,7 +65,7 @@ class Clock:
 @simulated
 async def test_ticks_are_multiples_of_the_pause_at_or_after_the_deadline():
     ticks, clock = Ticks(0.1, Clock()), Clock()
-    for deadline, expected in ((-math.inf, 0.1), (0.1, 0.2), (0.75, 0.8), (3.0, 3.0), (3.0, 3.1)):
+    for deadline, expected in ((-math.inf, 0.1), (0.1, 0.2), (0.75, 0.8), (2.95, 3.0), (2.95, 3.1)):
         ticks.by(deadline)
         assert await ticks.next() == pytest.approx(0.0, abs=1e-9)
         assert clock() == pytest.approx(expected) and clock() >= deadline
@@ -99,11 +99,20 @@ async def test_tick_that_is_late_is_not_planned_again():
 @simulated
 async def test_ticks_follow_a_clock_that_differs_from_the_event_loop():
     start = asyncio.get_running_loop().time()
-    ticks = Ticks(0.1, lambda: 100.0 + 0.9 * (asyncio.get_running_loop().time() - start))
+    ticks = Ticks(0.1, lambda: 100.0 + 1.0005 * (asyncio.get_running_loop().time() - start))
     ticks.by(101.0)
     made = 0
-    while (now := 100.0 + 0.9 * (asyncio.get_running_loop().time() - start)) < 101.0:
+    while (now := 100.0 + 1.0005 * (asyncio.get_running_loop().time() - start)) < 101.0:
         await ticks.next()
         ticks.by(101.0)
         made += 1
-    assert now < 101.2 and made <= 3
+    assert now < 101.1 and made <= 2
+
+
+@simulated
+async def test_last_deadline_is_looked_at_now_and_then():
+    ticks, clock = Ticks(0.1, Clock()), Clock()
+    ticks.by(math.inf)
+    ticks.by(1e9)
+    await ticks.next()
+    assert clock() == pytest.approx(0.1 * LONGEST_NAP)
