@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 
 TICK = 0.1
 """Seconds between two looks at the clock: well below the patience of any round."""
@@ -69,3 +71,53 @@ class Patience:
     def observe(self, took: float) -> None:
         """Count an exchange that took this number of seconds."""
         self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
+
+
+STRICT = 0.999
+"""Ratio of the times that two clocks measure, at least."""
+
+LONGEST_NAP = 100
+"""Most pauses between two ticks."""
+
+
+class Ticks:
+    """Times at which a peer looks at its deadlines: of those that are a `pause` apart, only the planned ones.
+
+    `now` is the clock of the deadlines, in seconds. It may be a little faster or slower than that of the event loop, which
+    the pauses follow.
+    """
+
+    def __init__(self, pause: float, now: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pause, self._now, self._last, self._at = pause, now, self._loop.time(), math.inf
+        self._planned = math.inf
+        """The same as `_at`, on the clock of the deadlines."""
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def by(self, deadline: float) -> None:
+        """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned.
+
+        It may come earlier: at most LONGEST_NAP pauses after the last one.
+        """
+        if deadline >= self._planned or (time := self._loop.time()) >= self._at:
+            return  # A tick that is late stays planned, because its lateness counts.
+        now, at = self._now(), self._last
+        due = max(deadline - now, 0.0) * STRICT + time
+        for _ in range(LONGEST_NAP):
+            at += self._pause
+            if at >= due:
+                break
+        if at < self._at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._at, self._planned = at, now + at - time
+            self._timer = self._loop.call_at(at, self._due.set)
+
+    async def next(self) -> float:
+        """Wait for the next planned tick. Returns the seconds by which it is late."""
+        await self._due.wait()
+        self._due.clear()
+        late, self._last = self._now() - self._planned, self._loop.time()
+        self._at = self._planned = math.inf
+        return late

@@ -69,9 +69,12 @@ class Load:
 
 
 def resident(pid: int, *, peak: bool = False) -> int:
-    """Bytes of memory of a process, now or at most since `forget_peak`; 0 when it is gone."""
-    name = "VmHWM:" if peak else "VmRSS:"
-    return next((int(line.split()[1]) << 10 for line in _lines(f"/proc/{pid}/status") if line.startswith(name)), 0)
+    """Return the bytes of memory of a process, now or at most since `forget_peak`; 0 if it has ended.
+
+    Those that are swapped out now count as well, so with swap the peak is an upper bound.
+    """
+    names = ("VmHWM:" if peak else "VmRSS:", "VmSwap:")
+    return sum(int(line.split()[1]) << 10 for line in _lines(f"/proc/{pid}/status") if line.startswith(names))
 
 
 def forget_peak(pid: int) -> None:

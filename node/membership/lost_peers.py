@@ -42,7 +42,7 @@ class LostPeers:
         Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
         """
         roster = self._presence().roster
-        sought = [contact for contact in self._unknown if contact not in self._claims]
+        sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
         found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, roster.dead))}
         return [found[key] for key in sorted(found)]
 
@@ -64,22 +64,19 @@ class LostPeers:
         until, pause = self._environment.now() + preset.tombstone, preset.probe_period
         while missing and self._environment.now() < until:
             await asyncio.sleep(pause)
-            missing = self._unknown
+            missing = self._unknown(self._sought)
             count = DIALS if pause == preset.reconnect_period else len(missing)
             missing, pause = missing[count:] + missing[:count], preset.reconnect_period
             self._sought = missing
             await asyncio.gather(*map(self._dial, missing[-count:]))
         self._sought = []
 
-    @property
-    def _unknown(self) -> list[Contact]:
-        """Those that we seek and the roster does not know."""
-        if not self._sought:
+    def _unknown(self, sought: list[Contact]) -> list[Contact]:
+        """Return those that the roster does not know."""
+        if not sought:
             return []
-        roster = self._presence().roster
-        records = [record for peer in roster.states() if (record := roster.record_of(peer)) is not None]
-        known = {record.transport_key for record in records}
-        return [contact for contact in self._sought if contact.transport_key not in known]
+        known = {record.transport_key for record in self._presence().roster.known()}
+        return [contact for contact in sought if contact.transport_key not in known]
 
 
 def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from functools import wraps
 
 import pytest
-from thinwire.collectives.timing import MAX_PATIENCE, STALL, Halfway, Patience
+from thinwire.collectives.timing import LONGEST_NAP, MAX_PATIENCE, STALL, Halfway, Patience, Ticks
+from thinwire.sims.engine import virtual_loop
 
 
 def test_patience_approaches_three_times_the_usual_duration_between_its_limits():
@@ -39,3 +42,77 @@ def test_peers_are_late_some_time_after_more_than_half_of_all_and_never_before()
     assert half.late_at(1.0) == 150.5 + STALL * 4.0 and half.longest == 4.0
     half.note(4, 4, 151.0)
     assert half.late_at(1.0) == math.inf
+
+
+def simulated(main):
+    @wraps(main)
+    def run():
+        virtual_loop.run(main(), seed=1)
+
+    return run
+
+
+class Clock:
+    """Clock that can be moved, beside that of the event loop."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def __call__(self):
+        return asyncio.get_running_loop().time() + self.ahead
+
+
+@simulated
+async def test_ticks_are_multiples_of_the_pause_at_or_after_the_deadline():
+    ticks, clock = Ticks(0.1, Clock()), Clock()
+    for deadline, expected in ((-math.inf, 0.1), (0.1, 0.2), (0.75, 0.8), (2.95, 3.0), (2.95, 3.1)):
+        ticks.by(deadline)
+        assert await ticks.next() == pytest.approx(0.0, abs=1e-9)
+        assert clock() == pytest.approx(expected) and clock() >= deadline
+
+
+@simulated
+async def test_earliest_of_several_deadlines_counts_also_while_a_tick_is_awaited():
+    ticks, clock = Ticks(0.1, Clock()), Clock()
+    ticks.by(math.inf)
+    ticks.by(7.0)
+    ticks.by(9.0)
+    asyncio.get_running_loop().call_later(2.34, ticks.by, -math.inf)  # an input
+    await ticks.next()
+    assert clock() == pytest.approx(2.4)
+    ticks.by(5.0)
+    await ticks.next()
+    assert clock() == pytest.approx(5.0)
+
+
+@simulated
+async def test_tick_that_is_late_is_not_planned_again():
+    clock = Clock()
+    ticks = Ticks(0.1, clock)
+    ticks.by(1.0)
+    await asyncio.sleep(0.95)
+    clock.ahead = 3.0  # the event loop stood still
+    ticks.by(-math.inf)  # and then an input came first
+    assert await ticks.next() == pytest.approx(3.0)
+
+
+@simulated
+async def test_ticks_follow_a_clock_that_differs_from_the_event_loop():
+    start = asyncio.get_running_loop().time()
+    ticks = Ticks(0.1, lambda: 100.0 + 1.0005 * (asyncio.get_running_loop().time() - start))
+    ticks.by(101.0)
+    made = 0
+    while (now := 100.0 + 1.0005 * (asyncio.get_running_loop().time() - start)) < 101.0:
+        await ticks.next()
+        ticks.by(101.0)
+        made += 1
+    assert now < 101.1 and made <= 2
+
+
+@simulated
+async def test_last_deadline_is_looked_at_now_and_then():
+    ticks, clock = Ticks(0.1, Clock()), Clock()
+    ticks.by(math.inf)
+    ticks.by(1e9)
+    await ticks.next()
+    assert clock() == pytest.approx(0.1 * LONGEST_NAP)
