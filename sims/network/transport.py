@@ -200,6 +200,13 @@ class SimTransport:
         self._came[peer] = (came, now)
         return int(came)
 
+    def delivered(self, peer: PeerId) -> tuple[int, int]:
+        link = self.links.get(peer)
+        if link is None:
+            return 0, 0
+        pipe = link.pipe(self, bulk=True)
+        return pipe.given, pipe.given - pipe.on_its_way
+
     async def close(self) -> None:
         if self.alive:
             self._closed = True
