@@ -70,6 +70,23 @@ def test_contributor_with_a_slow_uplink_gets_the_time_of_a_straggler(timeout, co
     virtual_loop.run(play(), seed=1, limit=1e6)
 
 
+@pytest.mark.parametrize("rates", [(15_000.0, 25_000.0, 40_000.0), (20_000.0, 20_000.0, 20_000.0)], ids=["unequal", "equal"])
+def test_most_peers_of_an_all_gather_with_slow_uplinks_do_not_find_each_other_late(rates):
+    """Their payloads fit into the buffers of their links, so all frames leave the queues at once."""
+
+    async def play() -> None:
+        outer = "method = 'sparseloco'\nsync_every = 4"
+        swarm = Swarm(5, rounds=6, size=102_400, codec="topk(k=1024,chunk=4096)", outer=outer, patience=2.0, grace=2.0)
+        for index, rate in enumerate(rates, 2):
+            swarm.nodes[index].transport.uplink.rate = rate
+        swarm.start()
+        await swarm.finish(limit=60.0)
+        for node in swarm.nodes.values():
+            assert [len(node.contributors[number]) for number in range(1, 7)] == [5] * 6
+
+    virtual_loop.run(play(), seed=1, limit=1e6)
+
+
 def _delay(node: Node, pause: float, kinds: tuple[type, ...]) -> None:
     """Let a peer send one frame of these kinds in every `pause` patiences."""
     transport, gate, loop = node.transport, asyncio.Lock(), virtual_loop.current()
