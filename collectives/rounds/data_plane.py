@@ -108,14 +108,18 @@ class DataPlane(ABC):
         While most of its receivers lack some of it, its arrival is progress, because all may wait for it, and we do not count
         as a peer that has sent everything.
         """
-        opened, now = self.opened, self._now()
+        opened = self.opened
         if opened is None:
             return
         sending, arrived = self._send_queue.sending(self.round, self.fragment)
         if sending and arrived > self._last_delivery:
             self._last_delivery = arrived
             self._live()
-        ours = {self.me} if sending else set()
+        self._compare(opened, sending)
+
+    def _compare(self, opened: Open, sending: bool) -> None:
+        """Note how many peers have sent us everything. sending: most receivers of our own data lack some of it."""
+        now, ours = self._now(), {self.me} if sending else set()
         contributors, owners = {entry.peer for entry in opened.contributors}, set(self.owners)
         self._sent_by.note(len(contributors.intersection(self._senders(opened)) - ours), len(contributors), now)
         self._served_by.note(len(owners.intersection(self._servers()) - ours), len(owners), now)

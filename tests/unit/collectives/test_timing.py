@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from thinwire.collectives.timing import MAX_PATIENCE, STALL, Halfway, Patience
+from thinwire.collectives.timing import MAX_PATIENCE, SLOW_FACTOR, Halfway, Patience
 
 
 def test_patience_approaches_three_times_the_usual_duration_between_its_limits():
@@ -32,10 +32,23 @@ def test_peers_are_late_some_time_after_more_than_half_of_all_and_never_before()
     half.note(3, 4, 104.0)
     half.note(3, 4, 190.0)  # the last one does not matter
     assert half.longest == 4.0
-    assert half.late_at(1.0) == 104.0 + STALL * 4.0 and half.late_at(60.0) == 104.0 + 60.0
+    assert half.late_at(1.0) == 104.0 + SLOW_FACTOR * 4.0 and half.late_at(60.0) == 104.0 + 60.0
     half.begin(150.0)  # a ballot that asks for other data
     assert half.late_at(1.0) == math.inf
     half.note(3, 4, 150.5)  # some have it already
-    assert half.late_at(1.0) == 150.5 + STALL * 4.0 and half.longest == 4.0
+    assert half.late_at(1.0) == 150.5 + SLOW_FACTOR * 4.0 and half.longest == 4.0
     half.note(4, 4, 151.0)
     assert half.late_at(1.0) == math.inf
+
+
+def test_peers_of_a_ring_are_late_some_time_after_half_of_them_would_be_done():
+    half = Halfway()
+    half.begin(100.0)
+    half.expect(math.inf)
+    assert half.late_at(1.0) == math.inf
+    half.expect(4.0)
+    assert half.late_at(1.0) == 104.0 + SLOW_FACTOR * 4.0 and half.late_at(60.0) == 104.0 + 60.0
+    half.expect(2.0)
+    assert half.late_at(1.0) == 102.0 + SLOW_FACTOR * 2.0
+    half.begin(150.0)
+    assert half.late_at(1.0) == math.inf and half.longest == 0.0
