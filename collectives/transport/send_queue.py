@@ -389,9 +389,7 @@ class SendQueue:
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
             precedence, sent = (
-                (self._bulk_priority, self._left)
-                if bulk
-                else (self._control_priority, lambda peer, frame: None)
+                (self._bulk_priority, self._left) if bulk else (self._control_priority, lambda peer, frame: None)
             )
             paced = lanes is self._state
             lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)

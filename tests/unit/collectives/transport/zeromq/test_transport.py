@@ -144,6 +144,33 @@ def test_two_hundred_megabytes_arrive_intact(wire):
     wire.run(work)
 
 
+def test_bytes_that_the_peer_does_not_read_have_not_arrived(wire):
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2)
+        assert first.transport.delivered(second.id) == (0, 0)
+        first.transport.learn(second.record)
+        second.transport.learn(first.record)
+
+        async def feed():
+            for index in range(120):
+                assert await first.chunk(second, bytes(CHUNK_BYTES), index)
+
+        task, taken = asyncio.create_task(feed()), -1
+        while taken != (now := first.transport.delivered(second.id)[0]) or not taken:
+            taken = now
+            await asyncio.sleep(0.5)
+        assert not task.done(), "the receive queue is full"
+        assert first.transport.delivered(second.id)[1] < taken
+        for _ in range(120):
+            await second.recv()
+        await task
+        while (found := first.transport.delivered(second.id))[0] != found[1]:
+            await asyncio.sleep(0.01)
+        assert found[0] > 120 * CHUNK_BYTES
+
+    wire.run(work)
+
+
 def test_received_payload_is_not_overwritten_while_referenced(wire):
     async def work():
         first, second = await wire.pair()
