@@ -24,7 +24,7 @@ MAX_PATIENCE = 120.0
 
 
 class Halfway:
-    """Time at which more than half of some peers have sent everything, and at which the others are late.
+    """Time at which more than half of some peers have sent everything, or from which others are late.
 
     It concerns one ballot at a time. So peers that let their data drip do not change what counts as late, unless they are
     half of all; and if most are slow, none of them is late.
@@ -48,7 +48,7 @@ class Halfway:
             self._reached, self.longest = now, max(self.longest, now - self._began)
 
     def expect(self, seconds: float) -> None:
-        """Note how long half of them would take, where no peer sends everything before the others; infinite: unknown."""
+        """Note how long half of them would take, if all of them end together; infinite: unknown."""
         self._reached = self._began + seconds
 
     def late_at(self, wait: float) -> float:

@@ -64,7 +64,7 @@ class DataPlane(ABC):
         self.whole = 0.0
         """Time when useful data last arrived completely."""
         self._last_arrival = self._last_delivery = 0.0
-        """Times when the last useful frame arrived, and when some of our data was seen to have arrived at others."""
+        """Times when the last useful frame arrived here, and some of our data elsewhere."""
         self._sent_by, self._served_by = Halfway(), Halfway()
         """When half of the contributors, and of the owners, have sent us everything."""
         self.ratios: Mapping[PeerId, float] = {}
@@ -118,7 +118,10 @@ class DataPlane(ABC):
         self._compare(opened, sending)
 
     def _compare(self, opened: Open, sending: bool) -> None:
-        """Note how many peers have sent us everything. sending: most receivers of our own data lack some of it."""
+        """Note how many peers have sent us everything.
+
+        sending: most receivers of our own data lack some of it.
+        """
         now, ours = self._now(), {self.me} if sending else set()
         contributors, owners = {entry.peer for entry in opened.contributors}, set(self.owners)
         self._sent_by.note(len(contributors.intersection(self._senders(opened)) - ours), len(contributors), now)

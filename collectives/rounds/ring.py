@@ -239,7 +239,7 @@ class Ring(OwnerDependentButterfly):
     # --- slow neighbours
 
     def _compare(self, opened: Open, sending: bool) -> None:
-        """Note how long the ring would take if all its links were as slow as ours, and as those that half of it announce.
+        """Note how long a ring of links like ours, or like those that half announces, would take.
 
         All peers of a ring finish together, so there is no first half of them. If more than half are honest, the announced
         uplink that is exceeded by less than half of them is not slower than all honest ones; and one honest peer has an honest

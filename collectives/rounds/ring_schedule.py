@@ -92,7 +92,7 @@ class RingPosition:
     - left, right: our neighbours; None outside the ring.
     - passed: partial sums received; made: partial sums sent on, until their result is here.
     - sent: (chunk, whether it was the result) sent to the right neighbour.
-    - busy: seconds in which data that we had sent was on its way, as far as `watch` has seen.
+    - busy: seconds in which data that we had sent was in transit, as far as `watch` has seen.
     """
 
     def __init__(self, me: PeerId, opened: Open, count: int) -> None:
@@ -109,7 +109,7 @@ class RingPosition:
         self.sent: set[tuple[int, bool]] = set()
         self.busy = 0.0
         self._seen: float | None = None
-        """Time of the last `watch`, if data was on its way then."""
+        """Time of the last `watch`, if data was in transit then."""
         self._places = {owner: way.place(me) for owner, way in self.ways.items()}
 
     def way(self, index: int) -> tuple[RingPath, int | None]:
@@ -118,7 +118,7 @@ class RingPosition:
         return self.ways[owner], self._places[owner]
 
     def watch(self, sending: bool, now: float) -> None:
-        """Count the time since the last call if our data was on its way then. sending: it is now."""
+        """Count the time since the last call if our data was in transit then. sending: it is now."""
         if self._seen is not None:
             self.busy += now - self._seen
         self._seen = now if sending else None

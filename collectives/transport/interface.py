@@ -184,10 +184,10 @@ class Transport(Protocol):
         ...
 
     def delivered(self, peer: PeerId) -> tuple[int, int]:
-        """Return the bulk bytes that the link to a peer has taken, and those of them that have arrived; 0, 0 without a link.
+        """Return the bulk bytes that the link to a peer has taken, and those that have arrived.
 
-        They have arrived once the machine at the other end of the connection has them: the peer's, or its relay's. Where
-        that is unknown, they have once they have left our process.
+        Without a link both are 0. Bytes have arrived once the machine at the other end of the connection has them, which is
+        the peer's, or its relay's. Where that is unknown, they have arrived once they have left our process.
         """
         ...
 

@@ -182,7 +182,10 @@ class Delivery:
 
 @dataclass(slots=True)
 class Outflow:
-    """Data of a round that we send unasked. moved: time at which some of it was seen to have arrived; 0.0: none."""
+    """Data of a round that we send unasked.
+
+    moved: time at which some of it was seen to have arrived; 0.0: none.
+    """
 
     round: int
     receivers: set[PeerId] = field(default_factory=set)
@@ -277,7 +280,7 @@ class SendQueue:
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
     def sending(self, round: int, fragment: int) -> tuple[bool, float]:
-        """Return whether most peers that get data of a round from us unasked lack some of it, and when some has arrived.
+        """Return whether most receivers of our data of a round lack some of it, and when some arrived.
 
         In the first case our uplink is what limits, and not the receivers. The time is that of the latest look at which some
         had arrived since the one before, 0.0 if there is none. Looks are the calls of this method; those that matter ask the

@@ -140,10 +140,11 @@ class Pipe:
     """One direction and one plane (control or bulk) of a link.
 
     used: frames accepted by `send` and not yet taken by `recv`. sent, taken: number the packets as they leave and
-    arrive. given: bytes of bulk data that it has taken. pair: ids of `source` and `sink`. latency: one-way seconds between them. rate: bytes/s that one connection
-    reaches (None: unlimited). limit: maximum of `used`. uplink, downlink: links on the route. exit: gateway of the
-    sender's site on the route (None: there is none). onward: in a pipe to a relay, the pipe from there to the receiver;
-    entry: the inverse. Frames in both count in `used` of the entry.
+    arrive. given: bytes of all bulk packets so far. pair: ids of `source` and `sink`. latency: one-way seconds
+    between them. rate: bytes/s that one connection reaches (None: unlimited). limit: maximum of `used`. uplink,
+    downlink: links on the route. exit: gateway of the sender's site on the route (None: there is none). onward: in
+    a pipe to a relay, the pipe from there to the receiver; entry: the inverse. Frames in both count in `used` of
+    the entry.
     """
 
     __slots__ = (
@@ -171,10 +172,10 @@ class Pipe:
         self.waiters: list[asyncio.Future[None]] = []
 
     @property
-    def on_its_way(self) -> int:
+    def in_transit(self) -> int:
         """Bytes that have not arrived at the receiver, on either side of a relay."""
         lists = (self.queue, self.in_flight, self.waiting, self.arrived)
-        onward = self.onward.on_its_way if self.onward is not None else 0
+        onward = self.onward.in_transit if self.onward is not None else 0
         return sum(packet.size for packets in lists for packet in packets) + onward
 
     async def room(self) -> bool:

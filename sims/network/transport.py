@@ -205,7 +205,7 @@ class SimTransport:
         if link is None:
             return 0, 0
         pipe, now = link.pipe(self, bulk=True), self._net.loop.now
-        arrived = pipe.given - pipe.on_its_way
+        arrived = pipe.given - pipe.in_transit
         last = pipe.onward or pipe
         # A packet that is arriving has arrived in part, at the rate of the slowest link on its route.
         rates = [rate for rate in (last.uplink.rate, last.downlink.rate, last.rate) if rate]

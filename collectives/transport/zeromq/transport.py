@@ -294,7 +294,7 @@ class ZmqTransport:
         return sum(link.stream_pool.traffic()[1::2]) if link is not None else 0
 
     def delivered(self, peer: PeerId) -> tuple[int, int]:
-        """Return the bulk bytes that the link to a peer has taken, and those that its machine has acknowledged."""
+        """Return the bulk bytes that the link to a peer has taken, and those that were acknowledged."""
         link = self._connections.links.get(peer)
         if link is None:
             return 0, 0

@@ -106,7 +106,7 @@ def test_time_of_a_ring_follows_from_the_time_in_which_our_frames_were_on_their_
     lap.sent |= {(0, False), (1, False)}
     lap.watch(True, 10.0)
     lap.watch(True, 10.5)
-    assert lap.lap_seconds(0.0) == math.inf, "it is on its way"
+    assert lap.lap_seconds(0.0) == math.inf, "it is in transit"
     lap.watch(False, 11.0)
     lap.watch(False, 20.0)
     assert lap.busy == 1.0 and lap.lap_seconds(0.0) == 2 * (8 + 4) * 0.5 and lap.lap_seconds(3.0) == 2 * (8 + 4) * 3.0

@@ -131,7 +131,7 @@ def test_data_that_has_left_the_queue_counts_once_it_has_arrived():
         send_queue.bulk(A, chunk(1))
         await asyncio.sleep(1.0)
         assert send_queue.sending(1, 0)[0]
-        send_queue.drop(A)  # the link broke: what was on its way is lost
+        send_queue.drop(A)  # the link broke: what was in transit is lost
         assert send_queue.sending(1, 0) == (False, 5.5)
 
     play(story)
