@@ -12,6 +12,7 @@ import psutil
 import pytest
 import uvloop
 from thinwire.collectives.transport.zeromq import record_writer
+from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS
 from thinwire.swarm.frame import Frame
@@ -144,7 +145,7 @@ def test_two_hundred_megabytes_arrive_intact(wire):
     wire.run(work)
 
 
-def test_bytes_that_the_peer_does_not_read_have_not_arrived(wire):
+def test_bytes_that_the_peer_does_not_read_have_not_arrived(wire, eventually):
     async def work():
         first, second = await wire.peer(1), await wire.peer(2)
         assert first.transport.delivered(second.id) == (0, 0)
@@ -155,18 +156,18 @@ def test_bytes_that_the_peer_does_not_read_have_not_arrived(wire):
             for index in range(120):
                 assert await first.chunk(second, bytes(CHUNK_BYTES), index)
 
-        task, taken = asyncio.create_task(feed()), -1
-        while taken != (now := first.transport.delivered(second.id)[0]) or not taken:
-            taken = now
-            await asyncio.sleep(0.5)
+        def waits():
+            taken, arrived = first.transport.delivered(second.id)
+            return taken > Limits().receive_queue and arrived < taken
+
+        task = asyncio.create_task(feed())
+        await eventually(waits)
         assert not task.done(), "the receive queue is full"
-        assert first.transport.delivered(second.id)[1] < taken
         for _ in range(120):
             await second.recv()
         await task
-        while (found := first.transport.delivered(second.id))[0] != found[1]:
-            await asyncio.sleep(0.01)
-        assert found[0] > 120 * CHUNK_BYTES
+        await eventually(lambda: first.transport.delivered(second.id)[1] == first.transport.delivered(second.id)[0])
+        assert first.transport.delivered(second.id)[0] > 120 * CHUNK_BYTES
 
     wire.run(work)
 
