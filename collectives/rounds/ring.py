@@ -244,7 +244,8 @@ class Ring(OwnerDependentButterfly):
         All peers of a ring finish together, so there is no first half of them. If more than half are honest, the announced
         uplink that is exceeded by less than half of them is not slower than all honest ones; and one honest peer has an honest
         successor, so that a liar delays its frames in no way. That peer then ends a ring in which others let data drip. It
-        ends no ring whose links are at most SLOW_FACTOR times slower than those of its slower half. No peer is accused.
+        ends no ring whose links are at most SLOW_FACTOR times slower than those of its slower half, once uplinks are announced.
+        No peer is accused.
         """
         lap = self._lap
         if lap is None or lap.right is None:
