@@ -13,10 +13,10 @@ GIVE_UP = 10
 """Patiences beyond the grace after which a peer leaves an undecided round; its delta stays."""
 
 STALL = 5
-"""Patiences for which a transfer that has begun may rest before it is given up.
+"""Patiences for which a transfer that has begun may rest before it is given up."""
 
-Also the time that slow peers get after the first half of all, in units of what that half took.
-"""
+SLOW_FACTOR = 5
+"""Time that slow peers get at least after the first half of all, in units of what that half took."""
 
 MAX_MOVING = 3600.0
 """Most seconds that a peer waits for a round because its frames move."""
@@ -26,7 +26,7 @@ MAX_PATIENCE = 120.0
 
 
 class Halfway:
-    """Time at which more than half of some peers have sent everything, and at which the others are late.
+    """Time at which more than half of some peers have sent everything, or from which others are late.
 
     It concerns one ballot at a time. So peers that let their data drip do not change what counts as late, unless they are
     half of all; and if most are slow, none of them is late.
@@ -49,14 +49,18 @@ class Halfway:
         if self._reached is None and 2 * done > peers:
             self._reached, self.longest = now, max(self.longest, now - self._began)
 
+    def expect(self, seconds: float) -> None:
+        """Note how long half of them would take, if all of them end together; infinite: unknown."""
+        self._reached = self._began + seconds
+
     def late_at(self, wait: float) -> float:
         """Return the time from which the others are late; infinite until more than half of all are done.
 
-        They get `wait` seconds more than the first half, or STALL times what that half took.
+        They get `wait` seconds more than the first half, or SLOW_FACTOR times what that half took.
         """
         if self._reached is None or self._all:
             return math.inf
-        return self._reached + max(wait, STALL * self.longest)
+        return self._reached + max(wait, SLOW_FACTOR * max(self.longest, self._reached - self._began))
 
 
 class Patience:

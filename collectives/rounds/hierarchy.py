@@ -241,7 +241,11 @@ class Hierarchy(Butterfly):
 
     @property
     def _late(self) -> bool:
-        """False: data of other sites comes through relays, so its delay is not that of one peer."""
+        """False: too few peers send directly to us to compare them.
+
+        A relay gets contributions only from its own site, an owner one value of each site, other peers results only from
+        their relays. In a ring the same holds, but its end accuses no peer; here the wrong peer would lose its chunks.
+        """
         return False
 
     def owing(self, opened: Open) -> Collection[PeerId]:

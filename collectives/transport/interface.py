@@ -183,6 +183,14 @@ class Transport(Protocol):
         """Return the bulk bytes received over the link to a peer, including those of incomplete frames."""
         ...
 
+    def delivered(self, peer: PeerId) -> tuple[int, int]:
+        """Return the bulk bytes that the link to a peer has taken, and those that have arrived.
+
+        Without a link both are 0. Bytes have arrived once the machine at the other end of the connection has them, which is
+        the peer's, or its relay's. Where that is unknown, they have arrived once they have left our process.
+        """
+        ...
+
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
         ...

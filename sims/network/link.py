@@ -140,14 +140,15 @@ class Pipe:
     """One direction and one plane (control or bulk) of a link.
 
     used: frames accepted by `send` and not yet taken by `recv`. sent, taken: number the packets as they leave and
-    arrive. pair: ids of `source` and `sink`. latency: one-way seconds between them. rate: bytes/s that one connection
-    reaches (None: unlimited). limit: maximum of `used`. uplink, downlink: links on the route. exit: gateway of the
-    sender's site on the route (None: there is none). onward: in a pipe to a relay, the pipe from there to the receiver;
-    entry: the inverse. Frames in both count in `used` of the entry.
+    arrive. given: bytes of all bulk packets so far. pair: ids of `source` and `sink`. latency: one-way seconds
+    between them. rate: bytes/s that one connection reaches (None: unlimited). limit: maximum of `used`. uplink,
+    downlink: links on the route. exit: gateway of the sender's site on the route (None: there is none). onward: in
+    a pipe to a relay, the pipe from there to the receiver; entry: the inverse. Frames in both count in `used` of
+    the entry.
     """
 
     __slots__ = (
-        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "last",
+        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "given", "last",
         "queue", "in_flight", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
@@ -161,7 +162,7 @@ class Pipe:
         self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
         self.downlink = into.downlink if into is not None else sink.downlink
-        self.used = self.sent = self.taken = 0
+        self.used = self.sent = self.taken = self.given = 0
         self.last = 0.0
         # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
         self.queue: list[Packet] = []
@@ -169,6 +170,13 @@ class Pipe:
         self.waiting: list[Packet] = []
         self.arrived: list[Packet] = []
         self.waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def in_transit(self) -> int:
+        """Bytes that have not arrived at the receiver, on either side of a relay."""
+        lists = (self.queue, self.in_flight, self.waiting, self.arrived)
+        onward = self.onward.in_transit if self.onward is not None else 0
+        return sum(packet.size for packets in lists for packet in packets) + onward
 
     async def room(self) -> bool:
         """Wait for a free place and take it. Returns False if the link broke meanwhile."""
@@ -287,6 +295,7 @@ class Uplink:
 
     def send(self, pipe: Pipe, packet: Packet) -> None:
         if pipe.bulk:
+            pipe.given += packet.size
             pipe.queue.append(packet)
             if len(pipe.queue) == 1:
                 self._flows.append(pipe)

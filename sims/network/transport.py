@@ -200,6 +200,20 @@ class SimTransport:
         self._came[peer] = (came, now)
         return int(came)
 
+    def delivered(self, peer: PeerId) -> tuple[int, int]:
+        link = self.links.get(peer)
+        if link is None:
+            return 0, 0
+        pipe, now = link.pipe(self, bulk=True), self._net.loop.now
+        arrived = pipe.given - pipe.in_transit
+        last = pipe.onward or pipe
+        # A packet that is arriving has arrived in part, at the rate of the slowest link on its route.
+        rates = [rate for rate in (last.uplink.rate, last.downlink.rate, last.rate) if rate]
+        if last.arrived and rates and not self._net.holds.held(*last.pair):
+            packet = last.arrived[0]
+            arrived += packet.size - min(packet.size, max(0, round((packet.done - now) * min(rates))))
+        return pipe.given, arrived
+
     async def close(self) -> None:
         if self.alive:
             self._closed = True

@@ -293,6 +293,14 @@ class ZmqTransport:
         link = self._connections.links.get(peer)
         return sum(link.stream_pool.traffic()[1::2]) if link is not None else 0
 
+    def delivered(self, peer: PeerId) -> tuple[int, int]:
+        """Return the bulk bytes that the link to a peer has taken, and those that were acknowledged."""
+        link = self._connections.links.get(peer)
+        if link is None:
+            return 0, 0
+        taken = sum(link.stream_pool.traffic()[::2])
+        return taken, taken - link.stream_pool.waiting()
+
     def refusals(self) -> dict[str, int]:
         """Return the number of failed visits to the gate, by reason."""
         return dict(self._gate.refused)

@@ -512,6 +512,35 @@ def test_lost_packet_delivers_no_bytes_until_retransmitted() -> None:
     assert lossy == [0, 0, 0]
 
 
+def test_sent_bytes_arrive_at_the_rate_of_the_link_and_not_through_a_cut() -> None:
+    async def main() -> None:
+        net = SimNet(5, latency=0.1)
+        a, b = _swarm(net, 2)
+        a.uplink.rate = MIB / 10
+        assert a.delivered(b.peer_id) == (0, 0)
+        for index in range(2):
+            await a.send(b.peer_id, _chunk(index, MIB))
+        taken, _ = a.delivered(b.peer_id)
+        assert 2 * MIB < taken < 2.01 * MIB
+        start = net.loop.time()
+        for seconds, share in ((0.05, 0.0), (5.1, 0.25), (10.1, 0.5), (15.1, 0.75), (20.2, 1.0)):
+            await asyncio.sleep(start + seconds - net.loop.time())
+            assert a.delivered(b.peer_id) == (taken, pytest.approx(share * taken, abs=0.01 * taken))
+        await a.send(b.peer_id, _chunk(2, MIB))
+        await asyncio.sleep(5.0)
+        net.cut(a.peer_id, b.peer_id)
+        await asyncio.sleep(10.0)
+        assert a.delivered(b.peer_id)[1] == taken
+        net.mend(a.peer_id, b.peer_id)
+        await asyncio.sleep(1.0)
+        after, arrived = a.delivered(b.peer_id)
+        assert after == arrived > taken
+        a.drop(b.peer_id, "over")
+        assert a.delivered(b.peer_id) == (0, 0)
+
+    virtual_loop.run(main(), seed=1)
+
+
 def test_pipes_of_a_link_are_made_when_used_and_as_the_link_was_opened():
     async def main():
         delay = 0.25

@@ -125,6 +125,8 @@ def test_two_peers_behind_translators_use_a_circuit() -> None:
         before, own, start = relay.totals(), a.totals()[0], swarm.net.loop.time()
         for index in range(10):
             assert await a.send(b.peer_id, Frame(Chunk(1, 0, 0, index), bytes(100_000)))
+        taken, arrived = a.delivered(b.peer_id)
+        assert taken > 1_000_000 > arrived + 200_000, "what is in transit to the relay, or from there, has not arrived"
         while len(swarm.frames.get(b.peer_id, ())) < 11:
             await asyncio.sleep(0.01)
         # Bytes leave the relay while they still arrive, so a second hop costs a latency.

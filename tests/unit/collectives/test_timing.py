@@ -7,7 +7,7 @@ import math
 from functools import wraps
 
 import pytest
-from thinwire.collectives.timing import LONGEST_NAP, MAX_PATIENCE, STALL, Halfway, Patience, Ticks
+from thinwire.collectives.timing import LONGEST_NAP, MAX_PATIENCE, SLOW_FACTOR, Halfway, Patience, Ticks
 from thinwire.sims.engine import virtual_loop
 
 
@@ -35,13 +35,26 @@ def test_peers_are_late_some_time_after_more_than_half_of_all_and_never_before()
     half.note(3, 4, 104.0)
     half.note(3, 4, 190.0)  # the last one does not matter
     assert half.longest == 4.0
-    assert half.late_at(1.0) == 104.0 + STALL * 4.0 and half.late_at(60.0) == 104.0 + 60.0
+    assert half.late_at(1.0) == 104.0 + SLOW_FACTOR * 4.0 and half.late_at(60.0) == 104.0 + 60.0
     half.begin(150.0)  # a ballot that asks for other data
     assert half.late_at(1.0) == math.inf
     half.note(3, 4, 150.5)  # some have it already
-    assert half.late_at(1.0) == 150.5 + STALL * 4.0 and half.longest == 4.0
+    assert half.late_at(1.0) == 150.5 + SLOW_FACTOR * 4.0 and half.longest == 4.0
     half.note(4, 4, 151.0)
     assert half.late_at(1.0) == math.inf
+
+
+def test_peers_of_a_ring_are_late_some_time_after_half_of_them_would_be_done():
+    half = Halfway()
+    half.begin(100.0)
+    half.expect(math.inf)
+    assert half.late_at(1.0) == math.inf
+    half.expect(4.0)
+    assert half.late_at(1.0) == 104.0 + SLOW_FACTOR * 4.0 and half.late_at(60.0) == 104.0 + 60.0
+    half.expect(2.0)
+    assert half.late_at(1.0) == 102.0 + SLOW_FACTOR * 2.0
+    half.begin(150.0)
+    assert half.late_at(1.0) == math.inf and half.longest == 0.0
 
 
 def simulated(main):

@@ -92,6 +92,8 @@ def test_two_peers_without_a_route_get_a_link_through_a_third(wire):
         assert relay.transport.lent().carried > len(payload) + len(back)
         sent, received = relay.transport.totals()
         assert min(sent, received) > len(payload) + len(back)
+        taken, arrived = first.transport.delivered(second.id)
+        assert taken >= arrived > len(payload), "the relay has acknowledged what it has passed on"
 
     wire.run(work)
 

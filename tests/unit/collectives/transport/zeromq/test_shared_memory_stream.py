@@ -61,6 +61,8 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, fol
         assert total < first.transport.inside()[0] < total + 100_000
         assert total < second.transport.inside()[1] < total + 100_000
         assert first.transport.by_peer()[second.id][0] > total
+        taken, arrived = first.transport.delivered(second.id)
+        assert taken == arrived > total, "what is in the memory of the peer's machine has arrived"
 
     wire.run(work)
     assert list(folder.iterdir()) == []

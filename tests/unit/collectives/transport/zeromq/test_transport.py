@@ -12,6 +12,7 @@ import psutil
 import pytest
 import uvloop
 from thinwire.collectives.transport.zeromq import record_writer
+from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS
 from thinwire.swarm.frame import Frame
@@ -140,6 +141,33 @@ def test_two_hundred_megabytes_arrive_intact(wire):
         total = sum(len(payload(index)) for index in range(count))
         assert total < traffic.bulk_up < total + count * 256
         assert second.transport.stats()[first.id].traffic.bulk_down == traffic.bulk_up
+
+    wire.run(work)
+
+
+def test_bytes_that_the_peer_does_not_read_have_not_arrived(wire, eventually):
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2)
+        assert first.transport.delivered(second.id) == (0, 0)
+        first.transport.learn(second.record)
+        second.transport.learn(first.record)
+
+        async def feed():
+            for index in range(120):
+                assert await first.chunk(second, bytes(CHUNK_BYTES), index)
+
+        def waits():
+            taken, arrived = first.transport.delivered(second.id)
+            return taken > Limits().receive_queue and arrived < taken
+
+        task = asyncio.create_task(feed())
+        await eventually(waits)
+        assert not task.done(), "the receive queue is full"
+        for _ in range(120):
+            await second.recv()
+        await task
+        await eventually(lambda: first.transport.delivered(second.id)[1] == first.transport.delivered(second.id)[0])
+        assert first.transport.delivered(second.id)[0] > 120 * CHUNK_BYTES
 
     wire.run(work)
 
