@@ -52,7 +52,7 @@ class PairRounds:
         drawn = others(bytes(32), one.round, self._view, me, self._group)
         group = sorted({me, *drawn})
         payloads = [sent[self._peers.index(peer)] for peer in group]
-        means = MeshMeans(payloads, group.index(me), self._cut, self._codec) if drawn else None
+        means = MeshMeans(payloads, group.index(me), self._cut, self._codec, one.round + 1) if drawn else None
         one.step(read, sent[index], means, self._cut, self._codec, members=(), pull=self._step)
 
 

@@ -27,6 +27,7 @@ name = "trial-of-pairs"
 method = "noloco"
 sync_every = 4
 gamma = {gamma}
+slow_weight_parts = {parts}
 [exchange]
 codec = "{codec}"
 gossip_group_size = {group}
@@ -36,16 +37,23 @@ max_weight = 100000
 CODECS = ("fp32", "int8(block=256)", "int8(block=64)")
 """The first one is exact: with γ = β one vector travels, otherwise two."""
 
+SPARSE = "topk(k=64,chunk=4096)|2bit|rice"
+
 GAMMAS = (0.7, 0.4)
 
 GROUPS = (2, 2, 3, 4, 9)
 """Sizes of gossip groups; in the largest, chunks have owners."""
 
+PARTS = (1, 1, 2, 4)
+"""Parts of the slow weights."""
+
 
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
-    manifest = MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
+    codec, gamma, group = rng.choice(CODECS), rng.choice(GAMMAS), rng.choice(GROUPS)
+    codec = SPARSE if rng.random() < 0.4 else codec
+    manifest = MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=rng.choice(PARTS))
     return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest)
 
 

@@ -157,9 +157,9 @@ def partner_counted_twice(patch):
     """The contribution of the partner is in the mean twice."""
     init = MeshMeans.__init__
 
-    def twice(self, payloads, place, grid, halves):
+    def twice(self, payloads, place, grid, halves, round):
         others = [payload for at, payload in enumerate(payloads) if at != place]
-        init(self, [*payloads, *others], place, grid, halves)
+        init(self, [*payloads, *others], place, grid, halves, round)
 
     patch.setattr(MeshMeans, "__init__", twice)
 

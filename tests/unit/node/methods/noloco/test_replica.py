@@ -36,9 +36,10 @@ def swarm_of(n, theta):
 def meet(replicas, thetas, group, cut, how, pull=PULL):
     """Play one round of a group: all contribute, then all step with the others' contributions."""
     payloads = {i: sent(replicas[i], thetas[i], cut, how) for i in group}
+    rounds = {i: replicas[i].round + 1 for i in group}
     for i in group:
         means = (
-            MeshMeans([payloads[j] for j in sorted(group)], sorted(group).index(i), cut, how)
+            MeshMeans([payloads[j] for j in sorted(group)], sorted(group).index(i), cut, how, rounds[i])
             if len(group) > 1
             else None
         )
@@ -124,7 +125,7 @@ def test_contribution_missed_by_one_peer_moves_mean_as_documented():
     moved = [theta - before for theta, before in zip(thetas, phi, strict=True)]
     payloads = [sent(one, t, cut, TWO) for one, t in zip(replicas, thetas, strict=True)]
     for i, replica in enumerate(replicas):
-        means = MeshMeans([payloads[j] for j in range(n) if (i, j) != (0, 3)], i, cut, TWO)
+        means = MeshMeans([payloads[j] for j in range(n) if (i, j) != (0, 3)], i, cut, TWO, 1)
         pull = GossipStep(ALPHA, BETA, 0.5)
         replica.step(reader(thetas[i]), payloads[i], means, cut, TWO, members=(), pull=pull)
     found = np.sum([replica.momentum for replica in replicas], axis=0) - BETA * np.sum(moved, axis=0)
