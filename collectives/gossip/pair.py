@@ -107,7 +107,12 @@ class Pair:
         self.result: PairResult | None = None
         self.exchanged = False
         self._plan, self._mismatch = terms.plan, terms.mismatch
-        self._grid, self._halves, self._mixed, self._max_weight = terms.grid, terms.halves, terms.mixed, terms.max_weight
+        self._grid, self._halves, self._mixed, self._max_weight = (
+            terms.grid,
+            terms.halves,
+            terms.mixed,
+            terms.max_weight,
+        )
         self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
         self._posted: ChunkSender | None = None
         self._announced: ChunkSender | None = None

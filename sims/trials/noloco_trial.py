@@ -52,7 +52,7 @@ PARTS = tuple(SIZES)
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
-    codec, gamma, group, parts = (rng.choice(choices) for choices in (CODECS, GAMMAS, GROUPS, PARTS))
+    codec, gamma, group, parts = rng.choice(CODECS), rng.choice(GAMMAS), rng.choice(GROUPS), rng.choice(PARTS)
     manifest = MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=parts)
     return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest, parameters=SIZES[parts])
 

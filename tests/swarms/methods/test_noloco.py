@@ -439,7 +439,9 @@ def test_frames_from_non_partners_change_nothing(swarm, codec):
 def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2, parts=1):
     """Run of pairs or groups with these codec and faults."""
     manifest = noloco_trial.MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=parts)
-    scenario = replace(noloco_trial.trial_of_pairs(seed, peers), manifest=manifest, parameters=noloco_trial.SIZES[parts])
+    scenario = replace(
+        noloco_trial.trial_of_pairs(seed, peers), manifest=manifest, parameters=noloco_trial.SIZES[parts]
+    )
     return scenario.with_(faults=faults, duration=seconds)
 
 
