@@ -23,6 +23,7 @@ from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.header import HEADER
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
 DRAWN = 1000
@@ -138,4 +139,4 @@ def _chunks(cut: Grid, codec: Codec | FlatSparse) -> float:
 
 def usual_bytes(codec: Codec | FlatSparse, n: int) -> float:
     """Return the bytes of n elements: exact for dense codecs, usual for a sparse one."""
-    return n * bits_of(codec.codec) / 8 if isinstance(codec, FlatSparse) else codec.nbytes(n)
+    return n * bits_of(codec.codec) / 8 + HEADER.size if isinstance(codec, FlatSparse) else codec.nbytes(n)
