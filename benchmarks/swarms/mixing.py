@@ -6,9 +6,9 @@
 
 The groups are those that the product draws (collectives/topology/matching.py). Replicas begin as independent random vectors and
 take the mean of their group in each round (γ = 1, no momentum, no training). Theory: the mean square of the deviations
-shrinks by (groups − 1) / (peers − 1) in each round, whatever they are (`gamma_limit` in swarm/method_specs/noloco.py); with n
-parts in every n-th. The chunks of a part are those of the product (`PairCodec.mixed`). "payloads": contributions that a peer sends
-in one round, for one vector.
+shrinks by (groups − 1) / (peers − 1) in each round, whatever they are (`gamma_limit` in
+swarm/method_specs/noloco.py); with n parts in every n-th. The chunks of a part are those of the product
+(`PairCodec.mixed`). "payloads": contributions that a peer sends in one round, for one vector.
 """
 
 from __future__ import annotations
