@@ -90,7 +90,7 @@ def _pair_bits(how: PairCodec) -> tuple[float, float]:
 
 
 def gossip_bits(question: Question) -> float:
-    """Return the bits per parameter that a peer sends in a round of its gossip group: contributions, and means."""
+    """Return the bits per parameter that a peer sends in a round: its contributions, and means."""
     how, size = question.halves, min(question.group, question.peers)
     fast, slow = _pair_bits(how)
     if question.group <= MESH:

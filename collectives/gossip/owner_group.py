@@ -117,9 +117,10 @@ class OwnerGroup(GossipGroup):
         super().announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
 
     def means(self, members: Collection[PeerId]) -> Means:
-        """Return the means of these members, each of which is us or another: those of the chunks that they own.
+        """Return the means of these members, each of which is us or another.
 
-        Of chunks without an owner the means of their contributions, if they are not ours alone.
+        These are the means that they sent of the chunks that they own. Of chunks without an owner they are the means of
+        their contributions, if they are not ours alone.
         """
 
         def find(number: int) -> Buffer | None:

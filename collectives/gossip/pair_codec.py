@@ -29,7 +29,10 @@ SLOW = "int8(block=256)"
 
 @dataclass(frozen=True, slots=True)
 class PairCodec:
-    """Codecs of a pair. `fast`: codec of Δ, or of θ if `slow`, the codec of φ, is None. `parts`: parts of φ."""
+    """Codecs of a pair.
+
+    `fast`: codec of Δ, or of θ if `slow`, the codec of φ, is None. `parts`: parts of φ.
+    """
 
     fast: Codec | FlatSparse
     slow: Codec | None

@@ -1,4 +1,4 @@
-"""Sparse codec of a flat chunk, for exchanges that are cut into chunks of one vector and know no tensors.
+"""Sparse codec of a flat chunk, for exchanges that know no tensors.
 
 Blocks are adjacent elements, as in `sharded`, not squares of a matrix.
 """

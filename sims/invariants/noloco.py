@@ -36,7 +36,10 @@ ROUNDING = 16.0
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """φ, δ, and the part of Δ that the codec has left out so far, decayed (None: unknown). Never changed in place."""
+    """φ, δ, and the decayed part of Δ that the codec has left out. Never changed in place.
+
+    `left`: None if unknown.
+    """
 
     phi: Floats
     delta: Floats
@@ -44,7 +47,10 @@ class _Replica:
 
 
 class _Offer:
-    """Data that a replica trained to `theta` sends. `decay`: part of what is left out that is carried over."""
+    """Data that a replica trained to `theta` sends.
+
+    `decay`: part of the rest of Δ that is carried over.
+    """
 
     def __init__(self, replica: _Replica, round: int, theta: Floats, how: PairCodec, decay: float) -> None:
         self.replica, self.round, self.theta, self._how, self._decay = replica, round, theta, how, np.float32(decay)
@@ -239,7 +245,10 @@ class GossipInvariants:
     def _owner_step(
         self, step: _Step, fast: Floats, slow: Floats, moved: Sequence[_Span], drawn: Sequence[_Span]
     ) -> Floats:
-        """Return δ after the step with these means, which owners encode. `moved`, `drawn`: chunks of Δ and of φ."""
+        """Return δ after the step with these means, which owners encode.
+
+        `moved`, `drawn`: chunks of Δ and of φ.
+        """
         sent, old, how = step.offer.sent, step.old, self._how
         assert sent is not None
         delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent[1]

@@ -59,7 +59,10 @@ class GossipReplica(Replica):
         return self.codec.fast
 
     def base(self, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
-        """Yield the encoded chunks of the slow weights of a round; they are known as soon as the previous one is over."""
+        """Yield the encoded chunks of the slow weights that travel in the next round.
+
+        They are known as soon as the previous round is over.
+        """
         for index in halves.mixed(grid, self.round + 1):
             start, stop = grid.span(index)
             assert halves.slow is not None

@@ -524,7 +524,7 @@ def test_noloco_takes_a_sparse_codec_with_the_defaults_of_sparseloco():
 
 
 def test_noloco_gamma_bound_falls_with_the_parts_of_the_slow_weights():
-    """Momentum goes on between two turns of a part: without any the limit stays, with much it halves."""
+    """Momentum continues between two turns of a part: without any the limit stays."""
     toml = "[outer]\nmethod = 'noloco'\ngamma = {}\nslow_weight_parts = {}\n"
     assert gamma_limit(0.0, parts=16) == gamma_limit(0.0) == 2.0
     assert gamma_limit(0.5, parts=64) == pytest.approx(1.0) and gamma_limit(0.5, parts=2) == pytest.approx(1.25)
