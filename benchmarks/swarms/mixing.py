@@ -95,7 +95,8 @@ def played(peers: int, size: int, apart: float, parts: int = 1) -> list[float]:
     while found[-1] > apart * found[0]:
         drawn = np.concatenate([np.arange(*cut.span(chunk)) for chunk in codec.mixed(cut, len(found))])
         for group in partition(bytes(32), len(found), view, size):
-            values[np.ix_(group, drawn)] = values[np.ix_(group, drawn)].mean(axis=0)
+            here = np.ix_(np.array(group), drawn)
+            values[here] = values[here].mean(axis=0)
         found.append(float(np.sqrt(np.mean(values**2))))
     return found
 
