@@ -126,7 +126,9 @@ def test_sparse_noloco_manifest_is_planned_with_its_parts(group):
     toml += f'codec = "topk(k=64,chunk=4096)|2bit|rice"\ngossip_group_size = {group}\n'
     sizes = {}
     for parts in (1, 8):
-        own = question(toml.format(parts).encode(), "x.toml", parameters="100M", layers=12, step=1.0, links=["32x50/10"])
+        own = question(
+            toml.format(parts).encode(), "x.toml", parameters="100M", layers=12, step=1.0, links=["32x50/10"]
+        )
         answer = plan(own)
         assert answer.bits == pytest.approx(0.1485 + 8.0625 / parts, rel=1e-3)
         sizes[parts] = answer.round.sent
