@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from thinwire.compression.core.types import Floats
-from thinwire.node.methods.noloco.replica import GossipStep
+from thinwire.node.methods.noloco.replica import step_of
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.manifest.manifest import Manifest
@@ -202,8 +202,7 @@ class Pairs(Training):
         theta = np.empty(stack.layout.total, np.float32)
         stack.layout.read(self.toy.model(), theta)
         codec = METHODS[self._manifest.outer.method].codec(self._manifest, stack.layout)
-        pull = GossipStep(spec.momentum, spec.lr, spec.gamma)
-        pairs = PairRounds(stack.layout, theta, self.toy.peers, codec, pull)
+        pairs = PairRounds(stack.layout, theta, self.toy.peers, codec, step_of(spec))
         reads, writes = [stack.reader(lane) for lane in self.lanes], [stack.writer(lane) for lane in self.lanes]
 
         def step(index: int, sent: Sequence[Sequence[memoryview]]) -> None:

@@ -63,6 +63,18 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "noloco int8": paired(0.7, codec="int8(block=256)"),
     "noloco int4": paired(0.7, codec="int4(block=256)"),
     "noloco gamma 0": paired(0.0),
+    "noloco parts 4": paired(0.7, codec="int4(block=256)", parts=4),
+    "noloco parts 16": paired(0.7, codec="int4(block=256)", parts=16),
+    "noloco sparse": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95),
+    "noloco sparse /4": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, parts=4),
+    "noloco sparse /16": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, parts=16),
+    "noloco sparse .7": paired(0.7, 1.0, 0.0, codec=TOPK.format(64), decay=0.95),
+    "noloco sparse m.5": paired(0.7, 0.7, 0.5, codec=TOPK.format(64), decay=0.95),
+    "noloco sparse lr1.5": paired(1.0, 1.5, 0.0, codec=TOPK.format(64), decay=0.95),
+    "noloco sparse lr1.5 /16": paired(1.0, 1.5, 0.0, codec=TOPK.format(64), decay=0.95, parts=16),
+    "noloco sparse, 8s": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95),
+    "noloco sparse, 8s /16": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95, parts=16),
+    "noloco int4 m0": paired(1.0, 1.0, 0.0, codec="int4(block=256)"),
     "noloco, fours": paired(0.7, group=4),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),
     "e3m0 .4/.9": rounds_of(dense("e3m0(block=256)", 0.4, 0.9)),
@@ -87,12 +99,12 @@ RUNS: dict[str, Callable[[Toy], float]] = {
 
 def table(losses: dict[str, list[float]]) -> str:
     """Results, one line for each way to train: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
-    lines = [f"{'':<18} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
+    lines = [f"{'':<24} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
     usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
     for name, found in losses.items():
         mean = float(np.mean(found))
         losses_text = " ".join(f"{loss:.3f}" for loss in found)
-        lines.append(f"{name:<18} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {losses_text}")
+        lines.append(f"{name:<24} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {losses_text}")
     return "\n".join(lines)
 
 

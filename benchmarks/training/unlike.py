@@ -52,7 +52,7 @@ class PairRounds:
         drawn = others(bytes(32), one.round, self._view, me, self._group)
         group = sorted({me, *drawn})
         payloads = [sent[self._peers.index(peer)] for peer in group]
-        means = MeshMeans(payloads, group.index(me), self._cut, self._codec) if drawn else None
+        means = MeshMeans(payloads, group.index(me), self._cut, self._codec, one.round + 1) if drawn else None
         one.step(read, sent[index], means, self._cut, self._codec, members=(), pull=self._step)
 
 
@@ -63,6 +63,8 @@ def paired(
     group: int = 2,
     codec: str = "fp32",
     seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
+    parts: int = 1,
+    decay: float = 1.0,
 ) -> Callable[[Toy], float]:
     """Return NoLoCo with these settings. `seen` is called after each round."""
 
@@ -71,7 +73,7 @@ def paired(
         layout = layout_of(trainers[0].model)
         theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
-        how, pull = halves(codec, lr=lr, gamma=gamma), GossipStep(momentum, lr, gamma)
+        how, pull = halves(codec, lr=lr, gamma=gamma, parts=parts), GossipStep(momentum, lr, gamma, decay)
         pairs = PairRounds(layout, theta, toy.peers, how, pull, group)
 
         def reader(trainer: Trainer) -> Read:

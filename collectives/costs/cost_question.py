@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
-from thinwire.collectives.costs.exchange_bytes import sparse_bits
+from thinwire.collectives.costs.exchange_bytes import bits_of
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.gossip.pair_codec import halves as parse_halves
 from thinwire.compression.powersgd import PowerSGD
@@ -13,7 +13,7 @@ from thinwire.compression.registry import Named
 from thinwire.compression.registry import dense as dense_codec
 from thinwire.compression.registry import parse as parse_codec
 from thinwire.compression.sparse.demo import Demo
-from thinwire.compression.sparse.topk import LEVELS, Sparse
+from thinwire.compression.sparse.topk import Sparse
 from thinwire.swarm.choices import MethodName, Topology
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
@@ -43,12 +43,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tokens of one inner step of one peer, 0: unknown. rtt, grace: seconds. every: inner steps per round. memory:
     bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
-    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. sized: chunks
-    are assigned by bandwidth. line: the line that the peers of a site share to all others, None: every peer has its
-    own. codec: dense, for the methods that need one; own_codec: of the manifest's method if it is another kind, with
-    own_bits per parameter. frozen: parameters of the model that no peer trains or sends. hidden: the method trains
-    during an exchange. turns: fragments with separate rounds. stages: of the manifest's pipeline, 0 without. assumed:
-    values that were not given.
+    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. parts: of
+    their slow weights. sized: chunks are assigned by bandwidth. line: the line that the peers of a site share to
+    all others, None: every peer has its own. codec: dense, for the methods that need one; own_codec: of the
+    manifest's method if it is another kind, with own_bits per parameter. frozen: parameters of the model that no
+    peer trains or sends. hidden: the method trains during an exchange. turns: fragments with separate rounds.
+    stages: of the manifest's pipeline, 0 without. assumed: values that were not given.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     moments: int
     sized: bool = True
     group: int = 2
+    parts: int = 1
     assumed: tuple[str, ...]
     line: PeerMachine | None = None
     own_codec: str = ""
@@ -96,7 +97,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def halves(self) -> PairCodec:
         """Codec of what one partner of a pair sends."""
-        return parse_halves(self.codec, lr=self.lr, gamma=self.gamma)
+        own = self.own_codec if self.paired and self.own_codec else self.codec
+        return parse_halves(own, lr=self.lr, gamma=self.gamma, parts=self.parts)
 
     @property
     def latency(self) -> float:
@@ -149,6 +151,7 @@ def question_of(
         moments=2 if settings.inner.optimizer == "adamw" else 1,
         sized=settings.exchange.chunk_assignment == "bandwidth" and settings.exchange.topology == "butterfly",
         group=settings.exchange.gossip_group_size,
+        parts=gossip.slow_weight_parts,
         assumed=assumed,
         line=line,
         own_codec=own.spec if own_bits else "",
@@ -162,5 +165,5 @@ def question_of(
 def _bits(codec: Named, width: int) -> float:
     """Return the bits per parameter of a codec that is not dense, for matrices of width × width; or 0."""
     if isinstance(codec, Sparse | Demo):
-        return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
+        return bits_of(codec)
     return 2 * 32 * codec.rank / width if isinstance(codec, PowerSGD) else 0.0

@@ -6,6 +6,8 @@ Bytes are per peer and exchange of P parameters, each with `bits` bits on the wi
 from __future__ import annotations
 
 import numpy as np
+from thinwire.compression.sparse.demo import Demo
+from thinwire.compression.sparse.topk import LEVELS, Sparse
 
 SPARSE_BITS = {16: 0.0447, 32: 0.0819, 64: 0.1485, 128: 0.266, 256: 0.504, 384: 0.641}
 """Maps values sent of 4096 to bits per parameter of the model: 2-bit values and Rice-coded index gaps."""
@@ -15,6 +17,11 @@ def sparse_bits(kept: float, width: int = 2) -> float:
     """Return the bits per parameter of `kept` values of 4096, with `width` bits each, by the table."""
     table = np.log([*SPARSE_BITS]), np.log([*SPARSE_BITS.values()])
     return float(np.exp(np.interp(np.log(kept), *table))) + (width - 2) * kept / 4096
+
+
+def bits_of(codec: Sparse | Demo) -> float:
+    """Return the bits per parameter of a sparse codec."""
+    return sparse_bits(4096 * codec.k / codec.chunk, LEVELS[codec.values])
 
 
 def butterfly_bytes(parameters: float, bits: float, peers: int) -> float:

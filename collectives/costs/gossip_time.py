@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
+from thinwire.collectives.costs.exchange_bytes import bits_of
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, grids, wire
 from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
+from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.header import HEADER
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
 DRAWN = 1000
@@ -84,7 +87,7 @@ def _to_all(total: int, how: PairCodec, size: int) -> _Sent:
     step = base = control = 0.0
     for cut in grids(total, how):
         step += (size - 1) * _chunks(cut, how.fast)
-        base += (size - 1) * _chunks(cut, how.slow) if how.slow is not None else 0
+        base += (size - 1) * _chunks(cut, how.slow) / how.parts if how.slow is not None else 0
         control += (size - 1) * _messages(cut, how, len(cut))
     return _Sent(step, base, step + base + control)
 
@@ -97,13 +100,22 @@ def _by_owners(total: int, how: PairCodec, size: int) -> _Sent:
     step = base = everything = 0.0
     for cut in grids(total, how):
         count = len(cut)
-        share = (size - 1) / size
-        most = (size - 1) * -(-count // size) / count
-        fast = _chunks(cut, how.fast) + _chunks(cut, how.means)
-        slow = _chunks(cut, how.slow) + _chunks(cut, how.means) if how.slow is not None else 0
-        step += most * fast
-        base += most * slow
-        everything += share * (fast + slow) + (size - 1) * _messages(cut, how, -(-count // size))
+        share, most = (size - 1) / size, (size - 1) * -(-count // size) / count
+        fast = _chunks(cut, how.fast)
+        if how.averaged:
+            fast += _chunks(cut, how.means)
+            step += most * fast
+            everything += share * fast
+        else:
+            step += (size - 1) * fast
+            everything += (size - 1) * fast
+        if how.slow is not None:
+            slow = _chunks(cut, how.slow) + _chunks(cut, how.means)
+            turns = (len(range(part, count, how.parts)) for part in range(how.parts))
+            most = (size - 1) * sum(-(-chunks // size) for chunks in turns) / count
+            base += most * slow / how.parts
+            everything += share * slow / how.parts
+        everything += (size - 1) * _messages(cut, how, -(-count // size) if how.averaged else count)
     return _Sent(step, base, everything)
 
 
@@ -113,13 +125,18 @@ def _messages(cut: Grid, how: PairCodec, requested: int) -> int:
     fetch = wire(Fetch(_NUMBER, 0, _ID, tuple(range(requested))))
     control = wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0)) + fetch
     if how.slow is not None:
-        control += wire(Base(_NUMBER, 0, _NUMBER, _ID, bytes(32 * count))) + fetch
+        control += wire(Base(_NUMBER, 0, _NUMBER, _ID, bytes(32 * -(-count // how.parts)))) + fetch
     return control
 
 
-def _chunks(cut: Grid, codec: Codec) -> int:
+def _chunks(cut: Grid, codec: Codec | FlatSparse) -> float:
     """Return the bytes of one vector on the wire."""
     count = len(cut)
     chunk = wire(Chunk(_NUMBER, 0, _NUMBER, min(count, 500)))
-    ends = sum(codec.nbytes(cut.size(index)) + chunk for index in (0, count - 1)[: min(count, 2)])
-    return ends + max(0, count - 2) * (codec.nbytes(cut.chunk) + chunk)
+    ends = sum(usual_bytes(codec, cut.size(index)) + chunk for index in (0, count - 1)[: min(count, 2)])
+    return ends + max(0, count - 2) * (usual_bytes(codec, cut.chunk) + chunk)
+
+
+def usual_bytes(codec: Codec | FlatSparse, n: int) -> float:
+    """Return the bytes of n elements: exact for dense codecs, usual for a sparse one."""
+    return n * bits_of(codec.codec) / 8 + HEADER.size if isinstance(codec, FlatSparse) else codec.nbytes(n)

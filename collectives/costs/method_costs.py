@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
-from thinwire.collectives.costs.gossip_time import pair_time
+from thinwire.collectives.costs.gossip_time import pair_time, usual_bytes
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
 from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
 from thinwire.collectives.gossip.owner_group import MESH
+from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology import relay_plan
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.compression.registry import dense as dense_codec
@@ -79,7 +80,23 @@ def bits(question: Question, codec: str = "") -> float:
 
 def pair_bits(question: Question) -> float:
     """Return the bits per parameter that one partner of a pair sends: two vectors for a lossy codec."""
-    return 8 * question.halves.nbytes(1 << 19) / (1 << 19)
+    return sum(_pair_bits(question.halves))
+
+
+def _pair_bits(how: PairCodec) -> tuple[float, float]:
+    """Return the bits per parameter of Δ and of the slow weights, the mean of a round's part."""
+    slow = 8 * how.slow.nbytes(1 << 19) / (1 << 19) / how.parts if how.slow is not None else 0.0
+    return 8 * usual_bytes(how.fast, 1 << 19) / (1 << 19), slow
+
+
+def gossip_bits(question: Question) -> float:
+    """Return the bits per parameter that a peer sends in a round: its contributions, and means."""
+    how, size = question.halves, min(question.group, question.peers)
+    fast, slow = _pair_bits(how)
+    if question.group <= MESH:
+        return (size - 1) * (fast + slow)
+    owned = butterfly_bytes(1, 8, size)
+    return (owned if how.averaged else size - 1) * fast + owned * slow
 
 
 def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
@@ -92,7 +109,7 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
         "streaming": (Schedule(every, streaming=True), around * dense),
         "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
         "sparse": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
-        "gossip": (Schedule(every), copies(question) * pair_bits(question)),
+        "gossip": (Schedule(every), gossip_bits(question)),
     }
 
 
@@ -121,12 +138,6 @@ def pair_rounds(question: Question, every: int) -> RoundTime:
         (machine.count, PlannedPeer(machine.down, machine.up, every * machine.step)) for machine in question.machines
     ]
     return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
-
-
-def copies(question: Question) -> float:
-    """Return how many contributions, or means as large, a peer sends in a round of its gossip group."""
-    size = min(question.group, question.peers)
-    return float(size - 1) if question.group <= MESH else butterfly_bytes(1, 8, size)
 
 
 def _slowest(question: Question) -> float:
@@ -281,7 +292,7 @@ def _uplinks(question: Question) -> float:
 def _gossip(question: Question) -> MethodCosts:
     """Return the gossip method: random pairs or groups, in which peers wait for their partners only."""
     once, group = pair_rounds(question, question.every), question.group
-    payload = question.parameters * pair_bits(question) / 8
+    data = question.parameters * (pair_bits(question) + gossip_bits(question)) / 8
     who = "pairs" if group == 2 else f"groups of {group}"
     return MethodCosts(
         "gossip",
@@ -289,7 +300,7 @@ def _gossip(question: Question) -> MethodCosts:
         100,
         once.sent,
         once.exchange,
-        (8.0 if question.halves.exact else 12.0) * question.parameters + (1 + copies(question)) * payload,
+        (8.0 if question.halves.exact else 12.0) * question.parameters + data,
         lambda every: pair_rounds(question, every).busy,
         here=True,
     )

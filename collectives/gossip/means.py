@@ -27,13 +27,16 @@ class Means(Protocol):
 class MeshMeans:
     """Means of contributions that are all here: members send all chunks to each other.
 
-    `payloads`: the contributions in peer-id order, each with the chunks of Δ and then those of the slow weights. `place`:
-    which of them is ours. All members add in the same order, so that equal replicas stay equal in a group of all peers.
+    `payloads`: the contributions in peer-id order, each with the chunks of Δ and then those of the slow weights that travel
+    in `round`. `place`: which of them is ours. All members add in the same order, so that equal replicas stay equal in a
+    group of all peers.
     """
 
-    def __init__(self, payloads: Sequence[Sequence[Buffer]], place: int, grid: Grid, halves: PairCodec) -> None:
-        self._payloads, self._place, self._grid, self._halves = payloads, place, grid, halves
-        self._share = np.float32(1.0 / len(payloads))
+    def __init__(
+        self, payloads: Sequence[Sequence[Buffer]], place: int, grid: Grid, halves: PairCodec, round: int
+    ) -> None:
+        self._payloads, self._place, self._count, self._halves = payloads, place, len(grid), halves
+        self._mixed, self._share = halves.mixed(grid, round), np.float32(1.0 / len(payloads))
 
     def fast(self, index: int, out: Floats) -> bool:
         """Write the mean of Δ (of θ, if one vector travels) of this chunk."""
@@ -47,9 +50,10 @@ class MeshMeans:
 
     def pull(self, index: int, out: Floats) -> bool:
         """Write the mean of the slow weights minus ours as sent; return False if they do not travel."""
-        slow, number = self._halves.slow, len(self._grid) + index
-        if slow is None:
+        slow = self._halves.slow
+        if slow is None or index not in self._mixed:
             return False
+        number = self._count + self._mixed.index(index)
         one = np.empty_like(out)
         out[:] = 0.0
         for payload in self._payloads:
@@ -59,6 +63,22 @@ class MeshMeans:
         slow.decode(self._payloads[self._place][number], one)
         out -= one
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMeans:
+    """Means of Δ and of the slow weights from different sources."""
+
+    fasts: Means
+    pulls: Means
+
+    def fast(self, index: int, out: Floats) -> bool:
+        """Write the mean of Δ of this chunk; return False if there is none."""
+        return self.fasts.fast(index, out)
+
+    def pull(self, index: int, out: Floats) -> bool:
+        """Write the mean of the slow weights minus ours as sent; return False if there is none."""
+        return self.pulls.pull(index, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ computed yet, and where a mean is missing the member makes a step alone. As each
 pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et al., arXiv
 2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
 A mean that does not arrive moves it by the difference between the contribution and the mean, for these chunks.
+Chunks of a sparse Δ have no owners: they go to all members, each of which takes the mean (`PairCodec.averaged`).
 
 All members must have drawn the same group, or the chunks would have other owners: announcements name it. Peers whose
 views differ when they are ready are not in one group.
@@ -13,7 +14,7 @@ views differ when they are ready are not in one group.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 
 import blake3
@@ -22,7 +23,7 @@ import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT, lower_median, outliers
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.gossip.group import GossipGroup
-from thinwire.collectives.gossip.means import OwnerMeans
+from thinwire.collectives.gossip.means import Means, MeshMeans, OwnerMeans, SplitMeans
 from thinwire.collectives.gossip.owner_pair import OwnerPair
 from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.topology.shards import shares
@@ -34,7 +35,7 @@ MESH = 8
 
 
 class OwnerGroup(GossipGroup):
-    """Gossip group of one peer in one round, with an owner for each chunk.
+    """Gossip group of one peer in one round, whose chunks have owners.
 
     Used as a GossipGroup. `means` has the results after `wait`.
     """
@@ -43,8 +44,9 @@ class OwnerGroup(GossipGroup):
         super().__init__(terms, size=size, attempt=attempt)
         self._me, self._drawn_terms = me, replace(terms, mismatch="other group or plan")
         self._owner_pairs: dict[PeerId, OwnerPair] = {}
-        self._drawn: tuple[PeerId, ...] = ()
-        self._owners: tuple[PeerId, ...] = ()
+        self._drawn: tuple[PeerId, ...] | None = None
+        self._owners: dict[int, PeerId] = {}
+        """Members that were drawn, None before; and the owner of each chunk that has one, by its number."""
         self._source: Sequence[Buffer] = ()
         self._pending: dict[int, None] = {}
         self._means: dict[int, Buffer] = {}
@@ -52,26 +54,31 @@ class OwnerGroup(GossipGroup):
 
     def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> bool:
         """Set the other members, as drawn; again when views have changed. Return False if they stay the same."""
-        if self.ours is not None or (self._owners and tuple(self.pairs) == drawn == self._drawn):
+        if self.ours is not None or tuple(self.pairs) == drawn == self._drawn:
             return False
         self._drawn = drawn
         for pair in self.pairs.values():
             pair.part()
         terms, members = self._drawn_terms, tuple(sorted((*drawn, self._me)))
         self._terms = replace(terms, plan=blake3.blake3(terms.plan + b"".join(members)).digest())
-        count = len(terms.grid)
-        self._owners = shares(count, members, fragment=terms.round)
-        wanted = self._owned(self._me)
-        vectors = 1 if terms.halves.slow is None else 2
-        self._pending = dict.fromkeys(count * vector + index for vector in range(vectors) for index in wanted)
+        count, mixed = len(terms.grid), terms.mixed
+        fast, slow = range(count if terms.halves.averaged else 0), [count + index for index in mixed]
+        self._owners = {
+            number: owner
+            for numbers in (fast, slow)
+            for number, owner in zip(numbers, shares(len(numbers), members, fragment=terms.round), strict=True)
+        }
+        ours, shared = self._owned(self._me), range(len(fast), count)
+        self._pending = dict.fromkeys(ours)
         self._means = {}
         self._owner_pairs = {
             peer: OwnerPair(
                 peer,
                 self._terms,
                 self._look,
-                wanted=wanted,
+                ours=ours,
                 owned=self._owned(peer),
+                shared=shared,
                 arrived=self._reduce_complete,
                 reduced=lambda: not self._pending,
             )
@@ -85,7 +92,7 @@ class OwnerGroup(GossipGroup):
         return True
 
     def _owned(self, peer: PeerId) -> tuple[int, ...]:
-        return tuple(index for index, owner in enumerate(self._owners) if owner == peer)
+        return tuple(number for number, owner in self._owners.items() if owner == peer)
 
     def close(self) -> None:
         super().close()
@@ -109,21 +116,35 @@ class OwnerGroup(GossipGroup):
         self._source = source
         super().announce(source, hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
 
-    def means(self, owners: Container[PeerId]) -> OwnerMeans:
-        """Return the means of the chunks of these owners, each of which is us or a member."""
+    def means(self, members: Collection[PeerId]) -> Means:
+        """Return the means of these members, each of which is us or another.
+
+        These are the means that they sent of the chunks that they own. Of chunks without an owner they are the means of
+        their contributions, if they are not ours alone.
+        """
 
         def find(number: int) -> Buffer | None:
-            owner = self._owners[number % count]
-            if owner not in owners:
+            owner = self._owners.get(number)
+            if owner is None or owner not in members:
                 return None
             if owner == self._me:
                 return self._means.get(number)
             pair = self._owner_pairs.get(owner)
             return pair.mean(number) if pair is not None else None
 
-        count = len(self._terms.grid)
-        chunks = range(len(self._owners))
-        return OwnerMeans([find(i) for i in chunks], [find(count + i) for i in chunks], self._terms.halves)
+        terms, chunks = self._terms, range(len(self._terms.grid))
+        owned = OwnerMeans([find(i) for i in chunks], [find(len(chunks) + i) for i in chunks], terms.halves)
+        if terms.halves.averaged or set(members) <= {self._me}:
+            return owned
+        payloads = [self._shared(peer) for peer in sorted(members)]
+        return SplitMeans(MeshMeans(payloads, 0, terms.grid, terms.halves, terms.round), owned)
+
+    def _shared(self, peer: PeerId) -> Sequence[Buffer]:
+        """Return the contribution of a member, or ours, to the chunks without an owner."""
+        if peer == self._me:
+            return self._source
+        found = (self._owner_pairs[peer].contribution(number) for number in range(len(self._terms.grid)))
+        return [payload for payload in found if payload is not None]
 
     def tick(self) -> None:
         """Let time pass: give up members that are silent, stalled or late.
@@ -174,7 +195,7 @@ class OwnerGroup(GossipGroup):
         count = len(self._terms.grid)
         if number < count:
             return self._source[number] if self.ours is not None else None
-        return self.base[number - count] if self._posted is not None else None
+        return self.base[self._terms.mixed.index(number - count)] if self._posted is not None else None
 
     def _reduce(self, number: int) -> None:
         """Compute the mean of a chunk, and send it to the members that are part of it."""
@@ -197,7 +218,7 @@ class OwnerGroup(GossipGroup):
         origin = None if fast and halves.slow is not None else decode(payloads[self._me]).copy()
         lengths = {peer: _length(decode(payload), origin) for peer, payload in payloads.items()}
         others = [length for peer, length in lengths.items() if origin is None or peer != self._me]
-        usual = max(lower_median(others or [0.0]), self._size_of(number, one) / NORM_LIMIT)
+        usual = max(lower_median(others or [0.0]), self._size_near(number % count) / NORM_LIMIT)
         far, _ = outliers(lengths, usual)
         for peer in far:
             del payloads[peer]
@@ -230,14 +251,22 @@ class OwnerGroup(GossipGroup):
             if peer in self._owner_pairs:
                 self._owner_pairs[peer].fail(reason)
 
-    def _size_of(self, number: int, scratch: Floats) -> float:
-        """Return the L2 norm of our own parameters in a chunk, as sent; 0 if they are not sent yet."""
-        halves, count = self._terms.halves, len(self._terms.grid)
-        own = self._own(number % count + (count if halves.slow is not None else 0))
+    def _size_near(self, place: int) -> float:
+        """Return the L2 norm of our own parameters in a chunk, as sent; 0 if they are not sent yet.
+
+        If its parameters are not sent in this round, those of the chunk nearby that are.
+        """
+        terms, first = self._terms, 0
+        if terms.halves.slow is not None:
+            mixed, first = terms.mixed, len(terms.grid)
+            if not mixed:
+                return 0.0
+            place = mixed[min(place // terms.halves.parts, len(mixed) - 1)]
+        own, out = self._own(first + place), np.empty(terms.grid.size(place), np.float32)
         if own is None:
             return 0.0
-        (halves.slow or halves.fast).decode(own, scratch)
-        return _length(scratch, None)
+        (terms.halves.slow or terms.halves.fast).decode(own, out)
+        return _length(out, None)
 
     def _usable(self, peer: PeerId, number: int) -> Buffer | None:
         pair = self._owner_pairs[peer]

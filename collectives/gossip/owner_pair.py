@@ -1,14 +1,15 @@
 """One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
 
-A member requests of each other one only the chunks that it owns. As soon as a chunk of all members is here it sends the
-mean to each (`give`). So a member sends and receives 2·(n − 1)/n payloads instead of n − 1. Messages are those of a pair
+A member requests of each other one only the chunks that it owns, and those without an owner. As soon as a chunk of all
+members is here its owner sends the mean to each (`give`). So a member sends and receives 2·(n − 1)/n payloads instead of
+n − 1, where all chunks have owners. Messages are those of a pair
 (`pair`); a mean is a Chunk with a number above those of the two vectors, and has the attempt of the contribution that is
 part of it. It needs no hash: the stream authenticates the owner, and no other member can check a mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
@@ -22,9 +23,10 @@ from thinwire.swarm.messages.registry import Base, Chunk, Fetch, PeerId, Ready
 class OwnerPair(Pair):
     """Pair with a member of a group whose chunks have owners.
 
-    `wanted`, `owned`: indices of the chunks that we and the partner own. `settled` is called at the end, and `arrived`
-    with the number of each of our chunks that has arrived. `reduced` returns whether we have the means of all our chunks;
-    until then the partner may still be refused, so it is called again by `look`. The result has the partner's means.
+    Numbers of chunks: `ours` and `owned` are those that we and the partner own, `shared` those without an owner. `settled`
+    is called at the end, and `arrived` with the number of each chunk of the partner that has arrived. `reduced` returns
+    whether we have the means of all our chunks; until then the partner may still be refused, so it is called again by
+    `look`. The result has the partner's means.
     """
 
     def __init__(
@@ -33,16 +35,14 @@ class OwnerPair(Pair):
         terms: PairTerms,
         settled: Callable[[], None],
         *,
-        wanted: Sequence[int],
-        owned: Sequence[int],
+        ours: Collection[int],
+        owned: Collection[int],
+        shared: Collection[int] = (),
         arrived: Callable[[int], None],
         reduced: Callable[[], bool],
     ) -> None:
-        super().__init__(partner, terms, settled, wanted)
-        vectors = 1 if terms.halves.slow is None else 2
-        count = len(terms.grid)
-        self._expected = {count * vector + index for vector in range(vectors) for index in owned}
-        self._owned = frozenset(owned)
+        super().__init__(partner, terms, settled, {*ours, *shared})
+        self._owned, self._requestable = frozenset(owned), frozenset((*owned, *shared))
         self._means: dict[int, Buffer] = {}
         self._given: dict[int, Frame] = {}
         self._arrived, self._reduced = arrived, reduced
@@ -95,13 +95,9 @@ class OwnerPair(Pair):
         return super()._due + (self._deadline if self.complete else 0.0)
 
     def _serve(self, message: Fetch) -> None:
-        """Send requested chunks, of those that the partner owns."""
-        count = len(self._grid)
-        super()._serve(
-            msgspec.structs.replace(
-                message, indices=tuple(one for one in message.indices if one % count in self._owned)
-            )
-        )
+        """Send requested chunks, but none that others own."""
+        requested = tuple(one for one in message.indices if one in self._requestable)
+        super()._serve(msgspec.structs.replace(message, indices=requested))
 
     def _take_base(self, base: Base) -> None:
         if base.plan != self._plan:
@@ -138,7 +134,7 @@ class OwnerPair(Pair):
         sender = self._announced if number < count else self._posted
         if self.result is not None or sender is None or message.attempt != sender.announced.attempt:
             return
-        if number not in self._expected or number in self._means:
+        if number not in self._owned or number in self._means:
             return
         try:
             self._halves.means.check(frame.payload, self._grid.size(number % count))
@@ -154,7 +150,7 @@ class OwnerPair(Pair):
         ready = self.theirs
         if self.ours is None or ready is None or not self.complete or not self._reduced():
             return
-        if len(self._means) == len(self._expected):
+        if len(self._means) == len(self._owned):
             means = tuple(self._means[number] for number in sorted(self._means))
             self._settle(PairResult(self.partner, means, ready.attempt, ready.weight))
 

@@ -22,7 +22,7 @@ partner's Ready is authoritative, and missing slow weights never delay or abort 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.collectives.gossip.pair_codec import PairCodec
@@ -80,6 +80,11 @@ class PairTerms:
     fragment: int = 0
     mismatch: str = "plan"
 
+    @property
+    def mixed(self) -> range:
+        """Places of the chunks whose slow weights travel in this round."""
+        return self.halves.mixed(self.grid, self.round)
+
 
 class Pair:
     """One side of a pair.
@@ -87,11 +92,11 @@ class Pair:
     Created when the partner is known; `post` sends the slow weights, `announce` is called when the inner steps are
     done. Pass it the partner's frames of the round (`on_frame`), time (`tick`) and link changes (`on_link_down`,
     `reach`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
-    data that it still has to serve. `wanted`: indices of the chunks that we need of the partner, by default all.
+    data that it still has to serve. `wanted`: numbers of the chunks that we need of the partner, by default all.
     """
 
     def __init__(
-        self, partner: PeerId, terms: PairTerms, settled: Callable[[], None], wanted: Sequence[int] | None = None
+        self, partner: PeerId, terms: PairTerms, settled: Callable[[], None], wanted: Collection[int] | None = None
     ) -> None:
         self.partner, self.round, self.fragment = partner, terms.round, terms.fragment
         self.theirs: Ready | None = None
@@ -102,7 +107,12 @@ class Pair:
         self.result: PairResult | None = None
         self.exchanged = False
         self._plan, self._mismatch = terms.plan, terms.mismatch
-        self._grid, self._halves, self._max_weight = terms.grid, terms.halves, terms.max_weight
+        self._grid, self._halves, self._mixed, self._max_weight = (
+            terms.grid,
+            terms.halves,
+            terms.mixed,
+            terms.max_weight,
+        )
         self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
         self._posted: ChunkSender | None = None
         self._announced: ChunkSender | None = None
@@ -127,7 +137,7 @@ class Pair:
         Before `announce`, where they are exchanged.
         """
         if not self._refused:
-            self._posted = ChunkSender(base, source, len(self._grid))
+            self._posted = ChunkSender(base, source, len(self._grid), self._mixed)
             self._send_queue.control(self.partner, base)
 
     def announce(self, ready: Ready, source: Sequence[Buffer], *, deadline: float) -> None:
@@ -140,7 +150,7 @@ class Pair:
         if self._refused:
             self.fail(self._refused, tell=False)
         else:
-            self._announced = ChunkSender(ready, source, 0)
+            self._announced = ChunkSender(ready, source, 0, range(len(self._grid)))
             self._say()
             self._look()
 
@@ -266,9 +276,9 @@ class Pair:
         self._hear_it()
         if base.plan != self._plan:
             return self.fail(self._mismatch)
-        if len(base.hashes) != 32 * len(self._grid):
+        if len(base.hashes) != 32 * len(self._mixed):
             return self.fail("announcement")
-        coming = ChunkReceiver(base, codec, self._grid, len(self._grid), self._wanted)
+        coming = ChunkReceiver(base, codec, self._grid, len(self._grid), self._mixed, self._wanted)
         if self._base is not None and coming.digest == self._base.digest and self._posted is not None:
             # The partner repeats a known Base: it had chosen another partner, then us again, and has forgotten our
             # Base.
@@ -303,7 +313,7 @@ class Pair:
         self.theirs, self.theirs_at, self._came = ready, self._now(), 0
         if self._base is not None and self._base.digest != ready.base:
             self._base = None
-        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0, self._wanted)
+        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0, range(len(self._grid)), self._wanted)
         self._ask(self._step)
         self._look()
 

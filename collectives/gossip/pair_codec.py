@@ -5,14 +5,23 @@ A pair needs from each side Δ = θ − φ, the pseudo-gradient with the opposit
 the step is a function of θ alone, so exact codecs send θ. A lossy codec encodes Δ, with error feedback; φ then travels
 at 8 bits, and both sides use the decoded values, so that their moves towards each other cancel. φ is known when a round
 begins and travels while both train; Δ follows. A payload consists of the chunks of Δ, then those of φ, on one grid.
+
+Of φ a round may have a part only, all peers the same one: of n parts, part p has the chunks p, p + n, p + 2n, …, and
+rounds take the parts in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.topology.shards import Grid
 from thinwire.compression import registry
 from thinwire.compression.core.codec import Codec
+from thinwire.compression.device import Vector
+from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.topk import Sparse
 
 SLOW = "int8(block=256)"
 """Codec of the slow weights, unless that of the pseudo-gradient is exact."""
@@ -20,15 +29,21 @@ SLOW = "int8(block=256)"
 
 @dataclass(frozen=True, slots=True)
 class PairCodec:
-    """Codecs of a pair. `fast`: codec of Δ, or of θ if `slow`, the codec of φ, is None."""
+    """Codecs of a pair.
 
-    fast: Codec
+    `fast`: codec of Δ, or of θ if `slow`, the codec of φ, is None. `parts`: parts of φ.
+    """
+
+    fast: Codec | FlatSparse
     slow: Codec | None
+    parts: int = 1
 
     @property
     def spec(self) -> str:
         """Names of both codecs."""
-        return self.fast.spec if self.slow is None else f"{self.fast.spec}+{self.slow.spec}"
+        if self.slow is None:
+            return self.fast.spec
+        return f"{self.fast.spec}+{self.slow.spec}" + (f"/{self.parts}" if self.parts > 1 else "")
 
     @property
     def means(self) -> Codec:
@@ -36,21 +51,49 @@ class PairCodec:
 
         8 bits unless Δ is exact, because no error feedback corrects them.
         """
-        return self.fast if self.slow is None or self.fast.plain else self.slow
+        if self.slow is not None and not self.fast.plain:
+            return self.slow
+        assert not isinstance(self.fast, FlatSparse)
+        return self.fast
 
     @property
     def exact(self) -> bool:
         """True if encoding loses nothing, so that no error feedback is needed."""
         return self.fast.plain
 
+    @property
+    def averaged(self) -> bool:
+        """True if chunks of Δ may have owners, which send means.
+
+        The mean of n sparse vectors has n times as many values, so these go to all members instead.
+        """
+        return not isinstance(self.fast, FlatSparse)
+
+    def mixed(self, grid: Grid, round: int) -> range:
+        """Return the indices of the chunks whose slow weights travel in a round."""
+        return range(round % self.parts, len(grid), self.parts) if self.slow is not None else range(0)
+
     def nbytes(self, n: int) -> int:
-        """Return the exact bytes of n elements of both vectors."""
+        """Return the bytes of n elements of both vectors, at most; exact for dense codecs."""
         return self.fast.nbytes(n) + (self.slow.nbytes(n) if self.slow is not None else 0)
 
 
-def halves(spec: str, *, lr: float, gamma: float) -> PairCodec:
-    """Return the codecs for the codec, β and γ of a manifest."""
+def halves(spec: str, *, lr: float, gamma: float, parts: int = 1) -> PairCodec:
+    """Return the codecs for the codec, β and γ of a manifest, and its number of parts of the slow weights."""
+    if registry.kind_of(spec) == "tensor":
+        codec = registry.parse(spec)
+        assert isinstance(codec, Sparse)
+        return PairCodec(FlatSparse(codec), registry.dense(SLOW), parts)
     fast = registry.dense(spec)
     if not fast.plain:
-        return PairCodec(fast, registry.dense(SLOW))
-    return PairCodec(fast, None if gamma == lr else fast)
+        return PairCodec(fast, registry.dense(SLOW), parts)
+    return PairCodec(fast, None if gamma == lr and parts == 1 else fast, parts)
+
+
+def payload_of(codec: Codec | FlatSparse, x: Vector) -> memoryview:
+    """Return the payload of a chunk. Raises CodecError if a value is not finite."""
+    if isinstance(codec, FlatSparse):
+        return memoryview(codec.payload(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
+    payload = np.empty(codec.nbytes(len(x)), np.uint8)
+    encode(codec, x, payload)
+    return payload.data

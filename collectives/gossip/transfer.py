@@ -2,17 +2,19 @@
 
 Chunks are announced by hash, requested, and sent once per link.
 
-A pair has at most two vectors each way, with consecutive chunk numbers, so that a chunk's number identifies its vector.
+A pair has at most two vectors each way. The number of a chunk is its place in the grid, plus the number that the vector
+begins with, so that it identifies both. A vector may have some chunks of the grid only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import blake3
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
+from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Base, Chunk, Digest, Ready
 
@@ -25,13 +27,13 @@ def digest_of(hashes: bytes, first: int) -> Digest:
 class ChunkSender:
     """A vector announced to the partner. `asked`: whether the partner requested any of it.
 
-    Holds no copy of `source`.
+    `source`: its chunks, of which no copy is held. `places`: where they are in the grid.
     """
 
-    def __init__(self, announced: Base | Ready, source: Sequence[Buffer], first: int) -> None:
+    def __init__(self, announced: Base | Ready, source: Sequence[Buffer], first: int, places: Sequence[int]) -> None:
         self.announced, self.asked = announced, False
         self.digest = digest_of(announced.hashes, first)
-        self._source, self._first = source, first
+        self._chunks = {first + place: chunk for place, chunk in zip(places, source, strict=True)}
         self._served: set[int] = set()
 
     def serve(self, numbers: Iterable[int]) -> Iterator[Frame]:
@@ -39,10 +41,9 @@ class ChunkSender:
         self.asked = True
         message = self.announced
         for number in numbers:
-            index = number - self._first
-            if 0 <= index < len(self._source) and index not in self._served:
-                self._served.add(index)
-                yield Frame(Chunk(message.round, message.fragment, message.attempt, number), self._source[index])
+            if number in self._chunks and number not in self._served:
+                self._served.add(number)
+                yield Frame(Chunk(message.round, message.fragment, message.attempt, number), self._chunks[number])
 
     def forgotten(self) -> None:
         """Let all chunks be sent again: the link broke, or the partner has dropped them."""
@@ -52,15 +53,23 @@ class ChunkSender:
 class ChunkReceiver:
     """A vector announced by the partner, and its received chunks.
 
-    `wanted`: indices of the chunks that we need, by default all.
+    `places`: where its chunks are in the grid. `wanted`: numbers of the chunks that we need, by default all.
     """
 
     def __init__(
-        self, announced: Base | Ready, codec: Codec, grid: Grid, first: int, wanted: Iterable[int] | None = None
+        self,
+        announced: Base | Ready,
+        codec: Codec | FlatSparse,
+        grid: Grid,
+        first: int,
+        places: Sequence[int],
+        wanted: Collection[int] | None = None,
     ) -> None:
         self.attempt, self.digest = announced.attempt, digest_of(announced.hashes, first)
-        self._hashes, self._codec, self._grid, self._first = announced.hashes, codec, grid, first
-        self._chunks: dict[int, Buffer | None] = dict.fromkeys(range(len(grid)) if wanted is None else wanted)
+        self._hashes, self._codec, self._grid, self._first, self._places = announced.hashes, codec, grid, first, places
+        self._chunks: dict[int, Buffer | None] = {
+            place: None for place in places if wanted is None or first + place in wanted
+        }
         self.missing = len(self._chunks)
 
     @property
@@ -88,7 +97,8 @@ class ChunkReceiver:
         Return "" or what is wrong with it: first its hash, then its content as the codec reports it.
         """
         index = number - self._first
-        if frame.hashed() != self._hashes[32 * index : 32 * index + 32]:
+        at = 32 * self._places.index(index)
+        if frame.hashed() != self._hashes[at : at + 32]:
             return "hash"
         try:
             self._codec.check(frame.payload, self._grid.size(index))

@@ -62,14 +62,14 @@ class Portions:
 
         Raises CodecError for an invalid payload.
         """
-        return _square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))
+        return square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))
 
     def check_sum(self, payload: Buffer, n: int) -> float:
         """Return the squared L2 norm of a result of a run of n elements.
 
         Raises CodecError for an invalid payload.
         """
-        return _square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
+        return square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
 
     def thin(
         self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
@@ -102,5 +102,6 @@ class Portions:
             at += size
 
 
-def _square(selected: Selected) -> float:
+def square(selected: Selected) -> float:
+    """Return the squared L2 norm of the decoded values."""
     return float(sum(sparsemean.norm(selected, part) ** 2 for part in selected.parts))

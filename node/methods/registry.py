@@ -67,7 +67,8 @@ def _dense(manifest: Manifest, layout: Layout) -> Any:
 
 
 def _pairs(manifest: Manifest, layout: Layout) -> Any:
-    return halves(manifest.exchange.codec, lr=manifest.outer.sgd.lr, gamma=manifest.method(NoLoCo).gamma)
+    outer = manifest.method(NoLoCo)
+    return halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
 
 
 WIDE = 6

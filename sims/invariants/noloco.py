@@ -15,10 +15,11 @@ from functools import cached_property
 import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.gossip.owner_group import MESH
-from thinwire.collectives.gossip.pair_codec import PairCodec, halves
+from thinwire.collectives.gossip.pair_codec import PairCodec, halves, payload_of
 from thinwire.collectives.topology.shards import grid, shares
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
+from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Contribution, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
@@ -35,7 +36,10 @@ ROUNDING = 16.0
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """φ, δ, and the part of Δ that the codec has left out so far (None: unknown). Never changed in place."""
+    """φ, δ, and the decayed part of Δ that the codec has left out. Never changed in place.
+
+    `left`: None if unknown.
+    """
 
     phi: Floats
     delta: Floats
@@ -43,10 +47,13 @@ class _Replica:
 
 
 class _Offer:
-    """Data that a replica trained to `theta` sends."""
+    """Data that a replica trained to `theta` sends.
 
-    def __init__(self, replica: _Replica, round: int, theta: Floats, how: PairCodec) -> None:
-        self.replica, self.round, self.theta, self._how = replica, round, theta, how
+    `decay`: part of the rest of Δ that is carried over.
+    """
+
+    def __init__(self, replica: _Replica, round: int, theta: Floats, how: PairCodec, decay: float) -> None:
+        self.replica, self.round, self.theta, self._how, self._decay = replica, round, theta, how, np.float32(decay)
 
     @cached_property
     def sent(self) -> tuple[Floats, Floats] | None:
@@ -63,9 +70,9 @@ class _Offer:
         """Return the part that is left out, and carried over to the next contribution."""
         if self._how.exact or self.sent is None or self.replica.left is None:
             return None
-        return self.theta - self.replica.phi + self.replica.left - self.sent[0]
+        return np.asarray(self._decay * (self.theta - self.replica.phi + self.replica.left - self.sent[0]), np.float32)
 
-    def _encoded(self, codec: Codec, values: Floats) -> Floats:
+    def _encoded(self, codec: Codec | FlatSparse, values: Floats) -> Floats:
         cut, out = grid(values.size, self._how), np.empty_like(values)
         for index in range(len(cut)):
             start, stop = cut.span(index)
@@ -105,7 +112,8 @@ class GossipInvariants:
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Callable[[str, int, str], None]) -> None:
         outer = manifest.method(NoLoCo)
-        self._how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma)
+        self._how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
+        self._parts, self._decay = outer.slow_weight_parts, outer.residual_decay
         self._alpha, self._beta, self._gamma = map(np.float32, (outer.momentum, outer.lr, outer.gamma))
         self._honest, self._tell = honest, tell
         self._owned = manifest.exchange.gossip_group_size > MESH
@@ -122,7 +130,7 @@ class GossipInvariants:
         replica = self._at.get(index) if index is not None else None
         if replica is not None:
             offers = self._offers.setdefault(peer, {})
-            offers[round, attempt] = _Offer(replica, round, theta.copy(), self._how)
+            offers[round, attempt] = _Offer(replica, round, theta.copy(), self._how, self._decay)
             while len(offers) > KEPT:
                 del offers[next(iter(offers))]
 
@@ -164,19 +172,26 @@ class GossipInvariants:
             self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
         elif mine.sent is not None and len(known) == len(others):
             self.met += 1
-            self._equal(index, round, old, new, self._together(old, mine.sent, known), len(entries))
+            self._equal(index, round, old, new, self._together(round, old, mine.sent, known), len(entries))
             self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
         elif mine.sent is not None:
             self._bound(index, round, old, new, mine.sent, len(entries))
 
     # Groups whose chunks have owners
 
-    def _chunks(self, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId]) -> Iterator[_Span]:
-        """Yield start, stop and whether the chunk has a mean: it has if its owner has taken part."""
+    def _chunks(
+        self, slow: bool, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
+    ) -> Iterator[_Span]:
+        """Yield start, stop and whether the chunk of Δ or of the slow weights has a mean.
+
+        It has if its owner has taken part, or if it has no owner.
+        """
         here = {entry.peer for entry in entries}
         cut = grid(next(iter(self._at.values())).phi.size, self._how)
-        for chunk, owner in enumerate(shares(len(cut), sorted(here | absent), fragment=round)):
-            yield *cut.span(chunk), owner in here
+        chunks = [chunk for chunk in range(len(cut)) if not slow or chunk % self._parts == round % self._parts]
+        owned = slow or not isinstance(self._how.fast, FlatSparse)
+        for chunk, owner in zip(chunks, shares(len(chunks), sorted(here | absent), fragment=round), strict=True):
+            yield *cut.span(chunk), owner in here or not owned
 
     def _left(
         self, old: _Replica, mine: _Offer, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
@@ -191,7 +206,7 @@ class GossipInvariants:
         if len(entries) == 1 or after is None or old.left is None:
             return None
         left = after.copy()
-        for start, stop, mean in self._chunks(mine.round, entries, absent):
+        for start, stop, mean in self._chunks(False, mine.round, entries, absent):
             if not mean:
                 left[start:stop] = old.left[start:stop]
         return left
@@ -223,32 +238,44 @@ class GossipInvariants:
         share = np.float32(1 / len(vectors))
         fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
         for one in steps:
-            wanted = self._owner_step(one, fast, slow, list(self._chunks(round, entries, absent)))
+            chunks = [list(self._chunks(which, round, entries, absent)) for which in (False, True)]
+            wanted = self._owner_step(one, fast, slow, *chunks)
             self._equal(one.index, round, one.old, one.new, wanted, len(entries))
 
-    def _owner_step(self, step: _Step, fast: Floats, slow: Floats, chunks: Sequence[_Span]) -> Floats:
-        """Return δ after the step with these means, which owners encode."""
-        sent, old = step.offer.sent, step.old
+    def _owner_step(
+        self, step: _Step, fast: Floats, slow: Floats, moved: Sequence[_Span], drawn: Sequence[_Span]
+    ) -> Floats:
+        """Return δ after the step with these means, which owners encode.
+
+        `moved`, `drawn`: chunks of Δ and of φ.
+        """
+        sent, old, how = step.offer.sent, step.old, self._how
         assert sent is not None
-        delta = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi)
-        for start, stop, mean in chunks:
-            if not mean:
-                continue
-            pull = slow[start:stop] - sent[1][start:stop]
+        delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent[1]
+        for start, stop, mean in moved:
             part = fast[start:stop]
-            if self._how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
-                part, pull = part + pull, np.zeros_like(pull)
-            elif not self._how.exact:
-                part, pull = (_decoded(self._how.means, values) for values in (part, pull))
-            delta[start:stop] = self._alpha * old.delta[start:stop] + self._beta * part + self._gamma * pull
+            if how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
+                part = part + pull[start:stop]
+            elif not how.exact and not isinstance(how.fast, FlatSparse):
+                part = _decoded(how.means, part)
+            if mean:
+                delta[start:stop] = self._alpha * old.delta[start:stop] + self._beta * part
+        for start, stop, mean in drawn if how.slow is not None else ():
+            part = pull[start:stop] if how.exact else _decoded(how.means, pull[start:stop])
+            if mean:
+                delta[start:stop] += self._gamma * part
         return delta
 
     # Checks
 
-    def _together(self, old: _Replica, mine: tuple[Floats, Floats], others: Sequence[tuple[Floats, Floats]]) -> Floats:
+    def _together(
+        self, round: int, old: _Replica, mine: tuple[Floats, Floats], others: Sequence[tuple[Floats, Floats]]
+    ) -> Floats:
         share = np.float32(1 / (1 + len(others)))
         mean, middle = (np.sum([mine[i], *(one[i] for one in others)], axis=0) * share for i in (0, 1))
-        return np.asarray(self._alpha * old.delta + self._beta * mean - self._gamma * (mine[1] - middle), np.float32)
+        chunks = np.arange(mean.size) // grid(mean.size, self._how).chunk
+        pull = np.where(chunks % self._parts == round % self._parts, mine[1] - middle, np.float32(0))
+        return np.asarray(self._alpha * old.delta + self._beta * mean - self._gamma * pull, np.float32)
 
     def _equal(self, index: int, round: int, old: _Replica, new: _Replica, delta: Floats, size: int) -> None:
         """Check that the new state is δ and φ + δ, up to rounding."""
@@ -295,11 +322,10 @@ def _halved(state: Floats) -> tuple[Floats, Floats]:
     return state[:half].copy(), state[half:].copy()
 
 
-def _decoded(codec: Codec, values: Floats) -> Floats:
+def _decoded(codec: Codec | FlatSparse, values: Floats) -> Floats:
     """Return the values of a chunk after encoding and decoding."""
-    payload, out = np.empty(codec.nbytes(values.size), np.uint8), np.empty_like(values)
-    codec.encode(np.ascontiguousarray(values), payload)
-    codec.decode(payload.data, out)
+    out = np.empty_like(values)
+    codec.decode(payload_of(codec, np.ascontiguousarray(values)), out)
     return out
 
 

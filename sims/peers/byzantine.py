@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.gossip.pair import PairResult
+from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather_payload import cut_up
 from thinwire.collectives.rounds.contributions import Summary
@@ -118,8 +119,8 @@ def _change_parts(
         else:
             codec = session.codec
         codec.decode(payload.data, values)
-        codec.encode(np.ascontiguousarray(change(values - base, start) + base, np.float32), payload)
-        return None
+        changed = payload_of(codec, np.ascontiguousarray(change(values - base, start) + base, np.float32))
+        return np.frombuffer(changed, np.uint8)
 
     _announce(session, turn)
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from thinwire.collectives.topology.shards import MIN_CHUNK
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
 from thinwire.sims.trials.driver import FailedSeed, examine
-from thinwire.sims.trials.trial import PACE, STALL, trial
+from thinwire.sims.trials.trial import PACE, PARAMETERS, STALL, trial
 
 PEERS = 16
 
@@ -27,26 +28,33 @@ name = "trial-of-pairs"
 method = "noloco"
 sync_every = 4
 gamma = {gamma}
+slow_weight_parts = {parts}
 [exchange]
 codec = "{codec}"
 gossip_group_size = {group}
 max_weight = 100000
 """
 
-CODECS = ("fp32", "int8(block=256)", "int8(block=64)")
-"""The first one is exact: with γ = β one vector travels, otherwise two."""
+CODECS = ("fp32", "int8(block=256)", "int8(block=64)", "topk(k=64,chunk=4096)|2bit|rice")
+"""The first one is exact: with γ = β and one part one vector travels, otherwise two."""
 
 GAMMAS = (0.7, 0.4)
 
 GROUPS = (2, 2, 3, 4, 9)
 """Sizes of gossip groups; in the largest, chunks have owners."""
 
+SIZES = {1: PARAMETERS, 2: 3 * MIN_CHUNK, 4: 5 * MIN_CHUNK + 100}
+"""Parameters by the number of parts of the slow weights: parts of a few chunks, of which one has more."""
+
+PARTS = tuple(SIZES)
+
 
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
-    manifest = MANIFEST.format(codec=rng.choice(CODECS), gamma=rng.choice(GAMMAS), group=rng.choice(GROUPS))
-    return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest)
+    codec, gamma, group, parts = rng.choice(CODECS), rng.choice(GAMMAS), rng.choice(GROUPS), rng.choice(PARTS)
+    manifest = MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=parts)
+    return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest, parameters=SIZES[parts])
 
 
 def command(seed: int, faults: Sequence[Fault] | None = None) -> str:

@@ -22,7 +22,7 @@ AUDIT_SHARE = 0.02
 """Most bytes of these audits, as a part of the bytes of a round."""
 
 LATER = (("model", "buffers"), ("model", "name"), ("model", "config_hash"), ("inner", "precision"))
-"""Keys that were added after the first runs."""
+"""Keys that were added after the first runs, besides those of the method (`MethodSpec.later`)."""
 
 LATER_TABLES = ("lora",)
 """Tables that were added after the first runs."""
@@ -166,7 +166,7 @@ class Manifest(Table, frozen=True):
     def canonical(self) -> bytes:
         """Return all values in the order of their definition as msgpack: equal for files of equal meaning.
 
-        A key of LATER is absent if it has its default, and a table of LATER_TABLES if all its keys have, so that older runs
+        A later key is absent if it has its default, and a table of LATER_TABLES if all its keys have, so that older runs
         have the same id. The quorum is the one that applies.
         """
         values = msgspec.to_builtins(self)
@@ -174,7 +174,7 @@ class Manifest(Table, frozen=True):
         for section in LATER_TABLES:
             if getattr(self, section) == type(getattr(self, section))():
                 del values[section]
-        for section, key in LATER:
+        for section, key in (*LATER, *(("outer", key) for key in self.outer.later)):
             usual = getattr(type(getattr(self, section))(), key)
             if values[section][key] == usual:
                 del values[section][key]

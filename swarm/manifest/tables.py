@@ -225,10 +225,11 @@ class Pipeline(Table, frozen=True):
 class Exchange(Table, frozen=True):
     """[exchange]: how pseudo-gradients travel, and when a round counts.
 
-    codec: "int8(block=256)", a quarter of the bytes of fp32; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32", exact,
-        for fast networks and tests. sparseloco, and optionally streaming: "topk(k=64,chunk=4096)|2bit|rice", one value of 64.
-        demo: "demo(k=32,chunk=4096)|2bit|rice". With noloco this is the codec of the pseudo-gradient; slow weights, which have
-        no error feedback, travel as "int8(block=256)" during the inner steps, so that int4 halves the time of waiting.
+    codec: "int8(block=256)", a quarter of the bytes of fp32; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32",
+        exact, for fast networks and tests. sparseloco, and optionally streaming: "topk(k=64,chunk=4096)|2bit|rice", one value
+        of 64. demo: "demo(k=32,chunk=4096)|2bit|rice". With noloco, which can also send sparse ones, this is the codec of the
+        pseudo-gradient; slow weights, which have no error feedback, travel as "int8(block=256)" during the inner steps, so
+        that int4 halves the time of waiting. With a sparse one outer.slow_weight_parts lowers their bytes, too.
     collective: "butterfly", every peer owns a part of every round; or "all-gather", every payload goes to all peers, which is
         worth it only for payloads as small as those of sparseloco. The method decides. With sparseloco also
         "sparse-butterfly": the owner of a part adds up the payloads, sends the largest values of the sum to all peers and
@@ -272,7 +273,8 @@ class Exchange(Table, frozen=True):
         "no-ownership", it also owns no chunks in rounds of leaders that noticed.
     gossip_group_size: only with noloco: peers that average with each other in a round, from 2 (random pairs) to 64. More keep
         replicas closer together, and wait for the slowest of more peers. Up to 8 send everything to each other; in larger
-        groups each chunk has an owner that sends the mean back, so that a peer sends twice its contribution at most.
+        groups each chunk has an owner that sends the mean back, so that a peer sends twice its contribution at most; sparse
+        pseudo-gradients go to all members in any group.
     chunk_assignment: "bandwidth", peers own as much of every round as their links can carry, by their own measurements, at most
         three times an equal part; or "equal". No effect if every payload goes to all peers.
     audit: only in a butterfly: probability with which a member computes the result of one chunk of a round again, to find

@@ -329,7 +329,7 @@ def _codec(manifest: Manifest) -> Contradictions:
             )
         elif not 16 <= int(found[1]) <= 65_536:
             yield f"exchange.codec: a block has 16 to 65536 values, not {found[1]}", "256 suits most models"
-    wanted = "all-gather" if manifest.sparse else outer.collective
+    wanted = "all-gather" if manifest.sparse and not outer.gossip else outer.collective
     given = manifest.exchange.collective
     if given != wanted and given not in outer.collectives:
         yield f"exchange.collective is {given!r}, but {outer.method} needs {wanted!r}", "remove exchange.collective"

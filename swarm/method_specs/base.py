@@ -65,6 +65,8 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
     """Collective of the method, `exchange.collective`."""
     collectives: ClassVar[tuple[Collective, ...]] = ()
     """Other collectives that the method can use."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Keys that were added after the first runs."""
     defaults: ClassVar[Defaults] = {}
     required: ClassVar[Mapping[str, tuple[Mapping[str, object], str, str]]] = {}
     """Table -> (key -> value, error message, hint)."""

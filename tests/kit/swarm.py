@@ -226,7 +226,8 @@ class Swarm:
         lines += f"owner_residual_decay = {keep}\n" if keep is not None else ""
         lines += f"audit = {audit}\n" if audit else ""
         # Values of dense contributions name their peers, and a plain mean shows which are in it.
-        lines += f'aggregation = "{rule or ("clip" if codec.startswith(("topk", "demo")) else "mean")}"\n'
+        clipped = codec.startswith(("topk", "demo")) and "noloco" not in outer
+        lines += f'aggregation = "{rule or ("clip" if clipped else "mean")}"\n'
         self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self.nodes: dict[int, Node] = {}

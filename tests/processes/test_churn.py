@@ -39,6 +39,9 @@ RUNS = {
     "muloco": Run("muloco", phase="announce"),
     "noloco": Run("noloco", phase="announce"),
     "noloco-owners": Run("noloco", exchange="gossip_group_size = 9", killed=0, phase="announce"),
+    "noloco-sparse": Run(
+        "noloco", outer="slow_weight_parts = 4", exchange='codec = "topk(k=64,chunk=4096)|2bit|rice"', phase="announce"
+    ),
     "sparseloco": Run("sparseloco", killed=0),
     "sieve": Run("sparseloco", exchange='collective = "sparse-butterfly"', phase="record"),
     "demo": Run("demo", steps=1, phase="vote"),

@@ -14,7 +14,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.contributions import summarize
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer
-from thinwire.node.methods.noloco.replica import GossipStep
+from thinwire.node.methods.noloco.replica import step_of
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
@@ -39,7 +39,7 @@ class GossipLoop(RoundLoop):
     ) -> None:
         outer = manifest.method(NoLoCo)
         self._session, self._read, self._write, self._work = session, read, write, work
-        self._pull, self._rounds = GossipStep(outer.momentum, outer.lr, outer.gamma), manifest.run.rounds
+        self._pull, self._rounds = step_of(outer), manifest.run.rounds
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter with the state of one peer, see `RoundLoop.enter`. A lost state is not recovered here."""
@@ -120,7 +120,7 @@ class GossipLoop(RoundLoop):
             [(session.me, mine), *((result.partner, result.theirs) for result in came)], key=lambda of: of[0]
         )
         place = next(at for at, (peer, _) in enumerate(payloads) if peer == session.me)
-        return MeshMeans([payload for _, payload in payloads], place, session.grid, session.codec)
+        return MeshMeans([payload for _, payload in payloads], place, session.grid, session.codec, group.round)
 
     async def _commit(self, read: Read, mine: list[Buffer], results: Sequence[PairResult], weight: int) -> Outcome:
         """Make the step. It is not interrupted: a caller that cancels `sync` waits for it."""

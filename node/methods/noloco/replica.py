@@ -7,7 +7,7 @@ the round's group (a pair, or one replica alone), and α, β, γ:
 
 The paper prints −β with this Δ, which would ascend; its code adds. Replicas and their digests differ. The mean of all replicas
 makes exactly the outer step of DiLoCo if all peers of each group apply the same contributions (for other cases see
-`collectives/gossip/group.py`).
+`collectives/gossip/group.py`). In chunks whose slow weights do not travel in a round the step has no γ-term.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.gossip.means import Means
-from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.gossip.pair_codec import PairCodec, payload_of
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer, Floats
@@ -27,15 +26,22 @@ from thinwire.compression.device import empty, finite, placed
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.method_specs.noloco import NoLoCo
 
 
 @dataclass(frozen=True, slots=True)
 class GossipStep:
-    """Coefficients α, β and γ of the step."""
+    """Coefficients α, β and γ of the step, and the part of the residual that the next round carries over."""
 
     momentum: float
     lr: float
     gamma: float
+    residual_decay: float = 1.0
+
+
+def step_of(outer: NoLoCo) -> GossipStep:
+    """Return the coefficients of a manifest."""
+    return GossipStep(outer.momentum, outer.lr, outer.gamma, outer.residual_decay)
 
 
 class GossipReplica(Replica):
@@ -53,8 +59,11 @@ class GossipReplica(Replica):
         return self.codec.fast
 
     def base(self, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
-        """Yield the encoded chunks of the slow weights; they are known as soon as the previous round is over."""
-        for index in range(len(grid) if halves.slow is not None else 0):
+        """Yield the encoded chunks of the slow weights that travel in the next round.
+
+        They are known as soon as the previous round is over.
+        """
+        for index in halves.mixed(grid, self.round + 1):
             start, stop = grid.span(index)
             assert halves.slow is not None
             payload = np.empty(halves.slow.nbytes(stop - start), np.uint8)
@@ -76,9 +85,7 @@ class GossipReplica(Replica):
                 fast -= placed(self.theta[start:stop], self.device)
                 if self.residual.size:
                     fast += placed(self.residual[start:stop], self.device)
-            payload = np.empty(halves.fast.nbytes(stop - start), np.uint8)
-            encode(halves.fast, fast, payload)
-            yield payload.data
+            yield payload_of(halves.fast, fast)
 
     def install(self, fetched: FetchedState) -> int:
         """Take over a fetched state; the residual of the old state is dropped."""
@@ -90,9 +97,12 @@ class GossipReplica(Replica):
         out[:] = self.theta[start:stop]
 
     def lengths(self, payloads: Sequence[Sequence[Buffer]], grid: Grid, halves: PairCodec) -> list[float]:
-        """Return the L2 distance of each checked contribution from φ: √(|Δ|² + |φ' − φ|²), or |θ' − φ|."""
+        """Return the L2 distance of each checked contribution from φ: √(|Δ|² + |φ' − φ|²), or |θ' − φ|.
+
+        The slow weights are those that travel in the next round.
+        """
         squares = [0.0] * len(payloads)
-        scratch = np.empty(grid.chunk, np.float32)
+        scratch, mixed = np.empty(grid.chunk, np.float32), halves.mixed(grid, self.round + 1)
         for index in range(len(grid)):
             start, stop = grid.span(index)
             for which, payload in enumerate(payloads):
@@ -101,8 +111,8 @@ class GossipReplica(Replica):
                 if halves.slow is None:
                     out -= self.theta[start:stop]
                 squares[which] += float(np.dot(out, out))
-                if halves.slow is not None:
-                    halves.slow.decode(payload[len(grid) + index], out)
+                if halves.slow is not None and index in mixed:
+                    halves.slow.decode(payload[len(grid) + mixed.index(index)], out)
                     out -= self.theta[start:stop]
                     squares[which] += float(np.dot(out, out))
         return [float(np.sqrt(square)) if np.isfinite(square) else float("inf") for square in squares]
@@ -156,8 +166,10 @@ class GossipReplica(Replica):
                 read(start, stop, own)
                 own -= phi
                 halves.fast.decode(mine[index], one)
-                self.residual[start:stop] += own
-                self.residual[start:stop] -= one
+                residual = self.residual[start:stop]
+                residual += own
+                residual -= one
+                residual *= np.float32(pull.residual_decay)
             delta += beta * fast
             if means is not None and means.pull(index, one):
                 delta += gamma * one

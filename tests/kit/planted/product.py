@@ -1,4 +1,4 @@
-"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, five for test_noloco.py.
+"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, eight for test_noloco.py.
 
 Each function takes a pytest MonkeyPatch and plants one bug.
 """
@@ -12,6 +12,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.owner_pair import OwnerPair
+from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.owner_results import Reducer
@@ -157,9 +158,9 @@ def partner_counted_twice(patch):
     """The contribution of the partner is in the mean twice."""
     init = MeshMeans.__init__
 
-    def twice(self, payloads, place, grid, halves):
+    def twice(self, payloads, place, grid, halves, round):
         others = [payload for at, payload in enumerate(payloads) if at != place]
-        init(self, [*payloads, *others], place, grid, halves)
+        init(self, [*payloads, *others], place, grid, halves, round)
 
     patch.setattr(MeshMeans, "__init__", twice)
 
@@ -193,10 +194,10 @@ def pulled_from_the_exact_place(patch):
         before = self.theta.copy()
         step(self, read, mine, means, grid, halves, members=members, pull=pull)
         if means is not None and halves.slow is not None:
-            for index in range(len(grid)):
+            for place, index in enumerate(halves.mixed(grid, self.round)):
                 start, stop = grid.span(index)
                 told = np.empty(stop - start, np.float32)
-                halves.slow.decode(mine[len(grid) + index], told)
+                halves.slow.decode(mine[len(grid) + place], told)
                 moved = np.float32(pull.gamma) * (told - before[start:stop]) / 2
                 self.momentum[start:stop] += moved
                 self.theta[start:stop] += moved
@@ -213,6 +214,30 @@ def mean_of_another_member(patch):
         "give",
         lambda self, number, payload: give(self, number, first.setdefault((self.round, number), payload)),
     )
+
+
+def residual_carried_whole(patch):
+    """The residual does not decay."""
+    step = GossipReplica.step
+    patch.setattr(
+        GossipReplica, "step", lambda self, *a, pull, **k: step(self, *a, pull=replace(pull, residual_decay=1.0), **k)
+    )
+
+
+def first_part_in_every_round(patch):
+    """All peers mix the first part of the slow weights in every round, and the others never."""
+    mixed = PairCodec.mixed
+    patch.setattr(PairCodec, "mixed", lambda self, grid, round: mixed(self, grid, 0))
+
+
+def sparse_contribution_left_out(patch):
+    """In large groups a member leaves the last sparse contribution out of its mean."""
+    init = MeshMeans.__init__
+
+    def fewer(self, payloads, *rest):
+        init(self, payloads[:-1] if len(payloads) > 8 else payloads, *rest)
+
+    patch.setattr(MeshMeans, "__init__", fewer)
 
 
 PLANTED_IN_PAIRS = [partner_counted_twice, error_feedback_dropped, pull_left_out, pulled_from_the_exact_place]

@@ -119,6 +119,25 @@ def test_noloco_manifest_is_planned_as_pairs():
     assert not any(str(MAX_GROUP) in note for note in plan(many).notes)
 
 
+@pytest.mark.parametrize("group", [2, 4, 16])
+def test_sparse_noloco_manifest_is_planned_with_its_parts(group):
+    """Δ goes to all members of the group, slow weights by owners in large ones."""
+    toml = '[run]\nname = "x"\n[outer]\nmethod = "noloco"\nslow_weight_parts = {}\n[exchange]\n'
+    toml += f'codec = "topk(k=64,chunk=4096)|2bit|rice"\ngossip_group_size = {group}\n'
+    sizes = {}
+    for parts in (1, 8):
+        own = question(
+            toml.format(parts).encode(), "x.toml", parameters="100M", layers=12, step=1.0, links=["32x50/10"]
+        )
+        answer = plan(own)
+        assert answer.bits == pytest.approx(0.1485 + 8.0625 / parts, rel=1e-3)
+        sizes[parts] = answer.round.sent
+        slow = 8.0625 / parts * (group - 1 if group < 16 else 2 * 15 / 16)
+        assert answer.round.sent == pytest.approx(1e8 / 8 * ((group - 1) * 0.1485 + slow), rel=0.02)
+        assert named(methods(own), "gossip").memory > 12e8
+    assert sizes[8] < sizes[1] / 2
+
+
 def test_sparse_plan_matches_published_production_run():
     """72.75B parameters, H = 30, 20 min of computing, 70 s of exchange: 94.5 % (as published)."""
     own = question(parameters="72.75B", layers=80, step=40.0, links=["17x1000/1000"], every=30)

@@ -91,6 +91,7 @@ def test_simulated_round_takes_planned_time(swarm, name):
     assert plan.late == 0
 
 
+SPARSE = "topk(k=64,chunk=4096)|2bit|rice"
 PAIRS = {
     "two vectors, bandwidth binds": (Case(6, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
     "one vector, far apart": (Case(4, 200_000, "fp32", ((1e6, 1e6),), 0.15, 2.0), 0.7),
@@ -99,15 +100,22 @@ PAIRS = {
     "groups of four": (Case(8, 300_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
     "groups with owners": (Case(16, 1_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 2.0), 0.7),
     "groups with owners, exact": (Case(16, 524_288, "fp32", ((1.25e6, 1.25e6),), 0.02, 1.0), 0.7),
+    "slow weights in parts": (Case(4, 1_000_000, "int4(block=256)", ((1.25e6, 1.25e6),), 0.03, 0.5), 0.7),
+    "sparse": (Case(6, 1_000_000, SPARSE, ((1.25e5, 1.25e5),), 0.02, 1.0), 0.7),
+    "sparse groups with owners": (Case(16, 1_000_000, SPARSE, ((1.25e6, 1.25e6),), 0.02, 2.0), 0.7),
+    "groups with owners in parts": (Case(16, 2_000_000, "int8(block=256)", ((1.25e6, 1.25e6),), 0.02, 2.0), 0.7),
 }
-GROUPS = {"groups of four": 4, "groups with owners": 16, "groups with owners, exact": 16}
+GROUPS = {name: 4 if "four" in name else 16 for name in PAIRS if "groups" in name}
+PARTS = {"slow weights in parts": 5, "sparse": 2, "sparse groups with owners": 2, "groups with owners in parts": 4}
+WITHIN = {"sparse groups with owners": 0.2}
+"""Error of the planned exchange, 0.1 elsewhere: fifteen partners at once do not fill all links all the time."""
 
 
-async def lived_pairs(swarm, case, gamma, group):
+async def lived_pairs(swarm, case, gamma, group, parts):
     """Return mean seconds from step to step of one peer, and bytes sent per peer and round."""
     world = swarm(
         case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, patience=5.0, latency=case.latency,
-        outer=f'method = "noloco"\ngamma = {gamma}\n', group=group,
+        outer=f'method = "noloco"\ngamma = {gamma}\nslow_weight_parts = {parts}\n', group=group,
     )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing
@@ -124,13 +132,13 @@ async def lived_pairs(swarm, case, gamma, group):
 @pytest.mark.parametrize("name", PAIRS)
 def test_simulated_noloco_round_takes_planned_time(swarm, name):
     case, gamma = PAIRS[name]
-    group = GROUPS.get(name, 2)
-    period, sent = virtual_loop.run(lived_pairs(swarm, case, gamma, group), seed=5, limit=1000)
-    how, places = halves(case.codec, lr=0.7, gamma=gamma), [(case.peers, case.places()[0])]
+    group, parts = GROUPS.get(name, 2), PARTS.get(name, 1)
+    period, sent = virtual_loop.run(lived_pairs(swarm, case, gamma, group, parts), seed=5, limit=1000)
+    how, places = halves(case.codec, lr=0.7, gamma=gamma, parts=parts), [(case.peers, case.places()[0])]
     plan = pair_time(case.size, how, places, case.latency, group)
     print(
         f"{name}: {period:.3f} s, planned {plan.period:.3f} ({plan.period / period - 1:+.1%}), {sent:.0f}, {plan.sent:.0f}"
     )
     assert plan.period == pytest.approx(period, rel=0.1)
-    assert plan.exchange == pytest.approx(period - case.computing, rel=0.1)
+    assert plan.exchange == pytest.approx(period - case.computing, rel=WITHIN.get(name, 0.1))
     assert plan.sent == pytest.approx(sent, rel=0.1)

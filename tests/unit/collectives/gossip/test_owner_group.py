@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairTerms
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import halves, payload_of
 from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.frame import Frame
@@ -20,6 +20,10 @@ PATIENCE, CHUNKS, ELEMENTS = 2.0, 24, 24 * 512
 ONE = halves("fp32", lr=0.7, gamma=0.7)
 TWO = halves("fp32", lr=0.7, gamma=0.5)
 LOSSY = halves("int4(block=256)", lr=0.7, gamma=0.7)
+TOPK = "topk(k=8,chunk=256)|2bit|rice"
+SPARSE = halves(TOPK, lr=1.0, gamma=1.0)
+PARTS = halves("fp32", lr=0.7, gamma=0.7, parts=5)
+SPARSE_PARTS = halves(TOPK, lr=1.0, gamma=1.0, parts=2)
 
 
 class Room:
@@ -28,7 +32,7 @@ class Room:
     `held`: pairs of peers whose frames are dropped. `lost`: whether another frame is dropped.
     """
 
-    def __init__(self, size=12, how=TWO, elements=ELEMENTS, chunks=CHUNKS):
+    def __init__(self, size=12, how=TWO, elements=ELEMENTS, chunks=CHUNKS, round=1):
         self.now, self.how, self.cut = 1.0, how, Grid(elements, elements // chunks)
         self.ids = [bytes([index + 1]) * 32 for index in range(size)]
         self.frames, self.held, self.bulk = deque(), set(), dict.fromkeys(self.ids, 0)
@@ -36,7 +40,7 @@ class Room:
         rng = np.random.default_rng(3)
         self.fast = rng.standard_normal((size, elements)).astype(np.float32)
         self.slow = rng.standard_normal((size, elements)).astype(np.float32)
-        self.groups = {peer: self.group(peer, size) for peer in self.ids}
+        self.groups = {peer: self.group(peer, size, round) for peer in self.ids}
 
     def group(self, peer, size, round=1):
         def bulk(to, frame):
@@ -51,13 +55,11 @@ class Room:
         terms = PairTerms(round, bytes(32), self.cut, self.how, 10**9, send_queue, lambda: self.now, PATIENCE)
         return OwnerGroup(terms, me=peer, size=size)
 
-    def encoded(self, values, codec):
+    def encoded(self, values, codec, places=None):
         chunks = []
-        for index in range(len(self.cut)):
+        for index in range(len(self.cut)) if places is None else places:
             start, stop = self.cut.span(index)
-            payload = np.empty(codec.nbytes(stop - start), np.uint8)
-            codec.encode(np.ascontiguousarray(values[start:stop]), payload)
-            chunks.append(payload.data)
+            chunks.append(payload_of(codec, np.ascontiguousarray(values[start:stop])))
         return chunks, b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
 
     def choose(self, members=None, of=None):
@@ -70,7 +72,8 @@ class Room:
     def post(self, *peers):
         for at, peer in enumerate(self.ids):
             if peer in (peers or self.ids) and self.how.slow is not None:
-                self.groups[peer].post(*self.encoded(self.slow[at], self.how.slow))
+                mixed = self.how.mixed(self.cut, self.groups[peer].round)
+                self.groups[peer].post(*self.encoded(self.slow[at], self.how.slow, mixed))
         self.deliver()
 
     def announce(self, *peers):
@@ -129,6 +132,65 @@ def test_each_member_gets_the_mean_of_all(how):
         else:
             np.testing.assert_allclose(found[0], fast, atol=step)
             np.testing.assert_allclose(found[1], slow - room.slow[at], atol=0.05 if how is LOSSY else 2e-6)
+
+
+@pytest.mark.parametrize("how", [SPARSE, PARTS, SPARSE_PARTS], ids=["sparse", "parts", "sparse parts"])
+def test_each_member_gets_the_mean_of_sparse_contributions_and_of_a_part_of_the_slow_weights(how):
+    room = Room(how=how)
+    room.choose()
+    room.post()
+    room.announce()
+    decoded = np.empty_like(room.fast)
+    for at, values in enumerate(room.fast):
+        for index, payload in enumerate(room.encoded(values, how.fast)[0]):
+            how.fast.decode(payload, decoded[at, slice(*room.cut.span(index))])
+    drawn = np.repeat([chunk % how.parts == 1 % how.parts for chunk in range(CHUNKS)], ELEMENTS // CHUNKS)
+    for at, peer in enumerate(room.ids):
+        assert not room.groups[peer].outstanding
+        fast, pull = room.means(peer)
+        np.testing.assert_allclose(fast, decoded.mean(axis=0), atol=2e-6)
+        np.testing.assert_allclose(pull[drawn], (room.slow.mean(axis=0) - room.slow[at])[drawn], atol=0.05)
+        assert np.isnan(pull[~drawn]).all()
+    # Δ goes to all others, slow weights to the owners and back.
+    deltas = 11 * sum(len(payload) for payload in room.encoded(room.fast[0], how.fast)[0])
+    if how is not PARTS:
+        slow = how.slow.nbytes(512) * len(how.mixed(room.cut, 1))
+        sent = room.bulk[room.ids[0]]
+        assert sent == pytest.approx(deltas + 2 * 11 / 12 * slow, rel=0.1)
+
+
+@pytest.mark.parametrize("parts", [1, 30])
+def test_member_of_a_sparse_group_takes_the_mean_of_those_whose_data_has_arrived(parts):
+    """With more parts than chunks some rounds mix no slow weights."""
+    room = Room(how=halves(TOPK, lr=1.0, gamma=1.0, parts=parts), round=29)
+    room.choose()
+    cut, other = room.ids[2], room.ids[7]
+    room.held = {(cut, other), (other, cut)}
+    room.post()
+    room.announce()
+    room.wait(4 * PATIENCE)
+    assert not any(group.outstanding for group in room.groups.values())
+    decoded = np.empty_like(room.fast)
+    for at, values in enumerate(room.fast):
+        for index, payload in enumerate(room.encoded(values, room.how.fast)[0]):
+            room.how.fast.decode(payload, decoded[at, slice(*room.cut.span(index))])
+    for at, peer in enumerate(room.ids):
+        lacks = {2: 7, 7: 2}.get(at)
+        here = [one for index, one in enumerate(room.ids) if index != lacks]
+        found, out = room.groups[peer].means(here), np.empty(512, np.float32)
+        expected = decoded.mean(axis=0) if lacks is None else np.delete(decoded, lacks, axis=0).mean(axis=0)
+        assert found.fast(0, out)
+        np.testing.assert_allclose(out, expected[:512], atol=2e-6)
+        assert lacks is not None or found.pull(0, out) == (parts == 1)
+
+
+def test_sparse_contribution_of_a_peer_alone_has_no_mean():
+    room = Room(how=SPARSE)
+    room.choose()
+    room.post()
+    room.announce()
+    me, out = room.ids[0], np.empty(512, np.float32)
+    assert not room.groups[me].means((me,)).fast(0, out) and room.groups[me].means(room.ids[:2]).fast(0, out)
 
 
 def test_pulls_cancel_out():

@@ -510,6 +510,41 @@ def test_noloco_has_its_own_defaults_and_warning():
     assert len(ids | {parse("").run_id(b"a" * 32)}) == 4
 
 
+def test_noloco_takes_a_sparse_codec_with_the_defaults_of_sparseloco():
+    toml = "[outer]\nmethod = 'noloco'\n{}\n[exchange]\ncodec = 'topk(k=64,chunk=4096)|2bit|rice'\n"
+    outer, usual = parse(toml.format("")).outer, parse("[outer]\nmethod = 'sparseloco'").outer
+    assert (outer.sgd, outer.residual_decay) == (usual.sgd, usual.residual_decay) and outer.slow_weight_parts == 1
+    assert parse("[outer]\nmethod = 'noloco'").outer.residual_decay == 1.0  # without sparsity nothing decays
+    assert parse(toml.format("momentum = 0.5\ngamma = 0.5")).outer.momentum == 0.5
+    with pytest.raises(ManifestError, match="collective"):
+        parse(toml.format("") + "collective = 'all-gather'\n")
+    for other in ("demo(k=32)", "powersgd(rank=8)"):
+        with pytest.raises(ManifestError, match="not for the method 'noloco'"):
+            parse(f"[outer]\nmethod = 'noloco'\n[exchange]\ncodec = '{other}'\n")
+
+
+def test_noloco_gamma_bound_falls_with_the_parts_of_the_slow_weights():
+    """Momentum continues between two turns of a part: without any the limit stays."""
+    toml = "[outer]\nmethod = 'noloco'\ngamma = {}\nslow_weight_parts = {}\n"
+    assert gamma_limit(0.0, parts=16) == gamma_limit(0.0) == 2.0
+    assert gamma_limit(0.5, parts=64) == pytest.approx(1.0) and gamma_limit(0.5, parts=2) == pytest.approx(1.25)
+    assert parse(toml.format(1.2, 1)).outer.gamma == 1.2
+    with pytest.raises(ManifestError, match=r"with momentum 0.5 and 4 parts the limit is 1.0"):
+        parse(toml.format(1.2, 4))
+    assert "near the limit" in parse(toml.format(1.0, 4)).warnings()[0]
+    with pytest.raises(ManifestError, match="slow_weight_parts does not apply to this method"):
+        parse("[outer]\nmethod = 'diloco'\nslow_weight_parts = 2\n")
+
+
+def test_later_keys_of_noloco_change_no_run_id_by_their_defaults():
+    toml = "[outer]\nmethod = 'noloco'\n{}"
+    same, other = (parse(toml.format(f"slow_weight_parts = {parts}")).run_id(b"a" * 32) for parts in (1, 2))
+    assert parse(toml.format("")).run_id(b"a" * 32) == same != other
+    key = b"\xaeresidual_decay"  # with its length, because another key ends so, too
+    assert key not in parse(toml.format("")).canonical()
+    assert key in parse("[outer]\nmethod = 'sparseloco'").canonical()
+
+
 def test_noloco_gamma_bound_for_pairs():
     assert gamma_limit(0.5) == pytest.approx(1.5) and gamma_limit(0.9) < 1
     assert gamma_limit(0.5, 2) == pytest.approx(2 * 1.5)  # with two peers each pair has all of them: 2 (1 + α)

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from thinwire.collectives.gossip.pair import PairResult
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.topology.shards import Grid
 from thinwire.node.methods.noloco.loop import GossipLoop
 from thinwire.swarm.manifest.parser import parse
 
@@ -40,8 +42,8 @@ def test_one_liar_does_not_make_honest_partners_refuse_each_other(usual, lie):
         me=me,
         usual=usual,
         replica=replica,
-        grid=None,
-        codec=SimpleNamespace(slow=None),
+        grid=Grid(1, 1),
+        codec=halves("fp32", lr=0.7, gamma=0.7),
         current=SimpleNamespace(round=1, attempt=1, base=()),
         catch_up=SimpleNamespace(behind=asyncio.Event()),
         average=average,

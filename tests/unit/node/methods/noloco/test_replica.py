@@ -15,6 +15,10 @@ PULL = GossipStep(ALPHA, BETA, GAMMA)
 EXACT = halves("fp32", lr=0.7, gamma=0.7)
 TWO = halves("fp32", lr=0.7, gamma=0.5)
 LOSSY = halves("int8(block=256)", lr=0.7, gamma=0.7)
+TOPK = "topk(k=64,chunk=4096)|2bit|rice"
+SPARSE = halves(TOPK, lr=0.7, gamma=0.7)
+PARTS = halves("int8(block=256)", lr=0.7, gamma=0.7, parts=3)
+SPARSE_PARTS = halves(TOPK, lr=0.7, gamma=0.7, parts=2)
 
 
 def reader(theta):
@@ -36,9 +40,10 @@ def swarm_of(n, theta):
 def meet(replicas, thetas, group, cut, how, pull=PULL):
     """Play one round of a group: all contribute, then all step with the others' contributions."""
     payloads = {i: sent(replicas[i], thetas[i], cut, how) for i in group}
+    rounds = {i: replicas[i].round + 1 for i in group}
     for i in group:
         means = (
-            MeshMeans([payloads[j] for j in sorted(group)], sorted(group).index(i), cut, how)
+            MeshMeans([payloads[j] for j in sorted(group)], sorted(group).index(i), cut, how, rounds[i])
             if len(group) > 1
             else None
         )
@@ -84,10 +89,14 @@ def two_vectors():
 
 
 @pytest.mark.parametrize("size, many", [(2, 8), (3, 8), (4, 9), (8, 8)])
-@pytest.mark.parametrize("how", [EXACT, TWO, LOSSY], ids=["one", "two", "lossy"])
-def test_mean_of_noloco_replicas_follows_diloco_recurrence(how, size, many):
+@pytest.mark.parametrize(
+    "how, total",
+    [(EXACT, 2000), (TWO, 2000), (LOSSY, 2000), (SPARSE, 2000), (PARTS, 17_000), (SPARSE_PARTS, 17_000)],
+    ids=["one", "two", "lossy", "sparse", "parts", "sparse parts"],
+)
+def test_mean_of_noloco_replicas_follows_diloco_recurrence(how, total, size, many):
     """For any partition: mean(δ) ← α mean(δ) + β mean(Δ), where the codec's loss is added later."""
-    rng, total = np.random.default_rng(1), 2000
+    rng = np.random.default_rng(1)
     replicas = swarm_of(many, rng.standard_normal(total))
     for replica in replicas:
         replica.theta[:] += rng.standard_normal(total) * 0.1
@@ -110,7 +119,7 @@ def test_mean_of_noloco_replicas_follows_diloco_recurrence(how, size, many):
         expected = ALPHA * delta + BETA * step
         assert np.abs(mean(lambda r: r.momentum) - expected).max() < 1e-6
         assert np.abs(mean(lambda r: r.theta) - phi - expected).max() < 1e-6
-    assert (how is LOSSY) == bool(replicas[0].residual.size)
+    assert how.exact != bool(replicas[0].residual.size)
 
 
 def test_contribution_missed_by_one_peer_moves_mean_as_documented():
@@ -124,12 +133,60 @@ def test_contribution_missed_by_one_peer_moves_mean_as_documented():
     moved = [theta - before for theta, before in zip(thetas, phi, strict=True)]
     payloads = [sent(one, t, cut, TWO) for one, t in zip(replicas, thetas, strict=True)]
     for i, replica in enumerate(replicas):
-        means = MeshMeans([payloads[j] for j in range(n) if (i, j) != (0, 3)], i, cut, TWO)
+        means = MeshMeans([payloads[j] for j in range(n) if (i, j) != (0, 3)], i, cut, TWO, 1)
         pull = GossipStep(ALPHA, BETA, 0.5)
         replica.step(reader(thetas[i]), payloads[i], means, cut, TWO, members=(), pull=pull)
     found = np.sum([replica.momentum for replica in replicas], axis=0) - BETA * np.sum(moved, axis=0)
     mean, middle = np.mean(moved, axis=0), np.mean(phi, axis=0)
     np.testing.assert_allclose(found, (BETA * (mean - moved[3]) + 0.5 * (middle - phi[3])) / (n - 1), atol=1e-5)
+
+
+def test_round_mixes_one_part_of_the_slow_weights_and_all_in_turn():
+    rng, how = np.random.default_rng(12), halves("fp32", lr=0.7, gamma=0.7, parts=3)
+    cut = Grid(5 * 40 - 7, 40)  # parts of 2, 2 and 1 chunks
+    replicas = swarm_of(4, np.zeros(cut.total))
+    for replica in replicas:
+        replica.theta[:] = rng.standard_normal(cut.total)
+    thetas = [replica.theta.copy() for replica in replicas]
+    for round in range(1, 7):
+        before = np.stack([replica.theta for replica in replicas])
+        own = sent(replicas[0], thetas[0], cut, how)
+        drawn = [chunk for chunk in range(5) if chunk % 3 == round % 3]
+        assert len(own) == 5 + len(drawn)
+        meet(replicas, thetas, range(4), cut, how, GossipStep(0.0, 0.7, 1.0))
+        after = np.stack([replica.theta for replica in replicas])
+        apart = [np.ptp(after[:, slice(*cut.span(chunk))], axis=0).max() for chunk in range(5)]
+        assert all(apart[chunk] < 1e-6 for chunk in drawn)
+        if round <= 2:
+            untouched = [chunk for chunk in range(5) if chunk % 3 == 0]
+            assert all(apart[chunk] > 0.1 for chunk in untouched)
+            for chunk in untouched:
+                np.testing.assert_array_equal(after[:, slice(*cut.span(chunk))], before[:, slice(*cut.span(chunk))])
+    assert max(apart) < 1e-6
+
+
+def test_parts_of_slow_weights_need_two_vectors_and_change_the_plan():
+    assert halves("fp32", lr=0.7, gamma=0.7, parts=2).slow is not None
+    specs = {halves("fp32", lr=0.7, gamma=0.6, parts=parts).spec for parts in (1, 2, 3)}
+    assert len(specs) == 3 and TWO.spec == "fp32+fp32"
+
+
+def test_residual_of_a_sparse_contribution_decays_and_follows():
+    rng, total, cut = np.random.default_rng(13), 4096, Grid(4096, 4096)
+    replicas = swarm_of(2, np.zeros(total))
+    thetas = [rng.standard_normal(total).astype(np.float32) for _ in range(2)]
+    moved = [theta.copy() for theta in thetas]
+    meet(replicas, thetas, (0, 1), cut, SPARSE, GossipStep(0.0, 1.0, 1.0, residual_decay=0.5))
+    for replica, whole in zip(replicas, moved, strict=True):
+        largest = np.argsort(-np.abs(whole))[:64]
+        rest = np.setdiff1d(np.arange(total), largest)
+        np.testing.assert_allclose(replica.residual[rest], 0.5 * whole[rest], rtol=1e-6)
+        assert np.abs(replica.residual[largest]).max() < 0.5 * np.abs(whole[largest]).max()
+    left = replicas[0].residual.copy()
+    # The largest value that was left out is the largest of the next contribution, without further training.
+    out = np.empty(total, np.float32)
+    SPARSE.fast.decode(sent(replicas[0], replicas[0].theta, cut, SPARSE)[0], out)
+    assert out[np.argmax(np.abs(left))] != 0 and np.count_nonzero(out) == 64
 
 
 def test_one_vector_exchange_equals_two_vector_exchange():
@@ -253,6 +310,14 @@ def test_gamma_limit_is_where_moments_grow():
             return float(np.abs(np.linalg.eigvals(moments(n, size, 0.0, gamma, alpha))).max())
 
         assert growth(0.98 * limit) < 1 < growth(1.02 * limit)
+    for n, size, alpha, parts in [(8, 2, 0.5, 2), (9, 4, 0.5, 3), (64, 4, 0.9, 4), (30, 8, 0.3, 16), (7, 3, 0.0, 5)]:
+        limit = gamma_limit(alpha, n, size, parts)
+
+        def growth_in_turns(gamma, n=n, size=size, alpha=alpha, parts=parts):
+            free = np.linalg.matrix_power(moments(n, size, 0.0, 0.0, alpha), parts - 1)
+            return float(np.abs(np.linalg.eigvals(free @ moments(n, size, 0.0, gamma, alpha))).max())
+
+        assert growth_in_turns(0.98 * limit) < 1 < growth_in_turns(1.02 * limit)
     for size in range(2, 9):  # and the defaults are stable with any training
         kappas = np.linspace(0.0, 1.0, 11)
         assert all(np.abs(np.linalg.eigvals(moments(64, size, k, GAMMA))).max() < 1 for k in kappas)

@@ -1,0 +1,46 @@
+"""Sparse codec of a flat chunk, for exchanges that know no tensors.
+
+Blocks are adjacent elements, as in `sharded`, not squares of a matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse.sharded import layout, square
+from thinwire.compression.sparse.topk import Sparse
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSparse:
+    """Codec `codec` of flat chunks. Payloads have varying lengths; the rest is as in `Codec`."""
+
+    codec: Sparse
+
+    @property
+    def spec(self) -> str:
+        """Name in a manifest, with every parameter spelled out."""
+        return self.codec.spec
+
+    @property
+    def plain(self) -> bool:
+        """False: encoding loses values."""
+        return False
+
+    def nbytes(self, n: int) -> int:
+        """Return the size in bytes of the largest payload of n elements."""
+        return self.codec.bound(layout(n, n, self.codec.chunk))
+
+    def payload(self, x: Floats) -> bytes:
+        """Return the payload of x. Raises CodecError if a value is not finite."""
+        return self.codec.encode(self.codec.select(x, layout(x.size, x.size, self.codec.chunk)))
+
+    def decode(self, payload: Buffer, out: Floats) -> None:
+        """Decode into out; zeros where nothing was sent. Raises CodecError for an invalid payload."""
+        out[:] = 0.0
+        self.codec.decode(payload, layout(out.size, out.size, self.codec.chunk)).scatter(out)
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of a payload of n elements. Raises CodecError for an invalid one."""
+        return square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))

@@ -1,0 +1,39 @@
+"""The sparse codec of flat chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from thinwire.compression.core.codec import CodecError
+from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.topk import Sparse
+
+CODEC = FlatSparse(Sparse(4, 256))
+
+
+@pytest.mark.parametrize("size", [1, 100, 256, 1000, 2048])
+def test_largest_values_of_each_block_of_adjacent_elements_arrive(size):
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    payload, out = CODEC.payload(values), np.full(size, np.nan, np.float32)
+    CODEC.decode(payload, out)
+    assert len(payload) <= CODEC.nbytes(size) and CODEC.spec == "topk(k=4,chunk=256)|2bit|rice"
+    assert CODEC.check(payload, size) == pytest.approx(float(np.dot(out, out)), rel=1e-6)
+    for start in range(0, size, 256):
+        block, sent = values[start : start + 256], out[start : start + 256]
+        count = max(1, round(4 * block.size / 256))
+        assert set(np.flatnonzero(sent)) == set(np.argsort(-np.abs(block))[:count])
+        assert (np.sign(sent[sent != 0]) == np.sign(block[sent != 0])).all()
+
+
+def test_payload_of_another_size_or_with_missing_bytes_is_refused():
+    payload = CODEC.payload(np.random.default_rng(0).standard_normal(1000).astype(np.float32))
+    for other, size in ((payload[:-1], 1000), (payload + b"\0", 1000), (payload, 999 - 256), (b"", 1000)):
+        with pytest.raises(CodecError):
+            CODEC.check(other, size)
+        with pytest.raises(CodecError):
+            CODEC.decode(other, np.empty(size, np.float32))
+
+
+def test_value_that_is_not_finite_is_not_encoded():
+    with pytest.raises(CodecError, match="not finite"):
+        CODEC.payload(np.array([1.0, np.nan, 2.0], np.float32))
