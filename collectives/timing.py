@@ -85,7 +85,7 @@ LONGEST_NAP = 100
 
 
 class Ticks:
-    """Times at which a peer looks at its deadlines: of those that are a `pause` apart, only the planned ones.
+    """Times at which a peer looks at its deadlines: multiples of a `pause`, and only those that are planned.
 
     `now` is the clock of the deadlines, in seconds. It may be a little faster or slower than that of the event loop, which
     the pauses follow.
