@@ -26,7 +26,7 @@ MAX_PATIENCE = 120.0
 
 
 class Halfway:
-    """Time at which more than half of some peers have sent everything, or from which others are late.
+    """Time at which more than half of some peers have sent everything, and at which the others are late.
 
     It concerns one ballot at a time. So peers that let their data drip do not change what counts as late, unless they are
     half of all; and if most are slow, none of them is late.
@@ -49,10 +49,6 @@ class Halfway:
         if self._reached is None and 2 * done > peers:
             self._reached, self.longest = now, max(self.longest, now - self._began)
 
-    def expect(self, seconds: float) -> None:
-        """Note how long half of them would take, if all of them end together; infinite: unknown."""
-        self._reached = self._began + seconds
-
     def late_at(self, wait: float) -> float:
         """Return the time from which the others are late; infinite until more than half of all are done.
 
@@ -60,7 +56,7 @@ class Halfway:
         """
         if self._reached is None or self._all:
             return math.inf
-        return self._reached + max(wait, SLOW_FACTOR * max(self.longest, self._reached - self._began))
+        return self._reached + max(wait, SLOW_FACTOR * self.longest)
 
 
 class Patience:
@@ -77,11 +73,8 @@ class Patience:
         self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
 
 
-STRICT = 0.999
-"""Ratio of the times that two clocks measure, at least."""
-
-LONGEST_NAP = 100
-"""Most pauses between two ticks."""
+LONGEST_NAP = 3
+"""Most pauses between two ticks: a process notices by a late tick that it was stopped."""
 
 
 class Ticks:
@@ -93,26 +86,27 @@ class Ticks:
 
     def __init__(self, pause: float, now: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pause, self._now, self._last, self._at = pause, now, self._loop.time(), math.inf
-        self._planned = math.inf
-        """The same as `_at`, on the clock of the deadlines."""
-        self._due = asyncio.Event()
+        self._pause, self._now, self._last = pause, now, self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        """Timer of the planned tick; None: none is planned."""
+        self._at = self._planned = 0.0
+        """Times of the planned tick, on the clock of the event loop and on that of the deadlines."""
+        self._due = asyncio.Event()
 
     def by(self, deadline: float) -> None:
         """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned.
 
-        It may come earlier: at most LONGEST_NAP pauses after the last one.
+        It comes at most LONGEST_NAP pauses after the last one.
         """
-        if deadline >= self._planned or (time := self._loop.time()) >= self._at:
+        planned = self._timer is not None
+        if planned and (deadline >= self._planned or self._loop.time() >= self._at):
             return  # A tick that is late stays planned, because its lateness counts.
-        now, at = self._now(), self._last
-        due = max(deadline - now, 0.0) * STRICT + time
+        time, now, at = self._loop.time(), self._now(), self._last
         for _ in range(LONGEST_NAP):
             at += self._pause
-            if at >= due:
+            if at - time >= max(0.0, deadline - now):
                 break
-        if at < self._at:
+        if not planned or at < self._at:
             if self._timer is not None:
                 self._timer.cancel()
             self._at, self._planned = at, now + at - time
@@ -122,6 +116,5 @@ class Ticks:
         """Wait for the next planned tick. Returns the seconds by which it is late."""
         await self._due.wait()
         self._due.clear()
-        late, self._last = self._now() - self._planned, self._loop.time()
-        self._at = self._planned = math.inf
+        late, self._last, self._timer = self._now() - self._planned, self._loop.time(), None
         return late

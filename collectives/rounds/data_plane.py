@@ -63,8 +63,8 @@ class DataPlane(ABC):
         """Time when useful data last arrived or was being received."""
         self.whole = 0.0
         """Time when useful data last arrived completely."""
-        self._last_arrival = self._last_delivery = 0.0
-        """Times when the last useful frame arrived here, and some of our data elsewhere."""
+        self._last_arrival = self._last_departure = 0.0
+        """Times when the last useful frame arrived, and when the last one of our data left."""
         self._sent_by, self._served_by = Halfway(), Halfway()
         """When half of the contributors, and of the owners, have sent us everything."""
         self.ratios: Mapping[PeerId, float] = {}
@@ -103,26 +103,18 @@ class DataPlane(ABC):
         return ()
 
     def watch(self) -> None:
-        """Note how many peers have sent us everything, and whether our own data arrives; call it often.
+        """Note how many peers have sent us everything, and whether our own data leaves; call it often.
 
-        While most of its receivers lack some of it, its arrival is progress, because all may wait for it, and we do not count
-        as a peer that has sent everything.
+        While it leaves, all others may wait for it: that is progress, and we do not count as a peer that has sent everything.
         """
-        opened = self.opened
+        opened, now, sending = self.opened, self._now(), self._send_queue.sending(self.round, self.fragment)
         if opened is None:
             return
-        sending, arrived = self._send_queue.sending(self.round, self.fragment)
-        if sending and arrived > self._last_delivery:
-            self._last_delivery = arrived
+        left = self._send_queue.left(self.round, self.fragment)
+        if sending and left > self._last_departure:
+            self._last_departure = left
             self._live()
-        self._compare(opened, sending)
-
-    def _compare(self, opened: Open, sending: bool) -> None:
-        """Note how many peers have sent us everything.
-
-        sending: most receivers of our own data lack some of it.
-        """
-        now, ours = self._now(), {self.me} if sending else set()
+        ours = {self.me} if sending else set()
         contributors, owners = {entry.peer for entry in opened.contributors}, set(self.owners)
         self._sent_by.note(len(contributors.intersection(self._senders(opened)) - ours), len(contributors), now)
         self._served_by.note(len(owners.intersection(self._servers()) - ours), len(owners), now)
@@ -372,11 +364,11 @@ class DataPlane(ABC):
 
     @property
     def transferred(self) -> float:
-        """Time at which the last useful frame arrived here, or some of our data elsewhere; 0.0 without any.
+        """Time at which the last useful frame arrived or left; 0.0 without any.
 
         A peer with a slow uplink may get nothing while all wait for its data.
         """
-        return max(self._last_arrival, self._last_delivery)
+        return max(self._last_arrival, self._last_departure)
 
     def _progress(self) -> None:
         """Note useful data."""

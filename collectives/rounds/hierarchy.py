@@ -244,7 +244,7 @@ class Hierarchy(Butterfly):
         """False: too few peers send directly to us to compare them.
 
         A relay gets contributions only from its own site, an owner one value of each site, other peers results only from
-        their relays. In a ring the same holds, but its end accuses no peer; here the wrong peer would lose its chunks.
+        their relays.
         """
         return False
 

@@ -19,7 +19,6 @@ has a ring without it. Frames of a ballot with another ring are rejected, howeve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -235,26 +234,6 @@ class Ring(OwnerDependentButterfly):
         self._send_queue.bulk(
             lap.right, Frame(kind(self.round, self.fragment, opened.ballot, index, opened.lineage), payload)
         )
-
-    # --- slow neighbours
-
-    def _compare(self, opened: Open, sending: bool) -> None:
-        """Note how long a ring of links like ours, or like those that half announces, would take.
-
-        All peers of a ring finish together, so there is no first half of them. If more than half are honest, the announced
-        uplink that is exceeded by less than half of them is not slower than all honest ones; and one honest peer has an honest
-        successor, so that a liar delays its frames in no way. That peer then ends a ring in which others let data drip. It
-        ends no ring whose links are at most SLOW_FACTOR times slower than those of its slower half, once uplinks are announced.
-        No peer is accused.
-        """
-        lap = self._lap
-        if lap is None or lap.right is None:
-            super()._compare(opened, sending)
-            return
-        lap.watch(sending, self._now())
-        announced = sorted(ready.up or math.inf for peer in lap.ways if (ready := self.agreement.ready.get(peer)))
-        least = self.codec.nbytes(self.grid.chunk) / announced[len(announced) // 2] if announced else 0.0
-        self._served_by.expect(lap.lap_seconds(least))
 
     # --- results
 

@@ -7,7 +7,6 @@ outside the ring (joiners and blamed peers) send their contribution to the first
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -92,7 +91,6 @@ class RingPosition:
     - left, right: our neighbours; None outside the ring.
     - passed: partial sums received; made: partial sums sent on, until their result is here.
     - sent: (chunk, whether it was the result) sent to the right neighbour.
-    - busy: seconds in which data that we had sent was in transit, as far as `watch` has seen.
     """
 
     def __init__(self, me: PeerId, opened: Open, count: int) -> None:
@@ -107,30 +105,9 @@ class RingPosition:
         self.passed: dict[int, Buffer] = {}
         self.made: dict[int, Buffer] = {}
         self.sent: set[tuple[int, bool]] = set()
-        self.busy = 0.0
-        self._seen: float | None = None
-        """Time of the last `watch`, if data was in transit then."""
         self._places = {owner: way.place(me) for owner, way in self.ways.items()}
 
     def way(self, index: int) -> tuple[RingPath, int | None]:
         """Return the path of a chunk and our position on it."""
         owner = self.owners[index]
         return self.ways[owner], self._places[owner]
-
-    def watch(self, sending: bool, now: float) -> None:
-        """Count the time since the last call if our data was in transit then. sending: it is now."""
-        if self._seen is not None:
-            self.busy += now - self._seen
-        self._seen = now if sending else None
-
-    def lap_seconds(self, least: float) -> float:
-        """Return the seconds that the ring takes at most if all its links carry a frame in as long as ours.
-
-        least: lower limit of that time. Infinite before our first frame has arrived.
-
-        Each link carries at most two frames for each chunk, one after the other. The last chunk begins when all others have
-        passed its first link, and crosses each link at most twice.
-        """
-        if self._seen is not None or not self.sent:
-            return math.inf
-        return 2 * (len(self.owners) + len(self.ways)) * max(least, self.busy / len(self.sent))

@@ -62,7 +62,7 @@ class PeerQueue:
         ended: Callable[[PeerQueue, BaseException | None], None],
         longest: int,
         precedence: SendPriority,
-        sent: Callable[[PeerId, Frame], None] = lambda peer, frame: None,
+        sent: Callable[[PeerId, Frame, bool], None] = lambda peer, frame, urgent: None,
         paced: bool = False,
     ) -> None:
         self.peer, self.paced = peer, paced
@@ -141,7 +141,7 @@ class PeerQueue:
                 self._leaving = None
                 self._precedence.sent(urgent, nbytes(frame.payload))
             if taken:
-                self._sent(self.peer, frame)
+                self._sent(self.peer, frame, urgent)
             else:
                 self.clear()
                 self._unreachable(self.peer)
@@ -169,29 +169,17 @@ def state_of(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
 
 
 @dataclass(slots=True)
-class Delivery:
-    """Data of a round for one peer that may not have arrived, as counted by its link.
-
-    arrived: bulk bytes that had arrived at the last look; None: not looked yet. last: the count with which all of the data
-    has arrived; None: part of it was not handed to the transport at the last look.
-    """
-
-    arrived: int | None = None
-    last: int | None = None
-
-
-@dataclass(slots=True)
 class Outflow:
-    """Data of a round that we send unasked.
-
-    moved: time at which some of it was seen to have arrived; 0.0: none.
-    """
+    """Data of a round that we send unasked. left: time at which its last frame left; 0.0: none."""
 
     round: int
     receivers: set[PeerId] = field(default_factory=set)
-    pending: dict[PeerId, Delivery] = field(default_factory=dict)
-    """Receivers that may lack some of it."""
-    moved: float = 0.0
+    pending: dict[PeerId, int | None] = field(default_factory=dict)
+    """For each receiver that may lack some of it: the bulk bytes of the link with which all has arrived.
+
+    None: part of it was not handed to the transport at the last look.
+    """
+    left: float = 0.0
 
     @property
     def most_lack(self) -> bool:
@@ -245,7 +233,7 @@ class SendQueue:
             self._bulk_priority.busy()
         if isinstance(message, ROUND) and not later and (outflow := self._outflow(message.round, message.fragment)):
             outflow.receivers.add(to)
-            outflow.pending.setdefault(to, Delivery()).last = None
+            outflow.pending[to] = None
         if paced and to in self._state and self._state[to].holds(message):
             return
         lanes = self._state if paced or isinstance(message, STATE) else self._bulk
@@ -279,29 +267,31 @@ class SendQueue:
         lanes = (self._bulk,) if kind is Message else (self._bulk, self._state)
         return sum(one[to].later(kind, fragment) for one in lanes if to in one)
 
-    def sending(self, round: int, fragment: int) -> tuple[bool, float]:
-        """Return whether most receivers of our data of a round lack some of it, and when some arrived.
+    def left(self, round: int, fragment: int) -> float:
+        """Return the time at which the last bulk frame of a round left this queue; 0.0 if unknown.
 
-        In the first case our uplink is what limits, and not the receivers. The time is that of the latest look at which some
-        had arrived since the one before, 0.0 if there is none. Looks are the calls of this method; those that matter ask the
-        transport about each peer that may lack something. Requested frames do not count: another peer decides how many there
-        are.
+        Requested frames do not count: another peer decides how many there are.
+        """
+        outflow = self._outflow(round, fragment)
+        return outflow.left if outflow is not None else 0.0
+
+    def sending(self, round: int, fragment: int) -> bool:
+        """Return whether most peers that get data of a round from us unasked lack some of it.
+
+        Then our uplink is what limits, and not the receivers. Asks the transport about those that may lack something.
         """
         outflow = self._outflow(round, fragment)
         if outflow is None:
-            return False, 0.0
-        for peer, delivery in list(outflow.pending.items()):
+            return False
+        for peer, last in list(outflow.pending.items()):
             if not outflow.most_lack:
                 break
             taken, arrived = self._transport.delivered(peer)
-            if delivery.arrived is not None and arrived > delivery.arrived:
-                outflow.moved = self._now()
-            delivery.arrived = arrived
-            if delivery.last is None and not (peer in self._bulk and self._bulk[peer].owes(round, fragment)):
-                delivery.last = taken
-            if delivery.last is not None and arrived >= delivery.last:
+            if last is None and not (peer in self._bulk and self._bulk[peer].owes(round, fragment)):
+                outflow.pending[peer] = last = taken
+            if last is not None and arrived >= last:
                 del outflow.pending[peer]
-        return outflow.most_lack, outflow.moved
+        return outflow.most_lack
 
     def _outflow(self, round: int, fragment: int) -> Outflow | None:
         outflow = self._outflows.get(fragment)
@@ -387,17 +377,22 @@ class SendQueue:
                     self._bulk_priority.took(*state)
                 if bulk:
                     self.look()
-                    self._left(to, frame)
+                    self._left(to, frame, not later)
                 return
             if lanes is self._bulk:
                 self.ways.wait(to, self._now())
             precedence, sent = (
-                (self._bulk_priority, self._left) if bulk else (self._control_priority, lambda peer, frame: None)
+                (self._bulk_priority, self._left)
+                if bulk
+                else (self._control_priority, lambda peer, frame, urgent: None)
             )
             paced = lanes is self._state
             lanes[to] = PeerQueue(self._transport, to, self._unreachable, self._ended, longest, precedence, sent, paced)
         lanes[to].put(frame, later=later)
 
-    def _left(self, to: PeerId, frame: Frame) -> None:
-        """Count a sent bulk frame."""
+    def _left(self, to: PeerId, frame: Frame, urgent: bool) -> None:
+        """Count a sent bulk frame. urgent: no peer has asked for it."""
+        message = frame.message
+        if urgent and isinstance(message, ROUND) and (outflow := self._outflow(message.round, message.fragment)):
+            outflow.left = self._now()
         self.ways.sent(to, nbytes(frame.payload), self._now())

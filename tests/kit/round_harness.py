@@ -54,7 +54,7 @@ class FakeSendQueue:
     """Send queue that stores frames.
 
     `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes;
-    `departed`: time when the last frame arrived; `busy`: more has to arrive.
+    `departed`: time when the last frame left; `busy`: more has to leave.
     """
 
     def __init__(self) -> None:
@@ -70,8 +70,11 @@ class FakeSendQueue:
     def fail(self, error: Exception) -> None:
         raise error
 
-    def sending(self, round: int, fragment: int) -> tuple[bool, float]:
-        return self.busy, self.departed
+    def left(self, round: int, fragment: int) -> float:
+        return self.departed
+
+    def sending(self, round: int, fragment: int) -> bool:
+        return self.busy
 
     def later(self, to: PeerId, kind: type = Message) -> int:
         return self.waiting if kind is Message else len(self.paced)

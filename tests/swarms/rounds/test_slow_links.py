@@ -2,14 +2,13 @@
 
 import asyncio
 from functools import partial
-from itertools import pairwise
 
 import pytest
-from kit.swarm import Node, Swarm, committed_ballots
+from kit.swarm import Node, Swarm
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.methods import registry
 from thinwire.sims.engine import virtual_loop
-from thinwire.swarm.messages.registry import Chunk, Partial, Result
+from thinwire.swarm.messages.registry import Chunk, Result
 
 SECONDS = 40.0
 """Duration of a transfer; a peer gives up after 12 s."""
@@ -133,44 +132,5 @@ def test_peer_that_sends_its_payload_piece_by_piece_does_not_hold_an_all_gather(
         _delay(swarm.nodes[3], pause, (Chunk,))
         swarm.start()
         await swarm.finish([0, 1, 2], limit=60.0)
-
-    virtual_loop.run(play(), seed=1, limit=1e6)
-
-
-@pytest.mark.parametrize("pause", [0.05, 0.3, 0.85])
-def test_peer_that_lets_data_drip_into_a_ring_does_not_hold_the_others(pause, monkeypatch):
-    """Every chunk passes it, so nothing reaches any peer before its time."""
-    monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))
-
-    async def play() -> None:
-        swarm = Swarm(6, rounds=4, size=102_400, codec="fp32", patience=2.0, topology="ring")
-        _delay(swarm.nodes[5], pause, (Chunk, Partial, Result))
-        swarm.start()
-        honest = [swarm.nodes[index] for index in range(5)]
-        await swarm.finish([0, 1, 2, 3, 4], limit=60.0)
-        for node in honest:
-            times = [0.0, *(node.committed_at[number] for number in (1, 2, 3, 4))]
-            assert all(after - before < 15.0 for before, after in pairwise(times))
-            assert len(node.contributors[4]) == 5
-
-    virtual_loop.run(play(), seed=1, limit=1e6)
-
-
-@pytest.mark.parametrize("fast", [0, 1])
-def test_peers_of_a_ring_that_are_slow_together_lose_none(fast, monkeypatch):
-    """A fast one may end the ring, but the owners that follow wait for most peers; later rounds have a ring again."""
-    monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))
-
-    async def play() -> None:
-        swarm = Swarm(4, rounds=4, size=102_400, codec="fp32", patience=2.0, topology="ring")
-        for index in range(fast, 4):
-            swarm.nodes[index].transport.uplink.rate = 20_000.0  # a lap takes 31 s, stragglers have 2
-        found = committed_ballots(swarm)
-        swarm.start()
-        await swarm.finish(limit=250.0)
-        for node in swarm.nodes.values():
-            assert [len(node.contributors[number]) for number in (1, 2, 3, 4)] == [4] * 4
-        rings = [bool(found[number][0].order) for number in (1, 2, 3, 4)]
-        assert rings == [not fast, not fast, not fast, True]
 
     virtual_loop.run(play(), seed=1, limit=1e6)

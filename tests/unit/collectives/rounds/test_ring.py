@@ -210,27 +210,6 @@ def test_peer_blames_the_ring_after_a_patience(harness):
     assert harness.blamed() == [(LEADER, "ring")], "once a ballot"
 
 
-@pytest.mark.parametrize(
-    ("own", "announced", "seconds"),
-    [(0.0, (0, 0), 2.0), (1.0, (0, 0), 56.0), (0.0, (32768, 32768), 56.0), (0.0, (1, 0), 2.0), (0.0, (1, 1), 62.0)],
-    ids=["quick", "as slow as we are", "as slow as most announce", "one lies", "hardly moving"],
-)
-def test_neighbour_that_lets_data_drip_ends_the_ring_when_it_is_slower_than_half_of_it(own, announced, seconds):
-    """Half of the ring needs 18 times what one of its links takes for a frame; the others get five times as much."""
-    harness = Harness()
-    known = harness.round.agreement.ready
-    for peer, up in zip((LEADER, OTHER), announced, strict=True):
-        known[peer] = msgspec.structs.replace(known[peer], up=up)
-    harness.open()
-    harness.queue.busy = own > 0
-    while not harness.blamed() and harness.now < 100.0:
-        harness.now += 0.25
-        harness.queue.stirring[LEADER] = int(10_000 * harness.now)
-        harness.queue.busy = harness.now <= own
-        harness.round.tick()
-    assert harness.now == pytest.approx(seconds, abs=1.0)
-
-
 def test_frames_of_another_ring_order_are_ignored(harness):
     """Late frames of a failed ballot; the order of the ring has changed since."""
     harness.partial(4)

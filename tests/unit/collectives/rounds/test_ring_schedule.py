@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined, result, ring, ways
@@ -95,18 +93,3 @@ def test_result_computed_locally_joins_the_stations_as_the_ring_does():
     first = joined(Sum(), payloads[IDS[1]], 6.0, [payloads[IDS[2]]], [7.0], 4)
     whole = joined(Sum(), first, 13.0, [payloads[IDS[0]]], [5.0], 4)
     assert result(ways(opened)[IDS[0]], payloads, Sum(), 4) == whole
-
-
-def test_time_of_a_ring_follows_from_the_time_in_which_our_frames_were_on_their_way():
-    group = tuple(IDS[:4])
-    contributors = tuple(Contribution(peer, 1, 1) for peer in group)
-    opened = Open(1, 0, Ballot(1, group[0]), group, group, contributors, (), None, (), order=(0, 1, 2, 3))
-    lap = RingPosition(group[0], opened, 8)
-    assert lap.lap_seconds(0.0) == math.inf, "nothing was sent"
-    lap.sent |= {(0, False), (1, False)}
-    lap.watch(True, 10.0)
-    lap.watch(True, 10.5)
-    assert lap.lap_seconds(0.0) == math.inf, "it is in transit"
-    lap.watch(False, 11.0)
-    lap.watch(False, 20.0)
-    assert lap.busy == 1.0 and lap.lap_seconds(0.0) == 2 * (8 + 4) * 0.5 and lap.lap_seconds(3.0) == 2 * (8 + 4) * 3.0

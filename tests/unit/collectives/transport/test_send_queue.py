@@ -78,12 +78,12 @@ def test_urgent_frames_go_first_in_order():
     play(story)
 
 
-def test_data_of_a_round_that_arrives_is_not_requested_data_nor_state_nor_of_another_round():
+def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_another_round():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 2.0
         result = Frame(Result(1, 0, Ballot(1, A), 0, b""), b"x")
         send_queue.begin(1)
-        assert send_queue.sending(1, 0) == (False, 0.0)
+        assert send_queue.left(1, 0) == 0.0 and not send_queue.sending(1, 0)
         for frame, later in (
             (chunk(0), False),
             (result, False),
@@ -91,48 +91,48 @@ def test_data_of_a_round_that_arrives_is_not_requested_data_nor_state_nor_of_ano
             (Frame(StateChunk(1, 0), b"x"), False),
         ):
             send_queue.bulk(A, frame, later=later)
-        assert send_queue.sending(1, 0) == (True, 0.0)
         await asyncio.sleep(3.0)
-        assert send_queue.sending(1, 0) == (True, 3.0)  # the last one
-        assert send_queue.sending(2, 0) == send_queue.sending(1, 1) == (False, 0.0)
+        assert send_queue.sending(1, 0)  # the last one
+        assert not send_queue.sending(2, 0) and not send_queue.sending(1, 1)
         await asyncio.sleep(2.0)
-        assert send_queue.sending(1, 0) == (False, 5.0)
+        assert not send_queue.sending(1, 0)
         await asyncio.sleep(15.0)
-        assert len(wire.sent) == 4 and send_queue.sending(1, 0) == (False, 5.0)
+        assert len(wire.sent) == 4 and send_queue.left(1, 0) == 4.0 and not send_queue.sending(1, 0)
+        assert send_queue.left(1, 1) == send_queue.left(2, 0) == 0.0
         send_queue.begin(2)
         send_queue.bulk(A, result)
         await asyncio.sleep(10.0)
-        assert send_queue.sending(2, 0) == (False, 0.0)
+        assert send_queue.left(2, 0) == 0.0 and not send_queue.sending(2, 0)
         wire.quick, wire.lag = {B}, 1.0
         send_queue.begin(1)
         send_queue.bulk(B, result, later=True)
-        assert send_queue.sending(1, 0) == (False, 0.0)
+        assert send_queue.left(1, 0) == 0.0 and not send_queue.sending(1, 0)
         send_queue.bulk(B, result)
-        assert send_queue.sending(1, 0) == (True, 0.0)
+        assert send_queue.left(1, 0) == 30.0 and send_queue.sending(1, 0)
         await asyncio.sleep(1.5)
-        assert send_queue.sending(1, 0) == (False, 31.5)
+        assert not send_queue.sending(1, 0)
 
     play(story)
 
 
-def test_data_that_has_left_the_queue_counts_once_it_has_arrived():
+def test_data_that_has_left_is_being_sent_until_it_has_arrived():
     async def story(wire, send_queue, lost):
         wire.lag, wire.quick = 5.0, {A}
         send_queue.begin(1)
         send_queue.bulk(A, chunk(0))
         await asyncio.sleep(2.0)
-        assert send_queue.sending(1, 0) == (True, 0.0)
+        assert send_queue.sending(1, 0)
         for _ in range(3):
             send_queue.bulk(A, chunk(0), later=True)  # what the peer requests after that does not delay it
         await asyncio.sleep(3.5)
-        assert send_queue.sending(1, 0) == (False, 5.5)
+        assert not send_queue.sending(1, 0)
         looks = wire.looks
-        assert send_queue.sending(1, 0) == (False, 5.5) and wire.looks == looks
+        assert not send_queue.sending(1, 0) and wire.looks == looks
         send_queue.bulk(A, chunk(1))
         await asyncio.sleep(1.0)
-        assert send_queue.sending(1, 0)[0]
+        assert send_queue.sending(1, 0)
         send_queue.drop(A)  # the link broke: what was in transit is lost
-        assert send_queue.sending(1, 0) == (False, 5.5)
+        assert not send_queue.sending(1, 0)
 
     play(story)
 
@@ -145,9 +145,9 @@ def test_data_arrives_at_most_receivers_or_at_all_but_few_slow_ones():
         for peer in (A, B, c):
             send_queue.bulk(peer, chunk(0))
         await asyncio.sleep(0.5)
-        assert send_queue.sending(1, 0)[0]
+        assert send_queue.sending(1, 0)
         await asyncio.sleep(1.0)
-        assert not send_queue.sending(1, 0)[0]  # one of three has not got it
+        assert not send_queue.sending(1, 0)  # one of three has not got it
 
     play(story)
 
