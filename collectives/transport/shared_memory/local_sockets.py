@@ -45,12 +45,19 @@ STALE = 60.0
 class SharedLimits:
     """Limits of shared memory.
 
-    `region`: bytes that a link may share each way. `links`: links with regions of ours. `patience`: seconds to greet.
+    A region has `in_place` bytes for payloads that the receiver uses where they are, and after them `copied` bytes for
+    payloads that it copies out at once. `links`: links with regions of ours. `patience`: seconds to greet.
     """
 
-    region: int = 8 << 20
+    in_place: int = 64 << 20
+    copied: int = 8 << 20
     links: int = 16
     patience: float = 1.0
+
+    @property
+    def region(self) -> int:
+        """Bytes that a link may share each way."""
+        return self.in_place + self.copied
 
 
 class LocalConnection:
