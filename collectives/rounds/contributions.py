@@ -37,11 +37,12 @@ def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid |
 
     An invalid chunk has the norm 0.
     """
-    hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-    if codec is None or grid is None:
-        return Summary(hashes)
-    norms = [_norm(codec, chunk, grid.size(index)) for index, chunk in enumerate(source)]
-    return Summary(hashes, b"".join(map(_encoded_norm, norms)))
+    hashes, norms = bytearray(), bytearray()
+    for index, chunk in enumerate(source):
+        hashes += blake3.blake3(chunk).digest()
+        if codec is not None and grid is not None:
+            norms += _encoded_norm(_norm(codec, chunk, grid.size(index)))  # at once, while the chunk is in the cache
+    return Summary(bytes(hashes), bytes(norms))
 
 
 def _norm(codec: Codec, chunk: Buffer, size: int) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,8 +19,8 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.region import SharedRegion, whole_pages
 from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, RecordCipher, record_size
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
 from thinwire.collectives.transport.zeromq.stream import Claim, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
@@ -50,29 +49,19 @@ READ = 1 << 15
 class SharedMemoryWriter(RecordWriter):
     """Writer of records with the places of payloads, which are in `region`."""
 
-    def __init__(
-        self,
-        region: SharedRegion,
-        transport: asyncio.Transport,
-        sealer: RecordCipher,
-        pool: BufferPool,
-        workers: Workers | None,
-        *,
-        stall: float,
-        flushed: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(transport, sealer, pool, workers, stall=stall, flushed=flushed, failed=failed)
-        self._region = region
+    def __init__(self, region: SharedRegion, setup: WriterSetup) -> None:
+        super().__init__(setup)
+        self.region = region
+        """Memory for the payloads that we send."""
 
     def write(self, head: bytes, payload: Buffer) -> None:
         """Copy the payload into our region and send its place; only when `idle`."""
         assert self.idle
         size = nbytes(payload)
-        start = self._region.reserve(size)
+        start = self.region.reserve(size)
         self.up += size
         self.idle = False
-        fill = partial(self._region.fill, start, payload)
+        fill = partial(self.region.fill, start, payload)
         self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
 
     def _tell(self, head: bytes, place: bytes) -> None:
@@ -89,11 +78,11 @@ class SharedMemoryWriter(RecordWriter):
     @property
     def _ready(self) -> bool:
         """True if the largest payload fits into our region, and no record waits."""
-        return self._region.fits(MAX_BULK[1]) and not self.unsent
+        return self.region.fits(MAX_BULK[1]) and not self.unsent
 
     @property
     def _left(self) -> int:
-        return self._region.used + self.unsent
+        return self.region.used + self.unsent
 
 
 class SharedMemoryStream(Stream):
@@ -133,17 +122,8 @@ class SharedMemoryStream(Stream):
         if claim is None:
             self._room = READ
 
-    def _new_writer(self, transport: asyncio.Transport, sealer: RecordCipher) -> RecordWriter:
-        return SharedMemoryWriter(
-            self._connection.region,
-            transport,
-            sealer,
-            self._pool,
-            self._workers,
-            stall=self._limits.stall,
-            flushed=self._flushed,
-            failed=self._failed,
-        )
+    def _new_writer(self, setup: WriterSetup) -> RecordWriter:
+        return SharedMemoryWriter(self._connection.region, setup)
 
     def _set_options(self, transport: asyncio.Transport) -> str:
         return "this machine"
@@ -206,7 +186,7 @@ class SharedMemoryStream(Stream):
                 payload = reader.view(offset, size, self._let_go)
                 self._opening.run(partial(_hashed, head, payload), self._taken_out, size)
             else:
-                payload = self._pool.lend(size) if size else memoryview(b"")
+                payload = self._pool.lend(size) if size else memoryview(bytearray())
                 self._opening.run(partial(self._copy, head, offset, payload), self._taken_out, size)
 
     def _copy(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
