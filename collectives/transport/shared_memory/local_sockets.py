@@ -28,11 +28,14 @@ from thinwire.swarm.messages.registry import PeerId
 LOGGER = logging.getLogger(__name__)
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
-GREETING = b"\1"
+GREETING = b"\2"
 """First byte each way, with the descriptor of the sender's region. Another byte means another layout."""
 
 CREDENTIALS = struct.Struct("3i")
 """struct ucred of unix(7): process, user and group."""
+
+NAMESPACES = "mnt", "pid", "user"
+"""Namespaces (namespaces(7)) that processes share unless one of them is in a container."""
 
 AGAIN = 1.0
 """Seconds without accepting connections after the process ran out of descriptors."""
@@ -66,6 +69,8 @@ class LocalConnection:
     def __init__(
         self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[LocalConnection], None]
     ) -> None:
+        self.trusted = same_system(sock)
+        """True if the other side could change our memory by other means, too."""
         self.socket, self.region, self.reader, self._over = sock, region, reader, over
         self._closed = False
 
@@ -283,6 +288,17 @@ def same_user(sock: socket.socket) -> bool:
     """Return whether the process at the other end has our user."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())
+
+
+def same_system(sock: socket.socket) -> bool:
+    """Return whether the process at the other end has our files and could trace us: it is in no other container."""
+    other = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0]
+    if other <= 0:  # in no namespace of ours
+        return False
+    try:
+        return all(os.path.samefile(f"/proc/{other}/ns/{kind}", f"/proc/self/ns/{kind}") for kind in NAMESPACES)
+    except OSError:
+        return False
 
 
 def _make_private(folder: Path) -> None:

@@ -90,7 +90,7 @@ class SharedMemoryStream(Stream):
 
     A payload near the beginning of the other side's region is hashed and used where it is, as long as anything refers to it.
     The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that the other side
-    can send whatever we hold.
+    can send whatever we hold. If the other side is in another container, all payloads are copied.
     """
 
     shared = True
@@ -107,7 +107,7 @@ class SharedMemoryStream(Stream):
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
         self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
-        self._in_place = connection.reader.size - limits.shared.copied
+        self._in_place = connection.reader.size - limits.shared.copied if connection.trusted else 0
         """Bytes of the other side's region that are used where they are."""
         self._held: dict[int, int] = {}
         """Bytes of whole pages by offset of all payloads that were not reported as free."""

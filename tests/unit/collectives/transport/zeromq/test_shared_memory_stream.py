@@ -4,7 +4,10 @@ import asyncio
 import ctypes
 import fcntl
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -255,6 +258,47 @@ def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_en
         await eventually(lambda: region.used == 0)
 
     wire.run(work)
+
+
+def test_payloads_of_a_process_in_another_container_are_copied(wire, folder, eventually, monkeypatch):
+    monkeypatch.setattr(local_sockets, "same_system", lambda sock: False)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        for index in range(3):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        frames = await second.bulk(3)
+        await eventually(lambda: region.used == 0)
+        assert [bytes(frame.payload) for frame in frames] == [bytes([index]) * (1 << 20) for index in range(3)]
+
+    wire.run(work)
+
+
+def test_process_in_another_namespace_is_no_part_of_our_system():
+    def other(*command):
+        ours, theirs = socket.socketpair()  # the credentials of a pair are those of the process that made it
+        assert local_sockets.same_system(ours)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")
+        listener.listen()
+        name = listener.getsockname().decode("latin-1")
+        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({name!r}.encode('latin-1')); input()"
+        process = subprocess.Popen([*command, sys.executable, "-c", code], stdin=subprocess.PIPE)
+        listener.settimeout(10)
+        try:
+            return local_sockets.same_system(listener.accept()[0])
+        finally:
+            process.communicate(b"\n")
+            for one in (ours, theirs, listener):
+                one.close()
+
+    assert other()
+    apart = ["unshare", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make namespaces")
+    assert not other(*apart)
 
 
 def test_payload_stays_as_it_is_after_its_link_has_ended(wire, folder, eventually):
