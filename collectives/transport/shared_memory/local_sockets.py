@@ -291,7 +291,7 @@ def same_user(sock: socket.socket) -> bool:
 
 
 def same_system(sock: socket.socket) -> bool:
-    """Return whether the process at the other end has our files and could trace us: it is in no other container."""
+    """Return whether the process at the other end has our files and processes: no container is between."""
     other = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0]
     if other <= 0:  # in no namespace of ours
         return False

@@ -234,7 +234,10 @@ class SharedMemoryStream(Stream):
         self._unsaid = 0
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume taking payloads. Records are read on, because our own payloads wait for the reports in them."""
+        """Stop or resume taking payloads.
+
+        Records are still read, because our own payloads wait for the reports in them.
+        """
         if self.state == "closed" or paused == self._paused:
             return
         self._paused = paused
