@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
-import numpy as np
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
@@ -17,7 +17,7 @@ from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Ready
 
-NORM = np.dtype("<f4")
+NORM = struct.Struct("<f")
 """Norm of a chunk in an announcement."""
 
 
@@ -53,13 +53,15 @@ def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
 
 
 def _encoded_norm(norm: float) -> bytes:
-    with np.errstate(over="ignore"):
-        return np.array(norm).astype(NORM).tobytes()
+    try:
+        return NORM.pack(norm)
+    except OverflowError:
+        return NORM.pack(math.inf)
 
 
 def norm_bytes(norms: bytes, index: int) -> bytes:
     """Return the announced norm of a chunk as it was sent, for a comparison to the last bit."""
-    return norms[NORM.itemsize * index : NORM.itemsize * (index + 1)]
+    return norms[NORM.size * index : NORM.size * (index + 1)]
 
 
 def announced_norm(norms: bytes, index: int) -> float:
@@ -67,8 +69,7 @@ def announced_norm(norms: bytes, index: int) -> float:
 
     An honest owner computes with no such contribution, because it compares the norms.
     """
-    found = norm_bytes(norms, index)
-    norm = float(np.frombuffer(found, NORM)[0]) if len(found) == NORM.itemsize else math.inf
+    norm: float = NORM.unpack_from(norms, NORM.size * index)[0] if len(norms) >= NORM.size * (index + 1) else math.inf
     return norm if 0.0 <= norm < math.inf else math.inf
 
 

@@ -171,8 +171,8 @@ class SharedMemoryStream(Stream):
             raise ValueError(f"{size} bytes at {offset} of {reader.size} bytes of shared memory")
         if offset in self._held:
             raise ValueError(f"a payload at {offset} of the shared memory, where another one is")
-        self._held[offset] = whole_pages(size)
-        self._occupied += whole_pages(size)
+        self._held[offset] = pages = whole_pages(size)
+        self._occupied += pages
         if self._occupied > reader.size:
             raise ValueError(f"{self._occupied} bytes of payloads in {reader.size} bytes of shared memory")
         self._places.append((head, offset, size))
