@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import blake3
-from thinwire.collectives.transport.shared_memory.region import RegionReader, SharedRegion
+from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
 from thinwire.swarm.messages.registry import PeerId
 
 LOGGER = logging.getLogger(__name__)
@@ -57,10 +57,12 @@ class SharedLimits:
     links: int = 16
     patience: float = 1.0
 
-    @property
-    def region(self) -> int:
-        """Bytes that a link may share each way."""
-        return self.in_place + self.copied
+    def region(self, links: int = 0) -> int:
+        """Return the bytes of a new region besides those of `links` others.
+
+        The more peers average, the less each link carries. So later regions are smaller: 16 have 0.65 GiB in all.
+        """
+        return self.in_place // (1 + links // 4) // PAGE * PAGE + self.copied
 
 
 class LocalConnection:
@@ -210,7 +212,7 @@ class LocalSockets:
         try:
             if self.regions >= self._limits.links or not same_user(sock):
                 raise OSError(errno.EPERM, "not shared")
-            region = SharedRegion(self._limits.region)
+            region = SharedRegion(self._limits.region(self.regions))
             self.regions += 1
             if not accepted:
                 socket.send_fds(sock, [GREETING], [region.descriptor])
@@ -241,7 +243,7 @@ class LocalSockets:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ValueError("no region")
-        return RegionReader(descriptors[0], self._limits.region)
+        return RegionReader(descriptors[0], self._limits.region())
 
     def _freed(self, connection: LocalConnection) -> None:
         self._connections.discard(connection)

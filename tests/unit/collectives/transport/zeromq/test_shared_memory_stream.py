@@ -28,7 +28,7 @@ from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
 
-SIZE = SharedLimits().region
+SIZE = SharedLimits().region()
 
 
 @pytest.fixture
@@ -415,6 +415,27 @@ def test_links_beyond_the_limit_use_tcp(wire, folder):
         async with asyncio.timeout(10):
             while hub.station.local_sockets.regions:
                 await asyncio.sleep(0.01)
+
+    wire.run(work)
+
+
+def test_later_links_have_smaller_regions(wire, folder):
+    limits = SharedLimits()
+    sizes = [limits.region(links) for links in range(limits.links)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 72 << 20 and sizes[-1] == 24 << 20
+    assert sum(sizes) < 0.65 * 2**30
+
+    async def work():
+        hub = await wire.peer(1, shared=folder)
+        others = [await wire.peer(seed, shared=folder) for seed in range(2, 7)]
+        for other in others:
+            assert isinstance(await other.meet(hub), wire.Welcome)
+            await joined(hub, other)
+        found = [hub.streams(other)[SHARED].writer.region.size for other in others]
+        assert found == sizes[:5]
+        for other in others:
+            assert await hub.chunk(other, b"payload")
+            assert [bytes(frame.payload) for frame in await other.bulk(1)] == [b"payload"]
 
     wire.run(work)
 
