@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
-import numpy as np
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
@@ -17,7 +17,7 @@ from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Ready
 
-NORM = np.dtype("<f4")
+NORM = struct.Struct("<f")
 """Norm of a chunk in an announcement."""
 
 
@@ -37,11 +37,12 @@ def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid |
 
     An invalid chunk has the norm 0.
     """
-    hashes = b"".join(blake3.blake3(chunk).digest() for chunk in source)
-    if codec is None or grid is None:
-        return Summary(hashes)
-    norms = [_norm(codec, chunk, grid.size(index)) for index, chunk in enumerate(source)]
-    return Summary(hashes, b"".join(map(_encoded_norm, norms)))
+    hashes, norms = bytearray(), bytearray()
+    for index, chunk in enumerate(source):
+        hashes += blake3.blake3(chunk).digest()
+        if codec is not None and grid is not None:
+            norms += _encoded_norm(_norm(codec, chunk, grid.size(index)))  # at once, while the chunk is in the cache
+    return Summary(bytes(hashes), bytes(norms))
 
 
 def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
@@ -52,13 +53,15 @@ def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
 
 
 def _encoded_norm(norm: float) -> bytes:
-    with np.errstate(over="ignore"):
-        return np.array(norm).astype(NORM).tobytes()
+    try:
+        return NORM.pack(norm)
+    except OverflowError:
+        return NORM.pack(math.inf)
 
 
 def norm_bytes(norms: bytes, index: int) -> bytes:
     """Return the announced norm of a chunk as it was sent, for a comparison to the last bit."""
-    return norms[NORM.itemsize * index : NORM.itemsize * (index + 1)]
+    return norms[NORM.size * index : NORM.size * (index + 1)]
 
 
 def announced_norm(norms: bytes, index: int) -> float:
@@ -66,8 +69,7 @@ def announced_norm(norms: bytes, index: int) -> float:
 
     An honest owner computes with no such contribution, because it compares the norms.
     """
-    found = norm_bytes(norms, index)
-    norm = float(np.frombuffer(found, NORM)[0]) if len(found) == NORM.itemsize else math.inf
+    norm: float = NORM.unpack_from(norms, NORM.size * index)[0] if len(norms) >= NORM.size * (index + 1) else math.inf
     return norm if 0.0 <= norm < math.inf else math.inf
 
 

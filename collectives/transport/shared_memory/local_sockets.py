@@ -22,17 +22,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import blake3
-from thinwire.collectives.transport.shared_memory.region import RegionReader, SharedRegion
+from thinwire.collectives.transport.shared_memory.region import PAGE, RegionReader, SharedRegion
 from thinwire.swarm.messages.registry import PeerId
 
 LOGGER = logging.getLogger(__name__)
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
-GREETING = b"\1"
+GREETING = b"\2"
 """First byte each way, with the descriptor of the sender's region. Another byte means another layout."""
 
 CREDENTIALS = struct.Struct("3i")
 """struct ucred of unix(7): process, user and group."""
+
+NAMESPACES = "mnt", "pid", "user"
+"""Namespaces (namespaces(7)) that processes share unless one of them is in a container."""
 
 AGAIN = 1.0
 """Seconds without accepting connections after the process ran out of descriptors."""
@@ -45,12 +48,21 @@ STALE = 60.0
 class SharedLimits:
     """Limits of shared memory.
 
-    `region`: bytes that a link may share each way. `links`: links with regions of ours. `patience`: seconds to greet.
+    A region has `in_place` bytes for payloads that the receiver uses where they are, and after them `copied` bytes for
+    payloads that it copies out at once. `links`: links with regions of ours. `patience`: seconds to greet.
     """
 
-    region: int = 8 << 20
+    in_place: int = 64 << 20
+    copied: int = 8 << 20
     links: int = 16
     patience: float = 1.0
+
+    def region(self, links: int = 0) -> int:
+        """Return the bytes of a new region besides those of `links` others.
+
+        The more peers average, the less each link carries. So later regions are smaller: 16 have 0.65 GiB in all.
+        """
+        return self.in_place // (1 + links // 4) // PAGE * PAGE + self.copied
 
 
 class LocalConnection:
@@ -59,6 +71,8 @@ class LocalConnection:
     def __init__(
         self, sock: socket.socket, region: SharedRegion, reader: RegionReader, over: Callable[[LocalConnection], None]
     ) -> None:
+        self.trusted = same_system(sock)
+        """True if the other side could change our memory by other means, too."""
         self.socket, self.region, self.reader, self._over = sock, region, reader, over
         self._closed = False
 
@@ -198,7 +212,7 @@ class LocalSockets:
         try:
             if self.regions >= self._limits.links or not same_user(sock):
                 raise OSError(errno.EPERM, "not shared")
-            region = SharedRegion(self._limits.region)
+            region = SharedRegion(self._limits.region(self.regions))
             self.regions += 1
             if not accepted:
                 socket.send_fds(sock, [GREETING], [region.descriptor])
@@ -229,7 +243,7 @@ class LocalSockets:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ValueError("no region")
-        return RegionReader(descriptors[0], self._limits.region)
+        return RegionReader(descriptors[0], self._limits.region())
 
     def _freed(self, connection: LocalConnection) -> None:
         self._connections.discard(connection)
@@ -276,6 +290,17 @@ def same_user(sock: socket.socket) -> bool:
     """Return whether the process at the other end has our user."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())
+
+
+def same_system(sock: socket.socket) -> bool:
+    """Return whether the process at the other end has our files and processes: no container is between."""
+    other = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0]
+    if other <= 0:  # in no namespace of ours
+        return False
+    try:
+        return all(os.path.samefile(f"/proc/{other}/ns/{kind}", f"/proc/self/ns/{kind}") for kind in NAMESPACES)
+    except OSError:
+        return False
 
 
 def _make_private(folder: Path) -> None:

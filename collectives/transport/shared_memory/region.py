@@ -1,7 +1,8 @@
 """Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
-The writer keeps the only mapping. Seals prevent that the size changes, and that the other process writes. The reader
-copies payloads out with `preadv`, so no writer can end it with SIGBUS, or change bytes after their hash was checked.
+Seals prevent that the size changes, and that the other process writes. So no writer can end its reader with SIGBUS. Memory
+that was handed over is never used for anything else, and lives until both sides have let go of it. So what a reader has not
+released stays unchanged, even if the link ends.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import fcntl
 import mmap
 import os
 import stat
-from collections import deque
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from thinwire.swarm.frame import nbytes
 
 if TYPE_CHECKING:
@@ -30,18 +34,18 @@ ADD_SEALS, GET_SEALS = 1033, 1034
 
 
 class SharedRegion:
-    """Ring of `size` bytes that this process writes.
+    """Memory of `size` bytes that this process writes.
 
-    Payloads are released in the order in which they were put. Raises OSError if the system has no such memory.
-    `descriptor`: to hand to the reader, before `seal_off`.
+    Payloads have whole pages, as near to the beginning as possible, and are released in any order. Raises OSError if the
+    system has no such memory. `descriptor`: to hand to the reader, before `hand_over`.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.used = 0
-        """Bytes of payloads that were not released."""
-        self._spans: deque[tuple[int, int]] = deque()  # start and bytes of each payload, oldest first
-        self._head = 0
+        """Bytes of whole pages with payloads that were not released."""
+        self._spans: dict[int, int] = {}  # bytes of whole pages of each payload by its offset
+        self._free = [(0, size)]  # start and stop of each gap, in order
         self.descriptor = os.memfd_create("thinwire", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size)
@@ -57,20 +61,22 @@ class SharedRegion:
 
     def fits(self, count: int) -> bool:
         """Return whether a payload of `count` bytes may be put now."""
-        return self._place(whole_pages(count)) is not None
+        pages = whole_pages(count)
+        return any(stop - start >= pages for start, stop in reversed(self._free))
 
     def reserve(self, size: int) -> int:
         """Return the offset of a payload of `size` bytes; `fill` it next.
 
         Raises ValueError if it does not fit.
         """
-        start = self._place(whole_pages(size))
-        if start is None:
-            raise ValueError("no room in the shared memory")
-        self._head = start + whole_pages(size)
-        self._spans.append((start, size))
-        self.used += size
-        return start
+        pages = whole_pages(size)
+        for at, (start, stop) in enumerate(self._free):
+            if stop - start >= pages:
+                self._free[at : at + 1] = [(start + pages, stop)] if stop - start > pages else []
+                self._spans[start] = pages
+                self.used += pages
+                return start
+        raise ValueError("no room in the shared memory")
 
     def fill(self, start: int, payload: Buffer) -> None:
         """Copy a payload to a reserved offset, in any thread. Do not close the region meanwhile."""
@@ -78,23 +84,21 @@ class SharedRegion:
             # numpy lets other threads run meanwhile, and an mmap does not.
             np.copyto(np.frombuffer(self._map, np.uint8, size, start), np.frombuffer(payload, np.uint8))
 
-    def release(self, count: int) -> None:
-        """Free the `count` oldest payloads. Raises ValueError if there are not as many."""
-        if not 0 < count <= len(self._spans):
-            raise ValueError(f"{count} payloads released of {len(self._spans)}")
-        for _ in range(count):
-            self.used -= self._spans.popleft()[1]
-
-    def _place(self, size: int) -> int | None:
-        """Return where `size` bytes are free, None if nowhere."""
-        if not self._spans:
-            return 0 if size <= self.size else None
-        tail = self._spans[0][0]
-        if self._head > tail and self.size - self._head >= size:
-            return self._head
-        if self._head > tail:
-            return 0 if tail >= size else None
-        return self._head if tail - self._head >= size else None
+    def release(self, starts: Iterable[int]) -> None:
+        """Free the payloads at these offsets. Raises ValueError if there is none at one of them."""
+        for start in starts:
+            pages = self._spans.pop(start, 0)
+            if not pages:
+                raise ValueError(f"no payload to release at {start} of the shared memory")
+            self.used -= pages
+            stop, free = start + pages, self._free
+            at = bisect_left(free, (start, stop))
+            first = last = at
+            if at and free[at - 1][1] == start:
+                first, start = at - 1, free[at - 1][0]
+            if at < len(free) and free[at][0] == stop:
+                last, stop = at + 1, free[at][1]
+            free[first:last] = [(start, stop)]
 
     def hand_over(self) -> None:
         """Close the descriptor: the reader has it."""
@@ -109,43 +113,53 @@ class SharedRegion:
 
 
 class RegionReader:
-    """Region of another process.
+    """Region of another process, to be read only.
 
-    Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most` bytes.
+    Takes over `descriptor`. Raises ValueError unless it is sealed memory of at most `most` bytes, in pages of the usual size.
     """
 
     def __init__(self, descriptor: int, most: int) -> None:
-        self._descriptor = descriptor
         try:
             found = os.fstat(descriptor)
             # Only memory has seals, so no read of it waits for a disk or for another process.
             seals = fcntl.fcntl(descriptor, GET_SEALS)
+            self.size = found.st_size
+            # A hole in memory of huge pages (hugetlbfs) cannot always be filled again: reading it may be fatal.
+            usual = stat.S_ISREG(found.st_mode) and os.fstatvfs(descriptor).f_bsize == PAGE
+            if not usual or not seals & SHRINK or not 0 < self.size <= most:
+                raise ValueError(f"not shared memory: {self.size} bytes, seals {seals:#x}")
+            # The mapping ends with its last view.
+            self._bytes = np.frombuffer(mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ), np.uint8)
         except OSError as error:
-            self.close()
             raise ValueError(f"not shared memory: {error.strerror}") from None
-        self.size = found.st_size
-        if not stat.S_ISREG(found.st_mode) or not seals & SHRINK or not 0 < self.size <= most:
-            self.close()
-            raise ValueError(f"not shared memory: {self.size} bytes, seals {seals:#x}")
+        finally:
+            os.close(descriptor)
+
+    def view(self, offset: int, size: int, gone: Callable[[int], None]) -> memoryview:
+        """Return a view of the bytes from `offset` on, which is valid for ever.
+
+        `gone(offset)` is called in any thread once no view of them is left. Raises ValueError if they are not all inside the
+        region.
+        """
+        lease = self._part(offset, size)
+        weakref.finalize(lease, gone, offset).atexit = False
+        return lease.data
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `offset` on.
+        """Fill `into` with the bytes from `offset` on, in any thread.
 
         Raises ValueError if they are not all inside the region.
         """
-        if offset < 0 or into.nbytes > self.size - offset:
-            raise ValueError(f"{into.nbytes} bytes at {offset} of {self.size} bytes of shared memory")
-        while into.nbytes:
-            count = os.preadv(self._descriptor, [into], offset)
-            if count <= 0:
-                raise ValueError("shared memory ends early")
-            into, offset = into[count:], offset + count
+        np.copyto(np.frombuffer(into, np.uint8), self._part(offset, into.nbytes))
+
+    def _part(self, offset: int, size: int) -> NDArray[np.uint8]:
+        if offset < 0 or size > self.size - offset:
+            raise ValueError(f"{size} bytes at {offset} of {self.size} bytes of shared memory")
+        return self._bytes[offset : offset + size]
 
     def close(self) -> None:
-        """Give up the memory."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Give up the memory, as soon as no view of it is left."""
+        self._bytes = self._bytes[:0].copy()
 
 
 def whole_pages(count: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,33 +30,36 @@ BACKLOG = 1 << 18
 EMPTY = memoryview(b"")
 
 
-class RecordWriter:
-    """Writer of the records of one stream.
+@dataclass(frozen=True, slots=True)
+class WriterSetup:
+    """Arguments of a RecordWriter.
 
-    `stall`: seconds in which the other side must take something. `flushed()` is called when the next record is taken,
-    `failed(error)` if a record cannot be sealed or sent, or the other side takes nothing. `workers`: threads for large
-    records; None: the event loop does everything.
+    `pool`: memory of records. `workers`: threads for large records; None: the event loop does everything. `stall`: seconds in
+    which the other side must take something. `flushed()` is called when the next record is taken, `failed(error)` if a record
+    cannot be sealed or sent, or the other side takes nothing.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        sealer: RecordCipher,
-        pool: BufferPool,
-        workers: Workers | None,
-        *,
-        stall: float,
-        flushed: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
+    transport: asyncio.Transport
+    sealer: RecordCipher
+    pool: BufferPool
+    workers: Workers | None
+    stall: float
+    flushed: Callable[[], None]
+    failed: Callable[[Exception], None]
+
+
+class RecordWriter:
+    """Writer of the records of one stream."""
+
+    def __init__(self, setup: WriterSetup) -> None:
         self.idle = False
         """True if a record may be written now."""
         self.up = 0
         """Bytes of all records so far."""
-        self._transport, self._sealer, self._pool = transport, sealer, pool
-        self._stall, self._tell_flushed, self._failed = stall, flushed, failed
+        self._transport, self._sealer, self._pool = setup.transport, setup.sealer, setup.pool
+        self._stall, self._tell_flushed, self._failed = setup.stall, setup.flushed, setup.failed
         self._loop = asyncio.get_running_loop()
-        self._sealing = OrderedWork(workers, failed)
+        self._sealing = OrderedWork(setup.workers, setup.failed)
         self._direct: DirectSocket | None = None
         self._rest = EMPTY  # of a record that threads write: what the kernel has not taken
         self._sealed: asyncio.Future[None] | None = None

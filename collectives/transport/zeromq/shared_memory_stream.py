@@ -1,7 +1,7 @@
 """Stream of a link inside one machine: payloads in shared memory, records on a Unix socket.
 
-A sealed record has the head of a frame and the place of its payload,
-or the number of payloads that its sender has copied.
+A sealed record has the head of a frame and the place of its payload, or the places of payloads that its sender does not need
+any more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.region import SharedRegion, whole_pages
 from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, RecordCipher, record_size
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
 from thinwire.collectives.transport.zeromq.stream import Claim, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
@@ -30,8 +30,17 @@ if TYPE_CHECKING:
 PLACE = struct.Struct("!QI")
 """Offset and bytes of a payload in the sender's region."""
 
-COPIED = struct.Struct("!I")
-"""Payloads of the other side that were copied since this was last sent."""
+OFFSET = struct.Struct("!Q")
+"""Offset of a payload in the other side's region that may be used for other payloads."""
+
+MOST_OFFSETS = 64
+"""Most offsets in a record."""
+
+PROMPT = 2 << 20
+"""Bytes that may be used again from which the sender is told so at once."""
+
+DELAY = 0.005
+"""Seconds after which the sender is told so in any case."""
 
 READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
@@ -40,29 +49,19 @@ READ = 1 << 15
 class SharedMemoryWriter(RecordWriter):
     """Writer of records with the places of payloads, which are in `region`."""
 
-    def __init__(
-        self,
-        region: SharedRegion,
-        transport: asyncio.Transport,
-        sealer: RecordCipher,
-        pool: BufferPool,
-        workers: Workers | None,
-        *,
-        stall: float,
-        flushed: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(transport, sealer, pool, workers, stall=stall, flushed=flushed, failed=failed)
-        self._region = region
+    def __init__(self, region: SharedRegion, setup: WriterSetup) -> None:
+        super().__init__(setup)
+        self.region = region
+        """Memory for the payloads that we send."""
 
     def write(self, head: bytes, payload: Buffer) -> None:
         """Copy the payload into our region and send its place; only when `idle`."""
         assert self.idle
         size = nbytes(payload)
-        start = self._region.reserve(size)
+        start = self.region.reserve(size)
         self.up += size
         self.idle = False
-        fill = partial(self._region.fill, start, payload)
+        fill = partial(self.region.fill, start, payload)
         self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
 
     def _tell(self, head: bytes, place: bytes) -> None:
@@ -79,17 +78,19 @@ class SharedMemoryWriter(RecordWriter):
     @property
     def _ready(self) -> bool:
         """True if the largest payload fits into our region, and no record waits."""
-        return self._region.fits(MAX_BULK[1]) and not self.unsent
+        return self.region.fits(MAX_BULK[1]) and not self.unsent
 
     @property
     def _left(self) -> int:
-        return self._region.used + self.unsent
+        return self.region.used + self.unsent
 
 
 class SharedMemoryStream(Stream):
     """One stream with two regions of shared memory.
 
-    A payload is copied in, and its hash is that of the copy that was taken out.
+    A payload near the beginning of the other side's region is hashed and used where it is, as long as anything refers to it.
+    The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that the other side
+    can send whatever we hold. If the other side is in another container, all payloads are copied.
     """
 
     shared = True
@@ -105,23 +106,24 @@ class SharedMemoryStream(Stream):
         super().__init__(pool, limits, claim, workers=workers)
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
-        self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to copy
-        self._copied = self._unsaid = 0  # payloads copied and not reported, and the memory that they occupy
-        self._held = 0  # memory of all payloads that were not reported
+        self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
+        self._in_place = connection.reader.size - limits.shared.copied if connection.trusted else 0
+        """Bytes of the other side's region that are used where they are."""
+        self._held: dict[int, int] = {}
+        """Bytes of whole pages by offset of all payloads that were not reported as free."""
+        self._occupied = 0
+        """Bytes of these."""
+        self._let_go_of: deque[int] = deque()  # offsets that any thread has added
+        self._free: list[int] = []  # offsets to be reported as free, in all `_unsaid` bytes of whole pages
+        self._unsaid = 0
+        self._looks = False
+        """True if `_look` will be called as soon as the event loop can."""
+        self._later: asyncio.TimerHandle | None = None
         if claim is None:
             self._room = READ
 
-    def _new_writer(self, transport: asyncio.Transport, sealer: RecordCipher) -> RecordWriter:
-        return SharedMemoryWriter(
-            self._connection.region,
-            transport,
-            sealer,
-            self._pool,
-            self._workers,
-            stall=self._limits.stall,
-            flushed=self._flushed,
-            failed=self._failed,
-        )
+    def _new_writer(self, setup: WriterSetup) -> RecordWriter:
+        return SharedMemoryWriter(self._connection.region, setup)
 
     def _set_options(self, transport: asyncio.Transport) -> str:
         return "this machine"
@@ -129,6 +131,8 @@ class SharedMemoryStream(Stream):
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._places.clear()
+        if self._later is not None:
+            self._later.cancel()
 
     def _over(self) -> None:
         self._connection.close()
@@ -150,62 +154,105 @@ class SharedMemoryStream(Stream):
         if start:
             self._small[: self._have] = bytes(self._small[start : start + self._have])
         self._need = self._have + 1
-        self._copy()
+        self._take_out()
 
     def _take(self, length: int, place: int, record: memoryview) -> None:
         assert self._opener is not None and self._owner is not None
         head = self._opener.open(length, record)
         if not place:
-            self._connection.region.release(COPIED.unpack(head)[0])
+            self._connection.region.release(offset for (offset,) in OFFSET.iter_unpack(head))
             self.writer.resume()
             return
         offset, size = PLACE.unpack(record[-TAG - place : -TAG])
         if size > MAX_BULK[1]:
             raise ValueError(f"payload of {size} bytes is over the limits")
-        self._held += whole_pages(size)
-        if self._held > self._connection.reader.size:
-            raise ValueError(f"{self._held} bytes of payloads in {self._connection.reader.size} bytes of shared memory")
+        reader = self._connection.reader
+        if size > reader.size - offset:
+            raise ValueError(f"{size} bytes at {offset} of {reader.size} bytes of shared memory")
+        if offset in self._held:
+            raise ValueError(f"a payload at {offset} of the shared memory, where another one is")
+        self._held[offset] = pages = whole_pages(size)
+        self._occupied += pages
+        if self._occupied > reader.size:
+            raise ValueError(f"{self._occupied} bytes of payloads in {reader.size} bytes of shared memory")
         self._places.append((head, offset, size))
 
-    def _copy(self) -> None:
-        """Copy payloads out and pass them on, unless paused."""
+    def _take_out(self) -> None:
+        """Take payloads and pass them on, unless paused."""
+        reader = self._connection.reader
         while self._places and self._owner is not None and not self._paused:
             head, offset, size = self._places.popleft()
-            payload = self._pool.lend(size) if size else memoryview(b"")
-            self._opening.run(partial(self._read, head, offset, payload), self._taken_out, size)
+            if offset + size <= self._in_place:
+                payload = reader.view(offset, size, self._let_go)
+                self._opening.run(partial(_hashed, head, payload), self._taken_out, size)
+            else:
+                payload = self._pool.lend(size) if size else memoryview(bytearray())
+                self._opening.run(partial(self._copy, head, offset, payload), self._taken_out, size)
 
-    def _read(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
+    def _copy(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
         """Copy a payload out, in any thread; return the head of its frame, the copy, and its hash."""
         self._connection.reader.read(offset, payload)
-        return head, payload, blake3.blake3(payload).digest()
+        self._let_go(offset)
+        return _hashed(head, payload)
 
     def _taken_out(self, taken: tuple[bytes, memoryview, bytes]) -> None:
-        size = taken[1].nbytes
-        self.down += size
-        self._copied, self._unsaid = self._copied + 1, self._unsaid + whole_pages(size)
+        self.down += taken[1].nbytes
         if self._owner is not None:
             self._owner.arrived(self, *taken)
-        self._report()
+
+    def _let_go(self, offset: int) -> None:
+        """Note in any thread that a payload in the other side's region is not used any more."""
+        self._let_go_of.append(offset)
+        if not self._looks and self.state == "open":
+            self._looks = True
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        """Report to the sender how much of its memory it may use again, now or later."""
+        self._looks = False
+        if self.state != "open":
+            return
+        while self._let_go_of:
+            self._free.append(self._let_go_of.popleft())
+            self._unsaid += self._held[self._free[-1]]
+        if self._unsaid >= PROMPT or len(self._free) >= MOST_OFFSETS:
+            self._report()
+        elif self._free and self._later is None:
+            self._later = self._loop.call_later(DELAY, self._report)
 
     def _report(self) -> None:
-        """Tell the sender, from time to time, how much of its memory it may use again."""
-        if self._copied and self.state == "open" and self._unsaid * 4 >= self._connection.reader.size:
-            self.writer.append(COPIED.pack(self._copied))
-            self._held -= self._unsaid
-            self._copied = self._unsaid = 0
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        for start in range(0, len(self._free), MOST_OFFSETS):
+            self.writer.append(b"".join(map(OFFSET.pack, self._free[start : start + MOST_OFFSETS])))
+        self._occupied -= self._unsaid
+        for offset in self._free:
+            del self._held[offset]
+        self._free.clear()
+        self._unsaid = 0
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume copying. Records are read on, because our own payloads wait for the reports in them."""
+        """Stop or resume taking payloads.
+
+        Records are still read, because our own payloads wait for the reports in them.
+        """
         if self.state == "closed" or paused == self._paused:
             return
         self._paused = paused
-        self._copy()
+        self._take_out()
+
+
+def _hashed(head: bytes, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
+    return head, payload, blake3.blake3(payload).digest()
 
 
 def _parse_lengths(data: memoryview) -> tuple[int, int]:
     """Return the lengths of head and place. Raises ValueError if no record has them."""
     head, place = LENGTHS.unpack(data)
     frame = HEADER_BYTES < head <= MAX_BULK[0] and place == PLACE.size
-    if not frame and (head, place) != (COPIED.size, 0):
+    offsets = 0 < head <= MOST_OFFSETS * OFFSET.size and not head % OFFSET.size and not place
+    if not frame and not offsets:
         raise ValueError(f"record of {head} + {place} bytes is over the limits")
     return head, place

@@ -36,7 +36,7 @@ from thinwire.collectives.transport.zeromq.record_crypto import (
     session_of,
     stream_keys,
 )
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
 
 UNOPENED = 4 << 20
 """Bytes of received records that may wait to be opened; a stream with more is not read."""
@@ -135,20 +135,16 @@ class Stream(asyncio.BufferedProtocol):
         """Prove the secret and start, on the side that dialled. Call once connected."""
         assert self._transport is not None
         sealer, self._opener = stream_keys(secret, number)
-        self._writer = self._new_writer(self._transport, sealer)
+        self._writer = self._new_writer(self._setup(self._transport, sealer))
         self._writer.prove(OPENING.pack(session_of(secret), number))
         self._start(owner, number)
 
-    def _new_writer(self, transport: asyncio.Transport, sealer: RecordCipher) -> RecordWriter:
-        return RecordWriter(
-            transport,
-            sealer,
-            self._pool,
-            self._workers,
-            stall=self._limits.stall,
-            flushed=self._flushed,
-            failed=self._failed,
-        )
+    def _setup(self, transport: asyncio.Transport, sealer: RecordCipher) -> WriterSetup:
+        stall = self._limits.stall
+        return WriterSetup(transport, sealer, self._pool, self._workers, stall, self._flushed, self._failed)
+
+    def _new_writer(self, setup: WriterSetup) -> RecordWriter:
+        return RecordWriter(setup)
 
     @property
     def writer(self) -> RecordWriter:
@@ -310,7 +306,7 @@ class Stream(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._opener, sealer = stream_keys(secret, number)
         self._opener.check(opening, bytes(self._small[OPENING.size : self._need]))
-        self._writer = self._new_writer(self._transport, sealer)
+        self._writer = self._new_writer(self._setup(self._transport, sealer))
         self._have, self._need, self._room = 0, LENGTHS.size, LENGTHS.size
         self._settle()
         self._start(owner, number)

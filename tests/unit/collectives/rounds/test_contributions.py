@@ -1,8 +1,11 @@
 """Contributions to owned chunks: checks, norms, and what they teach about the usual norm."""
 
+import math
+
+import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, summarize
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression import registry
 from thinwire.swarm.messages.registry import Contribution
@@ -145,3 +148,17 @@ def test_ratios_are_norms_in_units_of_the_limit_of_chunks_with_enough_norms():
     found = held(ann=1.0, ben=2.0, cat=8.0)
     assert found.ratios(entries(ANN, BEN, CAT)) == pytest.approx({ANN: 0.5, BEN: 1.0, CAT: 4.0})
     assert found.ratios(entries(ANN)) == {}
+
+
+def test_summary_has_hash_and_rounded_norm_of_each_chunk():
+    grid, largest = Grid(7, 3), np.finfo(np.float32).max
+    values = np.array([3, 4, 0, largest, largest, 0, 0.1], np.float32)
+    chunks = [values[slice(*grid.span(index))].tobytes() for index in range(len(grid))]
+    summary = summarize(chunks, CODEC, grid)
+    assert summary.hashes == b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
+    assert summary.norms == np.array([5.0, np.inf, np.float32(0.1)], "<f4").tobytes()
+    assert [announced_norm(summary.norms, index) for index in range(4)] == [5.0, math.inf, np.float32(0.1), math.inf]
+    assert announced_norm(summary.norms[:-1], 2) == math.inf
+    assert announced_norm(np.array([np.nan, -1.0], "<f4").tobytes(), 0) == math.inf
+    assert announced_norm(np.array([np.nan, -1.0], "<f4").tobytes(), 1) == math.inf
+    assert summarize(chunks) == Summary(summary.hashes)

@@ -8,7 +8,7 @@ from kit.real.late_executor import LateExecutor
 from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.zeromq.record_crypto import TAG, record_size, stream_keys
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
 from thinwire.sims.engine import virtual_loop
 
 SECRET, HEAD, SIZE = b"\7" * 32, b"h" * 200, 4 * WORTH
@@ -41,15 +41,9 @@ class Ends:
         self.flushed, self.errors, self.over = 0, [], 0
         self.transport = Transport(here)
         (sealer, _), (self.opener, _) = stream_keys(SECRET, 0), stream_keys(SECRET, 0)
-        self.writer = RecordWriter(
-            self.transport,
-            sealer,
-            BufferPool(1 << 20),
-            workers,
-            stall=stall,
-            flushed=self._flush,
-            failed=self.errors.append,
-        )
+        pool = BufferPool(1 << 20)
+        setup = WriterSetup(self.transport, sealer, pool, workers, stall, self._flush, self.errors.append)
+        self.writer = RecordWriter(setup)
         self.writer.take_next()
 
     def _flush(self):

@@ -4,19 +4,31 @@ import asyncio
 import ctypes
 import fcntl
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
+import blake3
+import numpy as np
 import pytest
+from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
-from thinwire.collectives.transport.zeromq.shared_memory_stream import COPIED, PLACE
+from thinwire.collectives.transport.zeromq.shared_memory_stream import OFFSET, PLACE
+from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
+
+SIZE = SharedLimits().region()
 
 
 @pytest.fixture
@@ -68,7 +80,7 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, fol
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", [(-1 % 2**64, 1), (8 << 20, 1), (0, 2**32 - 1), (8 << 20, 1 << 20), (2**63, 5)])
+@pytest.mark.parametrize("place", [(-1 % 2**64, 1), (SIZE, 1), (0, 2**32 - 1), (SIZE, 1 << 20), (2**63, 5)])
 def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
     async def work():
         first, second = await wire.pair(shared=folder)
@@ -80,12 +92,24 @@ def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
     wire.run(work)
 
 
-def test_report_of_more_payloads_than_were_sent_ends_the_link(wire, folder):
+@pytest.mark.parametrize("offset", [0, PAGE, 5, 2**64 - 1])
+def test_report_of_a_payload_that_was_not_sent_ends_the_link(wire, folder, offset):
     async def work():
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
-        first.post_shared(second, COPIED.pack(7), b"")
-        assert "7 payloads released of 0" in await reason_of_loss(second)
+        first.post_shared(second, OFFSET.pack(offset), b"")
+        assert f"no payload to release at {offset}" in await reason_of_loss(second)
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("head", [b"", b"1234567", bytes(8 * 65)])
+def test_report_with_the_wrong_length_ends_the_link(wire, folder, head):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        first.post_shared(second, head, b"")
+        assert f"record of {len(head)} + 0 bytes is over the limits" in await reason_of_loss(second)
 
     wire.run(work)
 
@@ -135,9 +159,15 @@ def test_many_empty_payloads_do_not_fill_the_region(wire, folder):
     wire.run(work)
 
 
-def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder):
+def small(wire, in_place, copied=4 << 20):
+    """Return limits with small regions."""
+    return wire.short(handshake=5.0, shared=SharedLimits(in_place=in_place, copied=copied))
+
+
+@pytest.mark.parametrize("in_place", [0, 4 << 20])
+def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder, in_place):
     async def work():
-        first, second = await wire.pair(shared=folder)
+        first, second = await wire.pair(shared=folder, limits=small(wire, in_place))
         await joined(first, second)
         stream = first.streams(second)[SHARED]
         stream.pause(True)
@@ -154,25 +184,171 @@ def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder):
     wire.run(work)
 
 
+def test_payload_at_the_place_of_another_one_ends_the_link(wire, folder):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        second.streams(first)[SHARED].pause(True)
+        for index in range(2):
+            head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
+            first.post_shared(second, head, PLACE.pack(PAGE, 1))
+        assert f"a payload at {PAGE} of the shared memory, where another one is" in await reason_of_loss(second)
+
+    wire.run(work)
+
+
 def test_payloads_of_more_bytes_than_the_region_end_the_link(wire, folder):
-    """Records that name the same place again and again must not fill the receiver's memory."""
+    """Records with places that overlap must not fill the receiver's memory."""
 
     async def work():
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
         second.streams(first)[SHARED].pause(True)
-        for index in range(9):
+        for index in range((SIZE >> 20) + 1):
             head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
-            first.post_shared(second, head, PLACE.pack(0, 1 << 20))
+            first.post_shared(second, head, PLACE.pack(index * PAGE, 1 << 20))
         assert "bytes of shared memory" in await reason_of_loss(second)
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_payloads_that_the_receiver_holds_stay_as_they_are(wire, folder, threads):
+    """The sender uses a place again only after the last reader, and is never stuck because of what is held."""
+    sizes = (1 << 20, 70_000, 1, 1 << 20, 0, PAGE) * 8
+
+    async def work(workers):
+        first, second = await wire.pair(shared=folder, limits=small(wire, 6 << 20), workers=workers)
+        await joined(first, second)
+        held, sent = [], []
+        async with asyncio.timeout(30):
+            for _ in range(3):
+                sent.append([os.urandom(size) for size in sizes])
+                task = asyncio.create_task(second.bulk(len(sizes)))
+                for index, payload in enumerate(sent[-1]):
+                    assert await first.chunk(second, payload, index)
+                held.append(await task)
+        found = [bytes(frame.payload) for frames in held for frame in frames]
+        assert found == [payload for payloads in sent for payload in payloads]
+        assert all(frame.digest == blake3.blake3(frame.payload).digest() for frames in held for frame in frames)
+
+    with ThreadPoolExecutor(2) as pool:
+        wire.run(lambda: work(pool if threads else None))
+
+
+def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_ends(wire, folder, eventually):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        for index in range(3):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        frames = await second.bulk(3)
+        part = memoryview(frames[1].payload)[5:7]
+        whole = np.frombuffer(frames[2].payload, np.uint8)
+        del frames
+        await eventually(lambda: region.used == 2 << 20)
+        assert await first.chunk(second, b"x" * (1 << 20), 3)
+        (frame,) = await second.bulk(1)
+        assert bytes(part) == b"\1\1" and whole[0] == whole[-1] == 2
+        await asyncio.to_thread(lambda keep=[part, whole, frame]: keep.clear())
+        del frame, part
+        thread = Thread(target=lambda keep=[whole]: keep.clear())
+        del whole
+        thread.start()
+        thread.join()
+        await eventually(lambda: region.used == 0)
+
+    wire.run(work)
+
+
+def test_payloads_of_a_process_in_another_container_are_copied(wire, folder, eventually, monkeypatch):
+    monkeypatch.setattr(local_sockets, "same_system", lambda sock: False)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        for index in range(3):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        frames = await second.bulk(3)
+        await eventually(lambda: region.used == 0)
+        assert [bytes(frame.payload) for frame in frames] == [bytes([index]) * (1 << 20) for index in range(3)]
+
+    wire.run(work)
+
+
+def test_process_in_another_namespace_is_no_part_of_our_system():
+    def other(*command):
+        ours, theirs = socket.socketpair()  # the credentials of a pair are those of the process that made it
+        assert local_sockets.same_system(ours)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")
+        listener.listen()
+        name = listener.getsockname().decode("latin-1")
+        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({name!r}.encode('latin-1')); input()"
+        process = subprocess.Popen([*command, sys.executable, "-c", code], stdin=subprocess.PIPE)
+        listener.settimeout(10)
+        try:
+            return local_sockets.same_system(listener.accept()[0])
+        finally:
+            process.communicate(b"\n")
+            for one in (ours, theirs, listener):
+                one.close()
+
+    assert other()
+    apart = ["unshare", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make namespaces")
+    assert not other(*apart)
+
+
+def test_payload_stays_as_it_is_after_its_link_has_ended(wire, folder, eventually):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        assert await first.chunk(second, b"a" * (1 << 20))
+        (frame,) = await second.bulk(1)
+        first.transport.drop(second.id, "the test")
+        await reason_of_loss(second)
+        first.transport.learn(second.record)
+        second.transport.learn(first.record)
+        assert await first.chunk(second, b"b" * (1 << 20))
+        assert bytes((await second.bulk(1))[0].payload) == b"b" * (1 << 20)
+        assert bytes(frame.payload) == b"a" * (1 << 20)
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("in_place", [0, 4 << 20])
+def test_payload_that_is_overwritten_before_it_is_read_is_refused(wire, folder, monkeypatch, in_place):
+    """The hash is that of the bytes that the receiver uses, so it differs from the announced one."""
+    fill = SharedRegion.fill
+
+    def damaged(region, start, payload):
+        fill(region, start, payload)
+        fill(region, start + 100, b"garbage")
+
+    async def work():
+        first, second = await wire.pair(shared=folder, limits=small(wire, in_place))
+        await joined(first, second)
+        payload = np.arange(1 << 18, dtype=np.float32).view(np.uint8).data
+        announced = blake3.blake3(payload).digest()
+        held = Contributions(Fp32(), Grid(1 << 18, 1 << 18), {})
+        for damage, reason in ((fill, ""), (damaged, "hash")):
+            monkeypatch.setattr(SharedRegion, "fill", damage)
+            assert await first.chunk(second, payload)
+            (frame,) = await second.bulk(1)
+            key = first.id, len(reason)
+            assert held.take(key, 0, frame.payload, found=frame.hashed(), announced=announced) == reason
+            assert held.has(key, 0) is not bool(reason)
 
     wire.run(work)
 
 
 def test_peers_that_offer_regions_of_other_sizes_use_tcp(wire, folder):
     async def work():
-        small = wire.short(handshake=5.0, shared=SharedLimits(region=4 << 20))
-        first, second = await wire.peer(1, shared=folder), await wire.peer(2, shared=folder, limits=small)
+        first, second = await wire.peer(1, shared=folder), await wire.peer(2, shared=folder, limits=small(wire, 0))
         assert isinstance(await first.meet(second), wire.Welcome)
         await joined(first, second)
         assert not first.transport.shares(second.id)
@@ -220,7 +396,7 @@ def test_reader_that_takes_nothing_ends_the_link(wire, folder):
         async with asyncio.timeout(10):
             while await first.chunk(second, bytes(1 << 20), sent):
                 sent += 1
-        assert sent == 7  # The region has room for one more, but not for the largest payload.
+        assert sent == (SIZE >> 20) - 1  # The region has room for one more, but not for the largest payload.
         assert "takes no data" in await reason_of_loss(first)
 
     wire.run(work)
@@ -241,6 +417,27 @@ def test_links_beyond_the_limit_use_tcp(wire, folder):
         async with asyncio.timeout(10):
             while hub.station.local_sockets.regions:
                 await asyncio.sleep(0.01)
+
+    wire.run(work)
+
+
+def test_later_links_have_smaller_regions(wire, folder):
+    limits = SharedLimits()
+    sizes = [limits.region(links) for links in range(limits.links)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 72 << 20 and sizes[-1] == 24 << 20
+    assert sum(sizes) < 0.65 * 2**30
+
+    async def work():
+        hub = await wire.peer(1, shared=folder)
+        others = [await wire.peer(seed, shared=folder) for seed in range(2, 7)]
+        for other in others:
+            assert isinstance(await other.meet(hub), wire.Welcome)
+            await joined(hub, other)
+        found = [hub.streams(other)[SHARED].writer.region.size for other in others]
+        assert found == sizes[:5]
+        for other in others:
+            assert await hub.chunk(other, b"payload")
+            assert [bytes(frame.payload) for frame in await other.bulk(1)] == [b"payload"]
 
     wire.run(work)
 
@@ -308,17 +505,40 @@ def test_writer_can_neither_end_the_reader_nor_change_what_it_has_copied():
     reader.close()
 
 
-def test_region_reuses_released_memory_in_order():
-    region = SharedRegion(4 * PAGE)
-    assert [region.reserve(PAGE) for _ in range(4)] == [0, PAGE, 2 * PAGE, 3 * PAGE]
-    assert not region.fits(1)
-    region.release(1)
-    assert region.fits(PAGE) and not region.fits(PAGE + 1)
-    assert region.reserve(5) == 0
+def test_region_puts_payloads_into_the_first_gap_and_joins_gaps():
+    region = SharedRegion(6 * PAGE)
+    assert [region.reserve(size) for size in (1, PAGE, PAGE + 1, 2 * PAGE)] == [0, PAGE, 2 * PAGE, 4 * PAGE]
+    assert region.used == region.size and not region.fits(1)
     with pytest.raises(ValueError, match="no room"):
-        region.reserve(4)
-    with pytest.raises(ValueError, match="5 payloads released of 4"):
-        region.release(5)
-    region.release(4)
-    assert region.used == 0 and region.fits(4 * PAGE)
+        region.reserve(0)
+    region.release([2 * PAGE, 0])
+    assert region.fits(2 * PAGE) and not region.fits(2 * PAGE + 1)
+    assert region.reserve(2 * PAGE) == 2 * PAGE and region.reserve(5) == 0
+    region.release([0])
+    region.release([2 * PAGE])
+    assert not region.fits(2 * PAGE + 1)
+    region.release([PAGE])
+    assert region.fits(4 * PAGE) and not region.fits(4 * PAGE + 1) and region.used == 2 * PAGE
+    for wrong in (PAGE, 4 * PAGE + 1):
+        with pytest.raises(ValueError, match=f"no payload to release at {wrong} "):
+            region.release([wrong])
+    region.release([4 * PAGE])
+    assert region.used == 0 and region.reserve(6 * PAGE) == 0
     region.close()
+
+
+def test_view_of_a_region_outlives_it_and_reports_its_end_once():
+    region, gone = SharedRegion(4 * PAGE), []
+    reader = RegionReader(os.dup(region.descriptor), 4 * PAGE)
+    region.fill(region.reserve(3), b"abc")
+    view = reader.view(0, 3, gone.append)
+    assert view.readonly
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        reader.view(PAGE, 3 * PAGE + 1, gone.append)
+    reader.close()
+    region.close()
+    part = view[1:]
+    del view
+    assert bytes(part) == b"bc" and gone == []
+    del part
+    assert gone == [0]
