@@ -43,7 +43,7 @@ class Knocking(Admission):
         self._former = {contact.transport_key for contact in self.book.known()}
         roster = SimpleNamespace(
             record=SimpleNamespace(wire=b""),
-            states=lambda: self.members,
+            known=lambda: self.members.values(),
             others=self.members,
             record_of=self.members.get,
             met=lambda peer: peer != "told",
