@@ -78,7 +78,7 @@ LONGEST_NAP = 3
 
 
 class Ticks:
-    """Times at which a peer looks at its deadlines: multiples of a `pause`, and only those that are planned.
+    """Times at which a peer looks at its deadlines: of the multiples of a `pause`, the planned ones.
 
     `now` is the clock of the deadlines, in seconds. It may be a little faster or slower than that of the event loop, which
     the pauses follow.
