@@ -42,6 +42,12 @@ PROMPT = 2 << 20
 DELAY = 0.005
 """Seconds after which the sender is told so in any case."""
 
+IN_PLACE = 1 << 16
+"""Fewest bytes of a payload that is used where it is.
+
+A smaller one costs less to copy than to follow, and would leave small gaps in the region if it was held for long.
+"""
+
 READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
 
@@ -88,9 +94,9 @@ class SharedMemoryWriter(RecordWriter):
 class SharedMemoryStream(Stream):
     """One stream with two regions of shared memory.
 
-    A payload near the beginning of the other side's region is hashed and used where it is, as long as anything refers to it.
-    The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that the other side
-    can send whatever we hold. If the other side is in another container, all payloads are copied.
+    A large payload near the beginning of the other side's region is hashed and used where it is, as long as anything
+    refers to it. The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that
+    the other side can send whatever we hold. If the other side is in another container, all payloads are copied.
     """
 
     shared = True
@@ -182,7 +188,7 @@ class SharedMemoryStream(Stream):
         reader = self._connection.reader
         while self._places and self._owner is not None and not self._paused:
             head, offset, size = self._places.popleft()
-            if offset + size <= self._in_place:
+            if size >= IN_PLACE and offset + size <= self._in_place:
                 payload = reader.view(offset, size, self._let_go)
                 self._opening.run(partial(_hashed, head, payload), self._taken_out, size)
             else:

@@ -16,6 +16,8 @@ GEOMETRY, ENTRIES = SECTION.geometry(8), SECTION.kept(8)
 def read_rice(unary: np.ndarray, low: np.ndarray, indices: np.ndarray) -> list[int]:
     """Return the kernel's result, or nothing if it does not end. Another thread, because the kernel cannot be interrupted."""
     found: list[int] = []
+    for stream in (unary, low):
+        stream.flags.writeable = False  # as those of codecs are: the kernel is compiled for them
     thread = Thread(target=lambda: found.append(bitstream.read_rice(unary, low, 5, GEOMETRY, indices)), daemon=True)
     thread.start()
     thread.join(60)

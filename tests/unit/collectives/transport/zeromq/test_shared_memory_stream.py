@@ -23,7 +23,7 @@ from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
-from thinwire.collectives.transport.zeromq.shared_memory_stream import OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
@@ -258,6 +258,27 @@ def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_en
         thread.start()
         thread.join()
         await eventually(lambda: region.used == 0)
+
+    wire.run(work)
+
+
+def test_only_large_payloads_before_the_last_bytes_of_a_region_stay_there(wire, folder, eventually):
+    """The second payload is too small, and the last one is partly in the last bytes."""
+    large = 1 << 20
+    sizes = IN_PLACE, IN_PLACE - 1, large, large, large, large
+    stay = True, False, True, True, True, False
+
+    async def work():
+        first, second = await wire.pair(shared=folder, limits=small(wire, 4 << 20))
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        frames, used = [], 0
+        for index, size in enumerate(sizes):
+            assert await first.chunk(second, bytes([index]) * size, index)
+            frames += await second.bulk(1)
+            used += size * stay[index]
+            await eventually(lambda used=used: region.used == used)
+        assert [bytes(frame.payload) for frame in frames] == [bytes([index]) * size for index, size in enumerate(sizes)]
 
     wire.run(work)
 
