@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from thinwire.collectives.transport.shared_memory.region import SharedRegion, wh
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
 from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
-from thinwire.collectives.transport.zeromq.stream import Claim, Stream
+from thinwire.collectives.transport.zeromq.stream import UNOPENED, Claim, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class SharedMemoryStream(Stream):
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
         self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
+        self._more = False
+        """True if the event loop will take more of them, in its next turn."""
         self._in_place = connection.reader.size - limits.shared.copied if connection.trusted else 0
         """Bytes of the other side's region that are used where they are."""
         self._held: dict[int, int] = {}
@@ -184,9 +187,9 @@ class SharedMemoryStream(Stream):
         self._places.append((head, offset, size))
 
     def _take_out(self) -> None:
-        """Take payloads and pass them on, unless paused."""
-        reader = self._connection.reader
-        while self._places and self._owner is not None and not self._paused:
+        """Take payloads and pass them on, unless paused: some MiB now, more of them in the next turn of the event loop."""
+        reader, taken = self._connection.reader, 0
+        while self._places and self._owner is not None and not self._paused and not self._more:
             head, offset, size = self._places.popleft()
             if size >= IN_PLACE and offset + size <= self._in_place:
                 payload = reader.view(offset, size, self._let_go)
@@ -194,6 +197,20 @@ class SharedMemoryStream(Stream):
             else:
                 payload = self._pool.lend(size) if size else memoryview(bytearray())
                 self._opening.run(partial(self._copy, head, offset, payload), self._taken_out, size)
+            taken += size
+            if taken >= UNOPENED:
+                self._more = True
+                self._loop.call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        self._more = False
+        self._take_out()
+
+    def _after_all(self, then: Callable[[], None]) -> None:
+        if self._more:
+            self._loop.call_soon(self._after_all, then)
+        else:
+            super()._after_all(then)
 
     def _copy(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
         """Copy a payload out, in any thread; return the head of its frame, the copy, and its hash."""

@@ -22,8 +22,9 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
-from thinwire.collectives.transport.zeromq.record_crypto import SHARED
+from thinwire.collectives.transport.zeromq.record_crypto import SHARED, record_size
 from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.stream import UNOPENED
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
@@ -180,6 +181,35 @@ def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder, in_pl
             await task
             stream.pause(False)
             assert [frame.message.index for frame in await first.bulk(3)] == [0, 1, 2]
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_payloads_that_have_waited_do_not_hold_the_event_loop(wire, folder, eventually, ends):
+    """About 4 MiB are hashed in one turn, and what came before the end of the stream counts."""
+    count, most = 20, UNOPENED + (1 << 20)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        stream = second.streams(first)[SHARED]
+        stream.pause(True)
+        before = stream.down
+        for index in range(count):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        head = encode(Frame(Chunk(1, 0, 1, 0), bytes(1 << 20)), None, wire.RUN)
+        await eventually(lambda: stream.down - before == count * record_size(len(head), PLACE.size))
+        turns, before = [], stream.down
+        stream.pause(False)
+        if ends:
+            stream.connection_lost(None)
+        while sum(turns) < count << 20:
+            turns.append(stream.down - before)
+            before = stream.down
+            await asyncio.sleep(0)
+        assert max(turns) <= most
+        assert [frame.message.index for frame in await second.bulk(count)] == list(range(count))
 
     wire.run(work)
 
