@@ -12,7 +12,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import blake3
 import numpy as np
@@ -23,7 +23,7 @@ from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED, record_size
-from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.shared_memory_stream import DELAY, IN_PLACE, MOST_OFFSETS, OFFSET, PLACE
 from thinwire.collectives.transport.zeromq.stream import UNOPENED
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
@@ -81,11 +81,13 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, fol
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("place", [(-1 % 2**64, 1), (SIZE, 1), (0, 2**32 - 1), (SIZE, 1 << 20), (2**63, 5)])
-def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
+def test_place_outside_of_the_region_ends_the_link(wire, folder, place, paused):
     async def work():
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
+        second.streams(first)[SHARED].pause(paused)
         first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
         reason = await reason_of_loss(second)
         assert "shared memory" in reason or "over the limits" in reason
@@ -268,6 +270,7 @@ def test_payloads_that_the_receiver_holds_stay_as_they_are(wire, folder, threads
 
 def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_ends(wire, folder, eventually):
     async def work():
+        asyncio.get_running_loop().set_debug(True)  # so it refuses calls from other threads that do not wake it
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
         region = first.streams(second)[SHARED].writer.region
@@ -290,6 +293,53 @@ def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_en
         await eventually(lambda: region.used == 0)
 
     wire.run(work)
+
+
+@pytest.mark.parametrize("count", [1, 2 * MOST_OFFSETS + 1])
+def test_all_places_are_reported_however_many_become_free_at_once(wire, folder, eventually, count):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        for _ in range(2):
+            for index in range(count):
+                assert await first.chunk(second, bytes(IN_PLACE), index)
+            frames = await second.bulk(count)
+            assert region.used == count * IN_PLACE
+            frames.clear()
+            await eventually(lambda: region.used == 0)
+
+    wire.run(work)
+
+
+def test_payload_is_reported_as_free_after_it_was_copied(wire, folder, eventually, monkeypatch):
+    copy, begun, may_copy = RegionReader.read, Event(), Event()
+
+    def slow(reader, offset, into):
+        if into.nbytes > 1:
+            begun.set()
+            may_copy.wait(30)
+        copy(reader, offset, into)
+
+    monkeypatch.setattr(RegionReader, "read", slow)
+
+    async def work(workers):
+        limits = wire.short(handshake=5.0, shared=SharedLimits(in_place=0))
+        first, second = await wire.pair(shared=folder, limits=limits, workers=workers)
+        await joined(first, second)
+        region, payload = first.streams(second)[SHARED].writer.region, os.urandom(1 << 20)
+        for index in range(3):
+            assert await first.chunk(second, payload, index)
+        await eventually(begun.is_set)
+        await asyncio.sleep(2 * DELAY)
+        assert await second.chunk(first, b"x") and await first.bulk(1)  # a report would have come before it
+        assert region.used == 3 << 20
+        may_copy.set()
+        assert [bytes(frame.payload) for frame in await second.bulk(3)] == [payload] * 3
+        await eventually(lambda: region.used == 0)
+
+    with ThreadPoolExecutor(4) as pool:
+        wire.run(lambda: work(pool))
 
 
 def test_only_large_payloads_before_the_last_bytes_of_a_region_stay_there(wire, folder, eventually):
