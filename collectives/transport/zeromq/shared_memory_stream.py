@@ -187,7 +187,10 @@ class SharedMemoryStream(Stream):
         self._places.append((head, offset, size))
 
     def _take_out(self) -> None:
-        """Take payloads and pass them on, unless paused: some MiB now, more of them in the next turn of the event loop."""
+        """Take payloads and pass them on, unless paused.
+
+        After some MiB it continues in the next turn of the event loop.
+        """
         reader, taken = self._connection.reader, 0
         while self._places and self._owner is not None and not self._paused and not self._more:
             head, offset, size = self._places.popleft()

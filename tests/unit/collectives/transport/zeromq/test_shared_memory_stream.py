@@ -284,10 +284,13 @@ def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_en
         assert await first.chunk(second, b"x" * (1 << 20), 3)
         (frame,) = await second.bulk(1)
         assert bytes(part) == b"\1\1" and whole[0] == whole[-1] == 2
-        await asyncio.to_thread(lambda keep=[part, whole, frame]: keep.clear())
+        last = [part, frame]
         del frame, part
-        thread = Thread(target=lambda keep=[whole]: keep.clear())
+        await asyncio.to_thread(last.clear)
+        await eventually(lambda: region.used == 1 << 20)
+        last = [whole]
         del whole
+        thread = Thread(target=last.clear)
         thread.start()
         thread.join()
         await eventually(lambda: region.used == 0)
