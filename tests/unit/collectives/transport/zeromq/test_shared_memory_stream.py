@@ -21,9 +21,10 @@ from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
+from thinwire.collectives.transport.shared_memory.places import DELAY, MOST_OFFSETS
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED, record_size
-from thinwire.collectives.transport.zeromq.shared_memory_stream import DELAY, IN_PLACE, MOST_OFFSETS, OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
 from thinwire.collectives.transport.zeromq.stream import UNOPENED
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
