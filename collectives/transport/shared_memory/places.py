@@ -1,4 +1,4 @@
-"""Places of payloads in the other side's region: taken, let go of in any thread, and reported on the event loop."""
+"""Places of payloads in the other side's region: taken, let go of in any thread, and then reported."""
 
 from __future__ import annotations
 
