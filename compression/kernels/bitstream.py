@@ -171,7 +171,7 @@ def read_rice(
     """Decode the indices of a section from streams that passed `check_unary`.
 
     Returns OK, OUTSIDE or NOT_BEST. NOT_BEST means that another Rice parameter gives fewer bits, or as many and is
-    smaller.
+    smaller. If another process changes the streams meanwhile, it still ends, and stays within the arrays.
     """
     down, across, side, cols = geometry[DOWN], geometry[ACROSS], geometry[SIDE], geometry[COLS]
     rows = geometry[ROWS] - int(geometry[TAIL] < cols)
@@ -188,6 +188,8 @@ def read_rice(
             for _ in range(keep):
                 while zeros == 0:
                     at += 8
+                    if at >= unary.size:  # the stream has changed since it was checked
+                        return OUTSIDE
                     zeros = ~word(unary, at)
                 end = 8 * at + np.int64(lowest(zeros))
                 zeros &= zeros - np.uint64(1)

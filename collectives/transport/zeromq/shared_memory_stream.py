@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,12 @@ import blake3
 from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
-from thinwire.collectives.transport.shared_memory.region import SharedRegion, whole_pages
+from thinwire.collectives.transport.shared_memory.places import MOST_OFFSETS, Places
+from thinwire.collectives.transport.shared_memory.region import SharedRegion
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
 from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
-from thinwire.collectives.transport.zeromq.stream import Claim, Stream
+from thinwire.collectives.transport.zeromq.stream import UNOPENED, Claim, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
 if TYPE_CHECKING:
@@ -33,14 +34,11 @@ PLACE = struct.Struct("!QI")
 OFFSET = struct.Struct("!Q")
 """Offset of a payload in the other side's region that may be used for other payloads."""
 
-MOST_OFFSETS = 64
-"""Most offsets in a record."""
+IN_PLACE = 1 << 16
+"""Fewest bytes of a payload that is used where it is.
 
-PROMPT = 2 << 20
-"""Bytes that may be used again from which the sender is told so at once."""
-
-DELAY = 0.005
-"""Seconds after which the sender is told so in any case."""
+A smaller one costs less to copy than to follow, and would leave small gaps in the region if it was held for long.
+"""
 
 READ = 1 << 15
 """Bytes of records that one read takes; a record has at most some hundred."""
@@ -88,9 +86,9 @@ class SharedMemoryWriter(RecordWriter):
 class SharedMemoryStream(Stream):
     """One stream with two regions of shared memory.
 
-    A payload near the beginning of the other side's region is hashed and used where it is, as long as anything refers to it.
-    The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that the other side
-    can send whatever we hold. If the other side is in another container, all payloads are copied.
+    A large payload near the beginning of the other side's region is hashed and used where it is, as long as anything
+    refers to it. The last bytes of a region (`SharedLimits.copied`) are for payloads that are copied out at once, so that
+    the other side can send whatever we hold. If the other side is in another container, all payloads are copied.
     """
 
     shared = True
@@ -106,19 +104,12 @@ class SharedMemoryStream(Stream):
         super().__init__(pool, limits, claim, workers=workers)
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
-        self._places: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
+        self._waiting: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
+        self._more = False
+        """True if the event loop will take more of them, in its next turn."""
         self._in_place = connection.reader.size - limits.shared.copied if connection.trusted else 0
         """Bytes of the other side's region that are used where they are."""
-        self._held: dict[int, int] = {}
-        """Bytes of whole pages by offset of all payloads that were not reported as free."""
-        self._occupied = 0
-        """Bytes of these."""
-        self._let_go_of: deque[int] = deque()  # offsets that any thread has added
-        self._free: list[int] = []  # offsets to be reported as free, in all `_unsaid` bytes of whole pages
-        self._unsaid = 0
-        self._looks = False
-        """True if `_look` will be called as soon as the event loop can."""
-        self._later: asyncio.TimerHandle | None = None
+        self._held = Places(connection.reader.size, self._report)
         if claim is None:
             self._room = READ
 
@@ -130,9 +121,8 @@ class SharedMemoryStream(Stream):
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._places.clear()
-        if self._later is not None:
-            self._later.cancel()
+        self._waiting.clear()
+        self._held.close()
 
     def _over(self) -> None:
         self._connection.close()
@@ -166,33 +156,42 @@ class SharedMemoryStream(Stream):
         offset, size = PLACE.unpack(record[-TAG - place : -TAG])
         if size > MAX_BULK[1]:
             raise ValueError(f"payload of {size} bytes is over the limits")
-        reader = self._connection.reader
-        if size > reader.size - offset:
-            raise ValueError(f"{size} bytes at {offset} of {reader.size} bytes of shared memory")
-        if offset in self._held:
-            raise ValueError(f"a payload at {offset} of the shared memory, where another one is")
-        self._held[offset] = pages = whole_pages(size)
-        self._occupied += pages
-        if self._occupied > reader.size:
-            raise ValueError(f"{self._occupied} bytes of payloads in {reader.size} bytes of shared memory")
-        self._places.append((head, offset, size))
+        self._held.take(offset, size)
+        self._waiting.append((head, offset, size))
 
     def _take_out(self) -> None:
-        """Take payloads and pass them on, unless paused."""
-        reader = self._connection.reader
-        while self._places and self._owner is not None and not self._paused:
-            head, offset, size = self._places.popleft()
-            if offset + size <= self._in_place:
-                payload = reader.view(offset, size, self._let_go)
+        """Take payloads and pass them on, unless paused.
+
+        After some MiB it continues in the next turn of the event loop.
+        """
+        reader, taken = self._connection.reader, 0
+        while self._waiting and self._owner is not None and not self._paused and not self._more:
+            head, offset, size = self._waiting.popleft()
+            if size >= IN_PLACE and offset + size <= self._in_place:
+                payload = reader.view(offset, size, self._held.let_go)
                 self._opening.run(partial(_hashed, head, payload), self._taken_out, size)
             else:
                 payload = self._pool.lend(size) if size else memoryview(bytearray())
                 self._opening.run(partial(self._copy, head, offset, payload), self._taken_out, size)
+            taken += size
+            if taken >= UNOPENED:
+                self._more = True
+                self._loop.call_soon(self._take_more)
+
+    def _take_more(self) -> None:
+        self._more = False
+        self._take_out()
+
+    def _after_all(self, then: Callable[[], None]) -> None:
+        if self._more:
+            self._loop.call_soon(self._after_all, then)
+        else:
+            super()._after_all(then)
 
     def _copy(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
         """Copy a payload out, in any thread; return the head of its frame, the copy, and its hash."""
         self._connection.reader.read(offset, payload)
-        self._let_go(offset)
+        self._held.let_go(offset)
         return _hashed(head, payload)
 
     def _taken_out(self, taken: tuple[bytes, memoryview, bytes]) -> None:
@@ -200,38 +199,10 @@ class SharedMemoryStream(Stream):
         if self._owner is not None:
             self._owner.arrived(self, *taken)
 
-    def _let_go(self, offset: int) -> None:
-        """Note in any thread that a payload in the other side's region is not used any more."""
-        self._let_go_of.append(offset)
-        if not self._looks and self.state == "open":
-            self._looks = True
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._look)
-
-    def _look(self) -> None:
-        """Report to the sender how much of its memory it may use again, now or later."""
-        self._looks = False
-        if self.state != "open":
-            return
-        while self._let_go_of:
-            self._free.append(self._let_go_of.popleft())
-            self._unsaid += self._held[self._free[-1]]
-        if self._unsaid >= PROMPT or len(self._free) >= MOST_OFFSETS:
-            self._report()
-        elif self._free and self._later is None:
-            self._later = self._loop.call_later(DELAY, self._report)
-
-    def _report(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        for start in range(0, len(self._free), MOST_OFFSETS):
-            self.writer.append(b"".join(map(OFFSET.pack, self._free[start : start + MOST_OFFSETS])))
-        self._occupied -= self._unsaid
-        for offset in self._free:
-            del self._held[offset]
-        self._free.clear()
-        self._unsaid = 0
+    def _report(self, offsets: list[int]) -> None:
+        """Tell the sender that it may use the memory of these payloads again."""
+        if self.state == "open":
+            self.writer.append(b"".join(map(OFFSET.pack, offsets)))
 
     def pause(self, paused: bool) -> None:
         """Stop or resume taking payloads.

@@ -39,7 +39,10 @@ from thinwire.collectives.transport.zeromq.record_crypto import (
 from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
 
 UNOPENED = 4 << 20
-"""Bytes of received records that may wait to be opened; a stream with more is not read."""
+"""Bytes of received records that may wait to be opened; a stream with more is not read.
+
+Of payloads in shared memory, about so many are opened in one turn of the event loop.
+"""
 
 ALIGNED = 64
 """Bytes of a cache line."""
@@ -175,8 +178,11 @@ class Stream(asyncio.BufferedProtocol):
         if self.state == "open":
             self.state = "lost"
             self._close_writer()
-        # What came before the end counts.
-        self._opening.finish(partial(self._end, "stream reset" if exc else "stream closed by the peer"))
+        self._after_all(partial(self._end, "stream reset" if exc else "stream closed by the peer"))
+
+    def _after_all(self, then: Callable[[], None]) -> None:
+        """Call `then` once what came before the end of the connection is delivered: it counts."""
+        self._opening.finish(then)
 
     def eof_received(self) -> bool:
         return False

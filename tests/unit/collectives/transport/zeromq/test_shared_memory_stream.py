@@ -12,7 +12,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import blake3
 import numpy as np
@@ -21,9 +21,11 @@ from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
+from thinwire.collectives.transport.shared_memory.places import DELAY, MOST_OFFSETS
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
-from thinwire.collectives.transport.zeromq.record_crypto import SHARED
-from thinwire.collectives.transport.zeromq.shared_memory_stream import OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.record_crypto import SHARED, record_size
+from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.stream import UNOPENED
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk
@@ -80,11 +82,13 @@ def test_link_inside_one_machine_moves_bulk_data_through_shared_memory(wire, fol
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("place", [(-1 % 2**64, 1), (SIZE, 1), (0, 2**32 - 1), (SIZE, 1 << 20), (2**63, 5)])
-def test_place_outside_of_the_region_ends_the_link(wire, folder, place):
+def test_place_outside_of_the_region_ends_the_link(wire, folder, place, paused):
     async def work():
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
+        second.streams(first)[SHARED].pause(paused)
         first.post_shared(second, encode(Frame(Chunk(1, 0, 1, 0), b"x"), None, wire.RUN), PLACE.pack(*place))
         reason = await reason_of_loss(second)
         assert "shared memory" in reason or "over the limits" in reason
@@ -184,6 +188,35 @@ def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder, in_pl
     wire.run(work)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_payloads_that_have_waited_do_not_hold_the_event_loop(wire, folder, eventually, ends):
+    """About 4 MiB are hashed in one turn, and what came before the end of the stream counts."""
+    count, most = 20, UNOPENED + (1 << 20)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        stream = second.streams(first)[SHARED]
+        stream.pause(True)
+        before = stream.down
+        for index in range(count):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        head = encode(Frame(Chunk(1, 0, 1, 0), bytes(1 << 20)), None, wire.RUN)
+        await eventually(lambda: stream.down - before == count * record_size(len(head), PLACE.size))
+        turns, before = [], stream.down
+        stream.pause(False)
+        if ends:
+            stream.connection_lost(None)
+        while sum(turns) < count << 20:
+            turns.append(stream.down - before)
+            before = stream.down
+            await asyncio.sleep(0)
+        assert max(turns) <= most
+        assert [frame.message.index for frame in await second.bulk(count)] == list(range(count))
+
+    wire.run(work)
+
+
 def test_payload_at_the_place_of_another_one_ends_the_link(wire, folder):
     async def work():
         first, second = await wire.pair(shared=folder)
@@ -238,6 +271,7 @@ def test_payloads_that_the_receiver_holds_stay_as_they_are(wire, folder, threads
 
 def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_ends(wire, folder, eventually):
     async def work():
+        asyncio.get_running_loop().set_debug(True)  # so it refuses calls from other threads that do not wake it
         first, second = await wire.pair(shared=folder)
         await joined(first, second)
         region = first.streams(second)[SHARED].writer.region
@@ -251,13 +285,84 @@ def test_memory_of_payloads_is_used_again_after_the_last_reader_wherever_that_en
         assert await first.chunk(second, b"x" * (1 << 20), 3)
         (frame,) = await second.bulk(1)
         assert bytes(part) == b"\1\1" and whole[0] == whole[-1] == 2
-        await asyncio.to_thread(lambda keep=[part, whole, frame]: keep.clear())
+        last = [part, frame]
         del frame, part
-        thread = Thread(target=lambda keep=[whole]: keep.clear())
+        await asyncio.to_thread(last.clear)
+        await eventually(lambda: region.used == 1 << 20)
+        last = [whole]
         del whole
+        thread = Thread(target=last.clear)
         thread.start()
         thread.join()
         await eventually(lambda: region.used == 0)
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize("count", [1, 2 * MOST_OFFSETS + 1])
+def test_all_places_are_reported_however_many_become_free_at_once(wire, folder, eventually, count):
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        for _ in range(2):
+            for index in range(count):
+                assert await first.chunk(second, bytes(IN_PLACE), index)
+            frames = await second.bulk(count)
+            assert region.used == count * IN_PLACE
+            frames.clear()
+            await eventually(lambda: region.used == 0)
+
+    wire.run(work)
+
+
+def test_payload_is_reported_as_free_after_it_was_copied(wire, folder, eventually, monkeypatch):
+    copy, begun, may_copy = RegionReader.read, Event(), Event()
+
+    def slow(reader, offset, into):
+        if into.nbytes > 1:
+            begun.set()
+            may_copy.wait(30)
+        copy(reader, offset, into)
+
+    monkeypatch.setattr(RegionReader, "read", slow)
+
+    async def work(workers):
+        limits = wire.short(handshake=5.0, shared=SharedLimits(in_place=0))
+        first, second = await wire.pair(shared=folder, limits=limits, workers=workers)
+        await joined(first, second)
+        region, payload = first.streams(second)[SHARED].writer.region, os.urandom(1 << 20)
+        for index in range(3):
+            assert await first.chunk(second, payload, index)
+        await eventually(begun.is_set)
+        await asyncio.sleep(2 * DELAY)
+        assert await second.chunk(first, b"x") and await first.bulk(1)  # a report would have come before it
+        assert region.used == 3 << 20
+        may_copy.set()
+        assert [bytes(frame.payload) for frame in await second.bulk(3)] == [payload] * 3
+        await eventually(lambda: region.used == 0)
+
+    with ThreadPoolExecutor(4) as pool:
+        wire.run(lambda: work(pool))
+
+
+def test_only_large_payloads_before_the_last_bytes_of_a_region_stay_there(wire, folder, eventually):
+    """The second payload is too small, and the last one is partly in the last bytes."""
+    large = 1 << 20
+    sizes = IN_PLACE, IN_PLACE - 1, large, large, large, large
+    stay = True, False, True, True, True, False
+
+    async def work():
+        first, second = await wire.pair(shared=folder, limits=small(wire, 4 << 20))
+        await joined(first, second)
+        region = first.streams(second)[SHARED].writer.region
+        frames, used = [], 0
+        for index, size in enumerate(sizes):
+            assert await first.chunk(second, bytes([index]) * size, index)
+            frames += await second.bulk(1)
+            used += size * stay[index]
+            await eventually(lambda used=used: region.used == used)
+        assert [bytes(frame.payload) for frame in frames] == [bytes([index]) * size for index, size in enumerate(sizes)]
 
     wire.run(work)
 

@@ -1,0 +1,94 @@
+"""Places of payloads in the other side's region: taken, let go of in any thread, and then reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from thinwire.collectives.transport.shared_memory.region import whole_pages
+
+MOST_OFFSETS = 64
+"""Most offsets in a report."""
+
+PROMPT = 2 << 20
+"""Bytes that may be used again from which they are reported at once."""
+
+DELAY = 0.005
+"""Seconds after which they are reported in any case."""
+
+
+class Places:
+    """Offsets of all payloads that the other side may not overwrite.
+
+    size: bytes of its region. report: tells it at most MOST_OFFSETS offsets that it may use again.
+    """
+
+    def __init__(self, size: int, report: Callable[[list[int]], None]) -> None:
+        self._size, self._report = size, report
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[int, int] = {}  # bytes of whole pages by offset
+        self._occupied = 0
+        """Bytes of these."""
+        self._let_go_of: deque[int] = deque()  # offsets that any thread has added
+        self._free: list[int] = []  # offsets to report, in all `_bytes_free` bytes of whole pages
+        self._bytes_free = 0
+        self._looks = False
+        """True if `_look` will be called as soon as the event loop can."""
+        self._later: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def take(self, offset: int, size: int) -> None:
+        """Note a payload that has arrived.
+
+        Raises ValueError if it is not inside the region, begins where another one does, or all have more bytes than the
+        region.
+        """
+        if size > self._size - offset:
+            raise ValueError(f"{size} bytes at {offset} of {self._size} bytes of shared memory")
+        if offset in self._held:
+            raise ValueError(f"a payload at {offset} of the shared memory, where another one is")
+        self._held[offset] = pages = whole_pages(size)
+        self._occupied += pages
+        if self._occupied > self._size:
+            raise ValueError(f"{self._occupied} bytes of payloads in {self._size} bytes of shared memory")
+
+    def let_go(self, offset: int) -> None:
+        """Note in any thread that the payload at this offset is not used any more."""
+        self._let_go_of.append(offset)
+        if not self._looks and not self._closed:
+            self._looks = True
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._look)
+
+    def close(self) -> None:
+        """Report nothing more."""
+        self._closed = True
+        if self._later is not None:
+            self._later.cancel()
+
+    def _look(self) -> None:
+        """Report what may be used again, now or later."""
+        self._looks = False
+        if self._closed:
+            return
+        while self._let_go_of:
+            self._free.append(self._let_go_of.popleft())
+            self._bytes_free += self._held[self._free[-1]]
+        if self._bytes_free >= PROMPT or len(self._free) >= MOST_OFFSETS:
+            self._report_all()
+        elif self._free and self._later is None:
+            self._later = self._loop.call_later(DELAY, self._report_all)
+
+    def _report_all(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        for start in range(0, len(self._free), MOST_OFFSETS):
+            self._report(self._free[start : start + MOST_OFFSETS])
+        self._occupied -= self._bytes_free
+        for offset in self._free:
+            del self._held[offset]
+        self._free.clear()
+        self._bytes_free = 0
