@@ -235,8 +235,8 @@ class GossipInvariants:
         share = np.float32(1 / len(vectors))
         fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
         for one in steps:
-            chunks = [list(self._chunks(which, round, entries, absent)) for which in (False, True)]
-            wanted = self._owner_step(one, fast, slow, *chunks, absent)
+            moved, drawn = (list(self._chunks(which, round, entries, absent)) for which in (False, True))
+            wanted = self._owner_step(one, fast, slow, moved, drawn, absent)
             self._equal(one.index, round, one.old, one.new, wanted, len(entries))
 
     def _owner_step(
