@@ -44,7 +44,8 @@ def pair_time(
     """
     size = min(group, sum(count for count, _ in places))
     sent = _by_owners(total, how, size) if group > MESH else _to_all(total, how, size)
-    hops = 2 if group > MESH and how.averaged else 1
+    # A sparse Δ makes one hop in large groups, too, but its simulated rounds are at least as long as with two.
+    hops = 2 if group > MESH else 1
     waiting = moving = computing = 0.0
     for chance, members in _pairs(places) if size == 2 else _groups(places, size):
         slowest = max(one.computing for one in members)
