@@ -13,7 +13,10 @@ from thinwire.compression.sparse.sharded import layout, square
 from thinwire.compression.sparse.topk import Sparse
 
 RUN = 1 << 16
-"""Largest number of elements with common levels, because a level of large values is worse than none for small ones."""
+"""Largest number of elements with common levels.
+
+Levels of large values are worse than nothing for small values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
