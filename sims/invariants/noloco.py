@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import blake3
 import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.gossip.owner_group import MESH
@@ -29,6 +30,9 @@ KEPT = 4
 
 STEPS = 2
 """Number of stored steps for each honest peer whose group has not reported in full yet."""
+
+PAST = 32
+"""Number of past states of one peer that a checkpoint may have."""
 
 ROUNDING = 16.0
 """Tolerance of a sum of two values, in ULPs of the larger one; larger for a group."""
@@ -118,6 +122,7 @@ class GossipInvariants:
         self._honest, self._tell = honest, tell
         self._owned = manifest.exchange.gossip_group_size > MESH
         self._at: dict[int, _Replica] = {}
+        self._past: dict[int, dict[bytes, Floats | None]] = {}
         self._offers: dict[PeerId, dict[tuple[int, int], _Offer]] = {}
         self._sides: dict[tuple[int, tuple[Contribution, ...]], list[_Side]] = {}
         self._longest: dict[int, float] = {}
@@ -137,7 +142,8 @@ class GossipInvariants:
     def installed(self, index: int, state: Floats) -> None:
         """Record a state that a peer did not compute."""
         phi, delta = _halved(state)
-        self._at[index] = _Replica(phi, delta, np.zeros_like(phi))
+        left = self._past.get(index, {}).get(_name(phi, delta), np.zeros_like(phi))  # A checkpoint has what is left.
+        self._at[index] = _Replica(phi, delta, left)
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
@@ -156,18 +162,18 @@ class GossipInvariants:
             else:
                 others.append(None if offer is None else offer.sent)
         if old is None or mine is None or mine.replica is not old:
-            self._at[index] = _Replica(phi, delta, None)
+            self._moved(index, _Replica(phi, delta, None))
             return
         known = [sent for sent in others if sent is not None]
         absent = frozenset(one.peer for one in commit.opened.excluded)
         if self._owned and (others or absent):
-            new = self._at[index] = _Replica(phi, delta, self._left(old, mine, entries, absent))
+            new = self._moved(index, _Replica(phi, delta, self._left(old, mine, entries, absent)))
             if mine.sent is not None and len(known) == len(others):
                 self._group(index, round, entries, absent, _Step(index, old, new, mine))
             elif mine.sent is not None:
                 self._bound(index, round, old, new, mine.sent, entries, absent)
             return
-        new = self._at[index] = _Replica(phi, delta, mine.left if others else old.left)
+        new = self._moved(index, _Replica(phi, delta, mine.left if others else old.left))
         if not others:
             self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
         elif mine.sent is not None and len(known) == len(others):
@@ -176,6 +182,15 @@ class GossipInvariants:
             self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
         elif mine.sent is not None:
             self._bound(index, round, old, new, mine.sent, entries, absent)
+
+    def _moved(self, index: int, new: _Replica) -> _Replica:
+        """Record the state after a round, to which a restart may return."""
+        self._at[index] = new
+        past = self._past.setdefault(index, {})
+        past[_name(new.phi, new.delta)] = new.left
+        while len(past) > PAST:
+            del past[next(iter(past))]
+        return new
 
     # Groups whose chunks have owners
 
@@ -338,6 +353,11 @@ def _halved(state: Floats) -> tuple[Floats, Floats]:
     """Return copies of φ and δ of a replica's state."""
     half = state.size // 2
     return state[:half].copy(), state[half:].copy()
+
+
+def _name(phi: Floats, delta: Floats) -> bytes:
+    """Return a hash of a state."""
+    return blake3.blake3(phi.tobytes() + delta.tobytes()).digest()
 
 
 def _decoded(codec: Codec | FlatSparse, values: Floats) -> Floats:
