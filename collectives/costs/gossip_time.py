@@ -22,7 +22,7 @@ from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
-from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.flat import RUN, FlatSparse
 from thinwire.compression.sparse.header import HEADER
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
@@ -44,6 +44,7 @@ def pair_time(
     """
     size = min(group, sum(count for count, _ in places))
     sent = _by_owners(total, how, size) if group > MESH else _to_all(total, how, size)
+    # A sparse Δ makes one hop in large groups, too, but its simulated rounds are at least as long as with two.
     hops = 2 if group > MESH else 1
     waiting = moving = computing = 0.0
     for chance, members in _pairs(places) if size == 2 else _groups(places, size):
@@ -139,4 +140,6 @@ def _chunks(cut: Grid, codec: Codec | FlatSparse) -> float:
 
 def usual_bytes(codec: Codec | FlatSparse, n: int) -> float:
     """Return the bytes of n elements: exact for dense codecs, usual for a sparse one."""
-    return n * bits_of(codec.codec) / 8 + HEADER.size if isinstance(codec, FlatSparse) else codec.nbytes(n)
+    if not isinstance(codec, FlatSparse):
+        return codec.nbytes(n)
+    return n * bits_of(codec.codec) / 8 + HEADER.size * -(-n // RUN)

@@ -254,7 +254,7 @@ class OwnerGroup(GossipGroup):
     def _size_near(self, place: int) -> float:
         """Return the L2 norm of our own parameters in a chunk, as sent; 0 if they are not sent yet.
 
-        If its parameters are not sent in this round, those of the chunk nearby that are.
+        If no parameters of the chunk travel in this round, return the norm of a chunk nearby that does.
         """
         terms, first = self._terms, 0
         if terms.halves.slow is not None:

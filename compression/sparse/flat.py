@@ -1,6 +1,7 @@
 """Sparse codec of a flat chunk, for exchanges that know no tensors.
 
-Blocks are adjacent elements, as in `sharded`, not squares of a matrix.
+Blocks are adjacent elements, as in `sharded`, not squares of a matrix. Each run of RUN elements
+has separate levels.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ from dataclasses import dataclass
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout, square
 from thinwire.compression.sparse.topk import Sparse
+
+RUN = 1 << 16
+"""Largest number of elements with common levels.
+
+Levels of large values are worse than nothing for small values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +37,17 @@ class FlatSparse:
 
     def nbytes(self, n: int) -> int:
         """Return the size in bytes of the largest payload of n elements."""
-        return self.codec.bound(layout(n, n, self.codec.chunk))
+        return self.codec.bound(layout(n, RUN, self.codec.chunk))
 
     def payload(self, x: Floats) -> bytes:
         """Return the payload of x. Raises CodecError if a value is not finite."""
-        return self.codec.encode(self.codec.select(x, layout(x.size, x.size, self.codec.chunk)))
+        return self.codec.encode(self.codec.select(x, layout(x.size, RUN, self.codec.chunk)))
 
     def decode(self, payload: Buffer, out: Floats) -> None:
         """Decode into out; zeros where nothing was sent. Raises CodecError for an invalid payload."""
         out[:] = 0.0
-        self.codec.decode(payload, layout(out.size, out.size, self.codec.chunk)).scatter(out)
+        self.codec.decode(payload, layout(out.size, RUN, self.codec.chunk)).scatter(out)
 
     def check(self, payload: Buffer, n: int) -> float:
         """Return the squared L2 norm of a payload of n elements. Raises CodecError for an invalid one."""
-        return square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))
+        return square(self.codec.decode(payload, layout(n, RUN, self.codec.chunk)))

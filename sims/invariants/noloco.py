@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import blake3
 import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
 from thinwire.collectives.gossip.owner_group import MESH
@@ -29,6 +30,9 @@ KEPT = 4
 
 STEPS = 2
 """Number of stored steps for each honest peer whose group has not reported in full yet."""
+
+PAST = 32
+"""Number of past states of one peer that a checkpoint may have."""
 
 ROUNDING = 16.0
 """Tolerance of a sum of two values, in ULPs of the larger one; larger for a group."""
@@ -90,8 +94,8 @@ class _Step:
     offer: _Offer
 
 
-_Span = tuple[int, int, bool]
-"""A chunk: its first element, the one behind its last, and whether it has a mean."""
+_Span = tuple[int, int, PeerId | None]
+"""A chunk: its first element, the one behind its last, and its owner, None for a chunk that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class GossipInvariants:
         self._honest, self._tell = honest, tell
         self._owned = manifest.exchange.gossip_group_size > MESH
         self._at: dict[int, _Replica] = {}
+        self._past: dict[int, dict[bytes, Floats | None]] = {}
         self._offers: dict[PeerId, dict[tuple[int, int], _Offer]] = {}
         self._sides: dict[tuple[int, tuple[Contribution, ...]], list[_Side]] = {}
         self._longest: dict[int, float] = {}
@@ -137,7 +142,8 @@ class GossipInvariants:
     def installed(self, index: int, state: Floats) -> None:
         """Record a state that a peer did not compute."""
         phi, delta = _halved(state)
-        self._at[index] = _Replica(phi, delta, np.zeros_like(phi))
+        left = self._past.get(index, {}).get(_name(phi, delta), np.zeros_like(phi))  # A checkpoint has what is left.
+        self._at[index] = _Replica(phi, delta, left)
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
@@ -156,18 +162,18 @@ class GossipInvariants:
             else:
                 others.append(None if offer is None else offer.sent)
         if old is None or mine is None or mine.replica is not old:
-            self._at[index] = _Replica(phi, delta, None)
+            self._moved(index, _Replica(phi, delta, None))
             return
         known = [sent for sent in others if sent is not None]
         absent = frozenset(one.peer for one in commit.opened.excluded)
         if self._owned and (others or absent):
-            new = self._at[index] = _Replica(phi, delta, self._left(old, mine, entries, absent))
+            new = self._moved(index, _Replica(phi, delta, self._left(old, mine, entries, absent)))
             if mine.sent is not None and len(known) == len(others):
                 self._group(index, round, entries, absent, _Step(index, old, new, mine))
             elif mine.sent is not None:
-                self._bound(index, round, old, new, mine.sent, len(entries) + len(absent))
+                self._bound(index, round, old, new, mine.sent, entries, absent)
             return
-        new = self._at[index] = _Replica(phi, delta, mine.left if others else old.left)
+        new = self._moved(index, _Replica(phi, delta, mine.left if others else old.left))
         if not others:
             self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
         elif mine.sent is not None and len(known) == len(others):
@@ -175,23 +181,29 @@ class GossipInvariants:
             self._equal(index, round, old, new, self._together(round, old, mine.sent, known), len(entries))
             self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
         elif mine.sent is not None:
-            self._bound(index, round, old, new, mine.sent, len(entries))
+            self._bound(index, round, old, new, mine.sent, entries, absent)
+
+    def _moved(self, index: int, new: _Replica) -> _Replica:
+        """Record the state after a round, to which a restart may return."""
+        self._at[index] = new
+        past = self._past.setdefault(index, {})
+        past[_name(new.phi, new.delta)] = new.left
+        while len(past) > PAST:
+            del past[next(iter(past))]
+        return new
 
     # Groups whose chunks have owners
 
     def _chunks(
         self, slow: bool, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
     ) -> Iterator[_Span]:
-        """Yield start, stop and whether the chunk of Δ or of the slow weights has a mean.
-
-        It has if its owner has taken part, or if it has no owner.
-        """
-        here = {entry.peer for entry in entries}
+        """Yield the chunks of Δ, or those of the slow weights that travel in the round."""
+        members = sorted(absent.union(entry.peer for entry in entries))
         cut = grid(next(iter(self._at.values())).phi.size, self._how)
         chunks = [chunk for chunk in range(len(cut)) if not slow or chunk % self._parts == round % self._parts]
         owned = slow or not isinstance(self._how.fast, FlatSparse)
-        for chunk, owner in zip(chunks, shares(len(chunks), sorted(here | absent), fragment=round), strict=True):
-            yield *cut.span(chunk), owner in here or not owned
+        for chunk, owner in zip(chunks, shares(len(chunks), members, fragment=round), strict=True):
+            yield *cut.span(chunk), owner if owned else None
 
     def _left(
         self, old: _Replica, mine: _Offer, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
@@ -206,8 +218,8 @@ class GossipInvariants:
         if len(entries) == 1 or after is None or old.left is None:
             return None
         left = after.copy()
-        for start, stop, mean in self._chunks(False, mine.round, entries, absent):
-            if not mean:
+        for start, stop, owner in self._chunks(False, mine.round, entries, absent):
+            if owner in absent:
                 left[start:stop] = old.left[start:stop]
         return left
 
@@ -221,7 +233,7 @@ class GossipInvariants:
         """
         if absent and self._how.slow is not None:
             assert step.offer.sent is not None
-            return self._bound(index, round, step.old, step.new, step.offer.sent, len(entries) + len(absent))
+            return self._bound(index, round, step.old, step.new, step.offer.sent, entries, absent)
         steps = self._groups.setdefault((round, entries, absent), [])
         steps.append(step)
         if len(steps) < len(entries) or len(entries) == 1:
@@ -238,31 +250,37 @@ class GossipInvariants:
         share = np.float32(1 / len(vectors))
         fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
         for one in steps:
-            chunks = [list(self._chunks(which, round, entries, absent)) for which in (False, True)]
-            wanted = self._owner_step(one, fast, slow, *chunks)
+            moved, drawn = (list(self._chunks(which, round, entries, absent)) for which in (False, True))
+            wanted = self._owner_step(one, fast, slow, moved, drawn, absent)
             self._equal(one.index, round, one.old, one.new, wanted, len(entries))
 
     def _owner_step(
-        self, step: _Step, fast: Floats, slow: Floats, moved: Sequence[_Span], drawn: Sequence[_Span]
+        self,
+        step: _Step,
+        fast: Floats,
+        slow: Floats,
+        moved: Sequence[_Span],
+        drawn: Sequence[_Span],
+        absent: frozenset[PeerId],
     ) -> Floats:
-        """Return δ after the step with these means, which owners encode.
+        """Return δ after the step with these means, which owners encode, unless they are absent.
 
         `moved`, `drawn`: chunks of Δ and of φ.
         """
         sent, old, how = step.offer.sent, step.old, self._how
         assert sent is not None
         delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent[1]
-        for start, stop, mean in moved:
+        for start, stop, owner in moved:
             part = fast[start:stop]
             if how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
                 part = part + pull[start:stop]
             elif not how.exact and not isinstance(how.fast, FlatSparse):
                 part = _decoded(how.means, part)
-            if mean:
+            if owner not in absent:
                 delta[start:stop] = self._alpha * old.delta[start:stop] + self._beta * part
-        for start, stop, mean in drawn if how.slow is not None else ():
+        for start, stop, owner in drawn if how.slow is not None else ():
             part = pull[start:stop] if how.exact else _decoded(how.means, pull[start:stop])
-            if mean:
+            if owner not in absent:
                 delta[start:stop] += self._gamma * part
         return delta
 
@@ -300,14 +318,29 @@ class GossipInvariants:
             self._tell("mean", index, f"round {round}: {len(sides)} have moved their mean by {away:.3g} too much")
 
     def _bound(
-        self, index: int, round: int, old: _Replica, new: _Replica, sent: tuple[Floats, Floats], size: int
+        self,
+        index: int,
+        round: int,
+        old: _Replica,
+        new: _Replica,
+        sent: tuple[Floats, Floats],
+        entries: tuple[Contribution, ...],
+        absent: frozenset[PeerId],
     ) -> None:
         """Check a step with lying partners: their effect on our own step is limited by the screening.
 
         The usual norm is at most our own longest norm, because the smaller of two counts; a vector within the limit of
-        φ has two parts, which move δ by β and γ.
+        φ has two parts, which move δ by β and γ. Chunks that the peer owns itself are exempt: their limit is the median of
+        the group, and a peer whose own vectors are zero uses those means, too.
         """
-        away = float(np.linalg.norm(new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent[0]))
+        size = len(entries) + (len(absent) if self._owned else 0)
+        moved = new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent[0]
+        vectors = (False,) if self._how.slow is None else (False, True)
+        for slow in vectors if self._owned else ():
+            for start, stop, owner in self._chunks(slow, round, entries, absent):
+                if owner is not None and self._honest.get(owner) == index:
+                    moved[start:stop] = 0
+        away = float(np.linalg.norm(moved))
         own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
         own = own or float(np.linalg.norm(old.delta))  # A peer that has not trained compares others with its momentum.
         longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
@@ -320,6 +353,11 @@ def _halved(state: Floats) -> tuple[Floats, Floats]:
     """Return copies of φ and δ of a replica's state."""
     half = state.size // 2
     return state[:half].copy(), state[half:].copy()
+
+
+def _name(phi: Floats, delta: Floats) -> bytes:
+    """Return a hash of a state."""
+    return blake3.blake3(phi.tobytes() + delta.tobytes()).digest()
 
 
 def _decoded(codec: Codec | FlatSparse, values: Floats) -> Floats:

@@ -26,11 +26,12 @@ class NoLoCo(MethodSpec, frozen=True, tag="noloco"):
     """[outer] of the method "noloco".
 
     lr, momentum: β and α of the paper. There is no Nesterov momentum.
-    gamma: how strongly partners are drawn together. If it equals lr and the codec is "fp32", one vector travels instead of
-        two. The paper gives no value; its code uses lr.
+    gamma: how strongly partners are drawn together. If it equals lr, the codec is "fp32" and the slow weights have one part,
+        one vector travels instead of two. The paper gives no value; its code uses lr.
     residual_decay: part of what the codec has lost that is carried over to the next round.
     slow_weight_parts: n, parts of the slow weights that take turns: a round draws partners together in one of them, so that
-        the bytes of the slow weights fall by n, and replicas are n times as long apart. Δ is averaged as a whole.
+        the bytes of the slow weights fall by n (not with "fp32" and gamma = lr, where one vector has both), and replicas need n
+        times as many rounds to mix. Δ is averaged as a whole.
     """
 
     codecs: ClassVar[tuple[str, ...]] = (*DENSE, "topk")
@@ -95,7 +96,8 @@ def gamma_limit(momentum: float, peers: int | None = None, group: int = 2, parts
     ρ = (groups − 1) / (peers − 1) for any sizes; so δ' = αδ − γ(u − ū) has the limit 2 (1 − α²) / (1 − α + 2αρ).
 
     With n parts a coordinate is drawn once in n rounds, and δ moves it by s = (1 − αⁿ) / (1 − α) times as far until then.
-    With D, s times δ at that time over αⁿ⁻¹: D' = αⁿ D − sγ(u − ū) and u' = u + D', the same map with αⁿ and sγ.
+    With D = s times δ just after a draw, and u just before one: D' = αⁿ D − sγ(u − ū) and u' = u + D', the same map with
+    αⁿ and sγ.
     """
     alike = (-(-peers // group) - 1) / (peers - 1) if peers else 1 / group
     every, farther = momentum**parts, sum(momentum**turn for turn in range(parts))

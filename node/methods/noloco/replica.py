@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from thinwire.collectives.gossip.means import Means
@@ -23,10 +23,16 @@ from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import empty, finite, placed
+from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
+from thinwire.node.state.shared_state import SharedState
+from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.messages.registry import PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
+
+_RESIDUAL = "residual/"
+"""Prefix of the residual's tensors in a checkpoint; the name of the parameter follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class GossipReplica(Replica):
 
     alike: ClassVar[bool] = False
     residual: Floats = np.empty(0, np.float32)
+    _lent: Floats | None = None
+    """Of a twin for a checkpoint: array of the residual."""
 
     @property
     def sent_codec(self) -> object:
@@ -91,6 +99,41 @@ class GossipReplica(Replica):
         """Take over a fetched state; the residual of the old state is dropped."""
         self.residual = np.empty(0, np.float32)
         return super().install(fetched)
+
+    def twin(self, *, private: bool = False) -> Self:
+        twin = super().twin(private=private)
+        if private and self.residual.size:
+            twin._lent = self.residual
+        return twin
+
+    def release_private(self) -> None:
+        """End the use of the residual by this twin."""
+        self._lent = None
+
+    def _reads(self, replica: SharedState) -> bool:
+        own = isinstance(replica, GossipReplica) and self._lent is replica.residual
+        return own or super()._reads(replica)
+
+    def _leave_arrays(self, readers: Sequence[SharedState]) -> None:
+        residual = self.residual
+        if any(isinstance(twin, GossipReplica) and twin._lent is residual for twin in readers):
+            residual = residual.copy()
+        super()._leave_arrays(readers)
+        self.residual = residual
+
+    def private_state(self, layout: Layout) -> dict[str, Array]:
+        """Return the residual, if there is one."""
+        tensors = layout.split(self.residual) if self.residual.size else {}
+        return {f"{_RESIDUAL}{name}": tensor for name, tensor in tensors.items()}
+
+    def load_private(self, tensors: Tensors, layout: Layout) -> str:
+        """Load the residual. Raises KeyError or ValueError, with nothing changed, if it does not fit."""
+        if tensors:
+            residual = layout.flat({name.removeprefix(_RESIDUAL): one for name, one in tensors.items()})
+            if residual.size != self.theta.size:
+                raise ValueError(f"a residual of {residual.size} elements, expected {self.theta.size}")
+            self.residual = residual
+        return ""
 
     def own(self, start: int, stop: int, out: Floats) -> None:
         """Read the slow weights, for a replica without a contribution."""

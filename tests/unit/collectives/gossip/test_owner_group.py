@@ -425,6 +425,30 @@ def test_liar_among_equal_replicas_is_left_out():
             assert np.nanmax(np.abs(found)) < 1e-5
 
 
+def test_only_trained_member_is_compared_with_the_parameters_near_its_chunks():
+    """The first parameters are small, those where the member has trained are not."""
+    room = Room(how=PARTS)
+    start, _ = room.cut.span(5)
+    room.slow[:], room.slow[:, :start], room.fast[:] = 1.0, 1e-6, 0.0
+    room.fast[3, start:] = 0.01
+    room.choose()
+    room.post()
+    room.announce()
+    for peer in room.ids:
+        np.testing.assert_allclose(room.means(peer)[0], room.fast.mean(axis=0), atol=2e-6)
+
+
+def test_chunks_of_dense_codec_have_means_in_a_round_without_slow_weights():
+    room = Room(how=halves("fp32", lr=0.7, gamma=0.5, parts=CHUNKS + 6), round=CHUNKS + 1)
+    room.choose()
+    room.post()
+    room.announce()
+    for peer in room.ids:
+        fast, slow = room.means(peer)
+        np.testing.assert_allclose(fast, room.fast.mean(axis=0), atol=2e-6)
+        assert np.isnan(slow).all() and not room.groups[peer].outstanding
+
+
 def test_owner_without_a_mean_ends_the_exchange_at_once():
     """Two liars send values whose sum is not finite; the owners cannot tell which of three is honest."""
     room = Room(size=3, chunks=3, elements=3 * 512)

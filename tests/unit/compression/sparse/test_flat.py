@@ -37,3 +37,16 @@ def test_payload_of_another_size_or_with_missing_bytes_is_refused():
 def test_value_that_is_not_finite_is_not_encoded():
     with pytest.raises(CodecError, match="not finite"):
         CODEC.payload(np.array([1.0, np.nan, 2.0], np.float32))
+
+
+def test_tensors_of_all_sizes_gain_from_a_chunk_with_values_of_four_scales():
+    """With common levels the smallest values would be rounded up to those of the largest."""
+    codec, size = FlatSparse(Sparse(64, 4096)), 1 << 18
+    scales = np.repeat(np.array([1, 0.1, 0.01, 0.001], np.float32), size // 4)
+    values = np.random.default_rng(0).standard_normal(size).astype(np.float32) * scales
+    payload, out = codec.payload(values), np.empty(size, np.float32)
+    codec.decode(payload, out)
+    assert codec.check(payload, size) == pytest.approx(float(np.dot(out, out)), rel=1e-5)
+    assert len(payload) <= codec.nbytes(size)
+    for want, sent in zip(np.split(values, 4), np.split(out, 4), strict=True):
+        assert np.linalg.norm(want - sent) < 0.97 * np.linalg.norm(want)

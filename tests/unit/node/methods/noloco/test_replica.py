@@ -5,9 +5,12 @@ import pytest
 import torch
 from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
+from thinwire.node.state.layout import Layout, Piece
+from thinwire.swarm.messages.registry import StateOffer
 from thinwire.swarm.method_specs.noloco import gamma_limit
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
@@ -187,6 +190,51 @@ def test_residual_of_a_sparse_contribution_decays_and_follows():
     out = np.empty(total, np.float32)
     SPARSE.fast.decode(sent(replicas[0], replicas[0].theta, cut, SPARSE)[0], out)
     assert out[np.argmax(np.abs(left))] != 0 and np.count_nonzero(out) == 64
+
+
+@pytest.mark.parametrize("how", [SPARSE, LOSSY], ids=["sparse", "dense"])
+def test_residual_in_a_checkpoint_continues_and_a_fetched_state_drops_it(how):
+    rng, total = np.random.default_rng(14), 5000
+    layout, cut = (
+        Layout((Piece("a", (70, 70), "float32", 0, 4900), Piece("b", (100,), "float32", 4900, total)), total, b""),
+        grid(total, how),
+    )
+    replicas, fresh = swarm_of(2, np.zeros(total)), swarm_of(1, np.zeros(total))[0]
+    assert not fresh.private_state(layout) and fresh.load_private({}, layout) == ""
+    thetas = [rng.standard_normal(total).astype(np.float32) for _ in range(2)]
+    meet(replicas, thetas, (0, 1), cut, how)
+    own = replicas[0]
+    stored = {name: tensor.copy() for name, tensor in own.private_state(layout).items()}
+    fresh.state[:], fresh.round = own.state, own.round
+    model = reader(own.theta + np.float32(0.1))
+    without = list(fresh.offer(model, cut, how))
+    with pytest.raises(ValueError, match="expected 5000"):
+        fresh.load_private(stored | {"residual/b": np.ones(99, np.float32)}, layout)
+    assert not fresh.residual.size and fresh.load_private(stored, layout) == ""
+    assert list(fresh.offer(model, cut, how)) == list(own.offer(model, cut, how)) != without
+    fresh.seal()
+    offer = StateOffer(fresh.round, fresh.digest, bytes(32), fresh.state.nbytes, ())
+    fresh.install(FetchedState(offer, tuple(fresh.hashes), {}, ()))
+    assert list(fresh.offer(model, cut, how)) == without
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_residual_that_a_checkpoint_reads_does_not_change_until_it_is_released(released):
+    rng, total = np.random.default_rng(15), 4096
+    layout, cut = Layout((Piece("a", (total,), "float32", 0, total),), total, b""), grid(total, SPARSE)
+    replicas = swarm_of(2, np.zeros(total))
+    thetas = [rng.standard_normal(total).astype(np.float32) for _ in range(2)]
+    meet(replicas, thetas, (0, 1), cut, SPARSE)
+    own = replicas[0]
+    (tensor,) = own.private_state(layout).values()
+    before, twin = tensor.copy(), own.twin(private=True)
+    if released:
+        twin.release_private()
+    own.move_from_twins()
+    thetas[0] += 1
+    meet(replicas, thetas, (0, 1), cut, SPARSE)
+    assert np.array_equal(tensor, before) != released and not twin.lost
+    assert not np.array_equal(own.residual, before)
 
 
 def test_one_vector_exchange_equals_two_vector_exchange():
