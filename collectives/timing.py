@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable
 
 TICK = 0.1
 """Seconds between two looks at the clock: well below the patience of any round."""
@@ -71,50 +69,3 @@ class Patience:
     def observe(self, took: float) -> None:
         """Count an exchange that took this number of seconds."""
         self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
-
-
-LONGEST_NAP = 3
-"""Most pauses between two ticks: a process notices by a late tick that it was stopped."""
-
-
-class Ticks:
-    """Times at which a peer looks at its deadlines: of the multiples of a `pause`, the planned ones.
-
-    `now` is the clock of the deadlines, in seconds. It may be a little faster or slower than that of the event loop, which
-    the pauses follow.
-    """
-
-    def __init__(self, pause: float, now: Callable[[], float]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._pause, self._now, self._last = pause, now, self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        """Timer of the planned tick; None: none is planned."""
-        self._at = self._planned = 0.0
-        """Times of the planned tick, on the clock of the event loop and on that of the deadlines."""
-        self._due = asyncio.Event()
-
-    def by(self, deadline: float) -> None:
-        """Plan the first tick at or after a deadline, which may be past, unless an earlier one is planned.
-
-        It comes at most LONGEST_NAP pauses after the last one.
-        """
-        planned = self._timer is not None
-        if planned and (deadline >= self._planned or self._loop.time() >= self._at):
-            return  # A tick that is late stays planned, because its lateness counts.
-        time, now, at = self._loop.time(), self._now(), self._last
-        for _ in range(LONGEST_NAP):
-            at += self._pause
-            if at - time >= max(0.0, deadline - now):
-                break
-        if not planned or at < self._at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._at, self._planned = at, now + at - time
-            self._timer = self._loop.call_at(at, self._due.set)
-
-    async def next(self) -> float:
-        """Wait for the next planned tick. Returns the seconds by which it is late."""
-        await self._due.wait()
-        self._due.clear()
-        late, self._last, self._timer = self._now() - self._planned, self._loop.time(), None
-        return late

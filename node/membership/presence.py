@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from thinwire.collectives.allreduce.service import is_ours
 from thinwire.collectives.blocking_work import Work, at_once
-from thinwire.collectives.timing import TICK, Ticks
+from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
@@ -154,14 +154,11 @@ class Presence:
         self._deadlines: list[Callable[[], float]] | None = [self.watch.deadline] if self.watch is not None else []
         """Deadlines of the watch and the handlers; None: one has none, and gets every tick."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._ticks: Ticks | None = None
 
     async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
         """Receive frames and call ticks until cancelled; run other tasks beside."""
         async with asyncio.TaskGroup() as group:
-            self._tasks, self._ticks = group, Ticks(self.roster.preset.tick, self._now)
-            self.roster.hastened = self._soon
-            self._soon()
+            self._tasks = group
             group.create_task(self._receive())
             group.create_task(self._keep_time())
             group.create_task(self._watch())
@@ -268,30 +265,28 @@ class Presence:
     def wake(self) -> None:
         """Let the next tick reach all handlers: the deadline of one may have changed."""
         self._due = -math.inf
-        self._soon()
-
-    def _soon(self) -> None:
-        if self._ticks is not None:
-            self._ticks.by(-math.inf)
 
     async def _keep_time(self) -> None:
-        assert self._ticks is not None
+        # Most ticks come before all deadlines, which counts where one process simulates a thousand peers.
+        tick, limit, last = self.roster.preset.tick, self.roster.preset.lag_limit, self._now()
         while True:
-            lag, now = await self._ticks.next(), self._now()
-            if lag > self.roster.preset.lag_limit:
+            await asyncio.sleep(tick)
+            now = self._now()
+            if (lag := now - last - tick) > limit:
                 self.roster.stalled(lag, now)
+            last = now
             if now >= self.roster.due or self.roster.events:
                 if letters := self.roster.tick(now):
                     self._send(letters)
                 self._follow_roster()
-            if now >= self._due:
-                if self.watch is not None:
-                    self.watch.on_tick()
-                for handler in self._handlers:
-                    handler.on_tick()
-                if self._deadlines is not None:
-                    self._due = min([deadline() for deadline in self._deadlines], default=math.inf)
-            self._ticks.by(min(self.roster.due, self._due))
+            if now < self._due:
+                continue
+            if self.watch is not None:
+                self.watch.on_tick()
+            for handler in self._handlers:
+                handler.on_tick()
+            if self._deadlines is not None:
+                self._due = min([deadline() for deadline in self._deadlines], default=math.inf)
 
     def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
         for peer, message in messages:

@@ -73,8 +73,6 @@ class Roster:
 
         It is the next deadline, or the past after an input that may change it.
         """
-        self.hastened: Callable[[], None] = lambda: None
-        """Called when an input changes `due`."""
         self._gone = False
         self._answered: dict[PeerId, float] = {}
         self._probe_at = now + rng.random() * preset.probe_period
@@ -222,7 +220,7 @@ class Roster:
 
         met: it is that of the peer at the other end. admits: this peer has admitted us.
         """
-        self._hasten()
+        self.due = -math.inf
         alone = self._members.live.alone
         if joined := self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
@@ -237,27 +235,27 @@ class Roster:
 
         They were found here, or stored by an earlier process of this peer.
         """
-        self._hasten()
+        self.due = -math.inf
         self._intake.recall(items, now)
 
     def lift_verdict(self, peer: PeerId) -> None:
         """Remove the ban of a verdict against a peer, if there is one."""
-        self._hasten()
+        self.due = -math.inf
         self._members.lift_verdict(peer)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""
-        self._hasten()
+        self.due = -math.inf
         self._members.update(now, addresses)
 
     def announce(self, capabilities: int, now: float) -> None:
         """Publish a new record of this peer with these capabilities (its stage claim)."""
-        self._hasten()
+        self.due = -math.inf
         self._members.update(now, capabilities=capabilities)
 
     def on_link_down(self, peer: PeerId, now: float) -> Letters:
         """Probe a peer at once because a link to it broke. A broken link alone does not make it dead."""
-        self._hasten()
+        self.due = -math.inf
         return self._prober.start(peer, now) if self.alive(peer) and not self._gone else []
 
     def leave(self, now: float) -> Letters:
@@ -265,7 +263,7 @@ class Roster:
 
         There are none if another process uses our key: the peer stays.
         """
-        self._hasten()
+        self.due = -math.inf
         if self._members.own.superseded:
             self._gone = True
             return []
@@ -277,15 +275,10 @@ class Roster:
 
     def stalled(self, lag: float, now: float) -> None:
         """Move the timers that wait for others: our event loop stood still for the last `lag` seconds."""
-        self._hasten()
+        self.due = -math.inf
         self.awareness.add(1)
         self._prober.shift(lag, now)
         self._members.shift(lag, now)
-
-    def _hasten(self) -> None:
-        if self.due > -math.inf:
-            self.due = -math.inf
-            self.hastened()
 
     @property
     def left(self) -> bool:
@@ -322,10 +315,10 @@ class Roster:
                     return [(sender, Ack(message.sequence, self.progress, self._items.piggyback(sender)))]
                 if message.target not in self._members.table:
                     return [(sender, Nack(message.sequence))]
-                self._hasten()
+                self.due = -math.inf
                 return self._prober.ask(sender, message, now)
             case Ack():
-                self._hasten()
+                self.due = -math.inf
                 self._ingest(sender, message.items, now)
                 reached, letters = self._prober.acknowledge(sender, message, now)
                 if reached is not None:
@@ -350,7 +343,7 @@ class Roster:
     def _ingest(self, sender: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> None:
         if self._members.items.issuperset(items):
             return  # nearly always: each peer gets each record from many others
-        self._hasten()
+        self.due = -math.inf
         for peer in self._intake.take(sender, items, now, table=table):
             self._rotation.insert(peer)
 

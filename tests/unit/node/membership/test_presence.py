@@ -730,16 +730,3 @@ async def test_only_a_peer_whose_link_works_holds_a_place_on_trial():
         await scene.come(BEN, Ping(1, 0, ()))
         scene.roster.learn(record(3), 0.0, met=True)
         assert scene.roster.others == [BEN]
-
-
-@simulated
-async def test_input_of_the_roster_outside_of_a_message_counts_with_the_next_tick():
-    scene, tick = Scene(), WAN.tick
-    scene.presence.attach(Family.ROUNDS, Patient())
-    async with scene.running():
-        for number in range(20):
-            await asyncio.sleep(2.37 * tick)
-            scene.roster.announce(number, virtual_loop.current().time())
-            assert scene.roster.due == -math.inf
-            await asyncio.sleep(tick + MOMENT)
-            assert scene.roster.due > -math.inf
