@@ -69,7 +69,7 @@ mutants: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutation]"
 	$(BIN)/python tests/tools/mutants.py
 
-# Figures of this machine (docs/benchmarks.md has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
+# Figures of this machine (docs/measured/ has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
 # environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/training/loss.py and overlap.py need root
 # and half an hour.
 bench: $(VENV)/ready
