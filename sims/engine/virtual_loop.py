@@ -346,6 +346,9 @@ def run(
         raise RuntimeError("a simulation cannot run inside a running event loop")
     loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # missing methods raise
     asyncio._set_running_loop(loop)
+    # The world of the run before is in reference cycles. The collector counts its objects, few among those of the imported
+    # modules, and not its arrays, so without this the worlds of many runs would wait for it.
+    gc.collect(1)
     thresholds = gc.get_threshold()
     gc.set_threshold(*RARE)
     gc.freeze()

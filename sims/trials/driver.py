@@ -6,7 +6,6 @@ raise AssertionError(found.text)           # violation, needed faults, command t
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,11 +63,7 @@ def examine(
 
     def play(faults: Sequence[Fault] | None = None) -> Run:
         chosen = None if faults is None else tuple(faults)
-        run = simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, still=True, first=True)
-        # A world is in reference cycles. The collector counts its objects, few among those of the imported modules, and
-        # not its arrays, so without this the worlds of many seeds would wait for it.
-        gc.collect(1)
-        return run
+        return simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, still=True, first=True)
 
     run = play()
     if not run.violations and rerun:

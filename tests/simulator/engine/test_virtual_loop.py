@@ -1,9 +1,11 @@
 import asyncio
 import contextvars
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 from thinwire.sims.engine import virtual_loop
@@ -287,3 +289,22 @@ def test_tasks_started_during_shutdown_are_cancelled() -> None:
     tasks: list[asyncio.Task[None]] = []
     virtual_loop.run(main(), seed=0)
     assert ended == ["first", "late"] and all(task.done() for task in tasks)
+
+
+def test_world_of_a_run_is_freed_before_the_next_run() -> None:
+    class World:
+        def __init__(self) -> None:
+            self.itself = self
+
+    async def first() -> weakref.ref[World]:
+        return weakref.ref(World())
+
+    async def second() -> bool:
+        return world() is None
+
+    gc.disable()  # a collection by chance would free it, too
+    try:
+        world = virtual_loop.run(first(), seed=0)
+        assert virtual_loop.run(second(), seed=0)
+    finally:
+        gc.enable()
