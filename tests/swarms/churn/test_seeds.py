@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-import weakref
 from typing import Any
 
 import pytest
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.simulation.world import SimWorld, simulate
+from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import trial
 from thinwire.sims.trials.driver import examine, fault_text
 from thinwire.sims.trials.families import FAMILIES
 
-TRIAL = 4
+TRIAL = 2
 """Seeds with `make trial`, which continuous integration runs."""
 
 TOGETHER = 5
@@ -97,7 +95,7 @@ torch.set_num_threads(int(sys.argv[1]))
 from thinwire.sims.trials.trial import PACE, trial
 from thinwire.sims.trials.families import FAMILIES, harsh
 from thinwire.sims.simulation.world import simulate
-played = [trial(11, 5), trial(12, 17), *(harsh(name, 900004) for name in sorted(FAMILIES)[::3])]
+played = [trial(11, 5), trial(12, 17), *(harsh(name, 900004) for name in sorted(FAMILIES)[::6])]
 for scenario in played:
     print(simulate(scenario, preset=PACE).trace)
 """
@@ -105,7 +103,7 @@ for scenario in played:
 
 @pytest.mark.trial
 def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
-    """Frames as bytes (few peers) and by reference (17 and more), and lineages that part and meet, of every third family."""
+    """Frames as bytes (few peers) and by reference (17 and more), and lineages that part and meet, of every sixth family."""
     found = set()
     for hashing, threads in (("0", "1"), ("random", "4")):
         env = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
@@ -113,7 +111,7 @@ def test_trial_trace_is_equal_for_any_hash_seed_and_thread_count() -> None:
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1
-    assert len(set(found.pop().split())) == 2 + len(sorted(FAMILIES)[::3])
+    assert len(set(found.pop().split())) == 2 + len(sorted(FAMILIES)[::6])
 
 
 @pytest.mark.trial
@@ -130,24 +128,6 @@ def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest
     assert found.violations[0].oracle == "caps" and "see 3" in found.text and fault_text(wanted) in found.text
     assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
     assert examine(scenario.with_(faults=harmless), preset=trial.PACE, rerun=True) is None
-
-
-def test_world_of_an_examined_seed_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a thousand seeds take gigabytes: the collector does not count arrays."""
-    worlds: list[weakref.ref[SimWorld]] = []
-    begin = SimWorld.__init__
-
-    def noted(self: SimWorld, *given: Any) -> None:
-        begin(self, *given)
-        worlds.append(weakref.ref(self))
-
-    monkeypatch.setattr(SimWorld, "__init__", noted)
-    gc.disable()
-    try:
-        assert examine(trial.trial(3, 4).with_(faults=()), preset=trial.PACE) is None
-        assert [world() for world in worlds] == [None]
-    finally:
-        gc.enable()
 
 
 def _fragile(self, machine, reason, failure):

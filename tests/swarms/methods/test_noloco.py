@@ -45,7 +45,10 @@ def reasons(swarm) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed, group", [(0, 0), (1, 0), (2, 0), (3, 9), (4, 9)])
+@pytest.mark.parametrize(
+    "seed, group",
+    [(0, 0), (3, 9), *(pytest.param(*of, marks=pytest.mark.soak) for of in ((1, 0), (2, 0), (4, 9)))],
+)
 def test_ticks_before_the_deadlines_change_nothing(seed, group, monkeypatch):
     """Seeds of the harsh mix, and of the trial of pairs with large groups."""
     scenario = families.harsh("noloco", seed)
