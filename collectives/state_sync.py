@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 from thinwire.collectives.state_offers import Offers, Replay, best, newest, replay_of, vouched
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -200,6 +201,8 @@ async def _fetch(
     offered = set(hashes)
     partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
     chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
+    # Chunks are copied to here, so that the transport can use its buffers again: it would retain as many as were held at once.
+    room = memoryview(np.empty((len(needed) - len(chunks)) * CHUNK_BYTES, np.uint8))
     asked: dict[int, list[PeerId]] = {}
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
@@ -253,7 +256,10 @@ async def _fetch(
         load[peer] -= 1
         size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
         if len(frame.payload) == size and frame.hashed() == hashes[message.index]:
-            chunks[message.index] = partial.chunks[hashes[message.index]] = frame.payload
+            if message.index not in chunks:
+                chunk, room = room[:size], room[size:]
+                chunk[:] = frame.payload
+                chunks[message.index] = partial.chunks[hashes[message.index]] = chunk
             longest[peer] = min(LATEST, max(longest[peer], SLOWER * (now() - moved[peer])))
             last = moved[peer] = now()
             late.discard(peer)

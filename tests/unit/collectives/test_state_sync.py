@@ -1,7 +1,9 @@
 import asyncio
+import weakref
 from collections import Counter
 
 import blake3
+import numpy as np
 import pytest
 from thinwire.collectives.state_offers import Replay, state_digest
 from thinwire.collectives.state_sync import OtherModelState, fetch_state
@@ -47,6 +49,28 @@ def fetch(sources, have, **more):
 def test_only_differing_state_is_fetched():
     fetched = fetch({FOUNDER: Source(b"new!", round=3, members=(FOUNDER,))}, b"old.")
     assert fetched.offer.round == 3 and fetched.chunks == {0: b"new!"} and fetched.sources == (FOUNDER,)
+
+
+def test_fetched_state_holds_no_received_buffer():
+    """The transport uses its buffers again; it would retain as many as were held at once."""
+    raw, buffers = bytes(range(256)) * (CHUNK_BYTES // 128) + b"end", []
+
+    class Sender(Source):
+        def answer(self, message):
+            if isinstance(message, StateAsk):
+                return super().answer(message)
+            at = message.index * CHUNK_BYTES
+            buffer = np.frombuffer(raw[at : at + CHUNK_BYTES], np.uint8).copy()
+            buffers.append(weakref.ref(buffer))
+            return Frame(StateChunk(message.round, message.index), buffer.data)
+
+    source = Sender(raw, round=3, members=(FOUNDER,))
+    source.hashes = [blake3.blake3(raw[at : at + CHUNK_BYTES]).digest() for at in range(0, len(raw), CHUNK_BYTES)]
+    digest = state_digest(3, LAYOUT, (FOUNDER,), source.hashes)
+    source.offer = StateOffer(3, digest, LAYOUT, len(raw), (FOUNDER,))
+    fetched = fetch({FOUNDER: source}, bytes(len(raw)))
+    assert b"".join(fetched.chunks[index] for index in range(3)) == raw
+    assert [buffer() for buffer in buffers] == [None] * 3
 
 
 def test_joiners_that_ask_each_other_follow_the_founder():
