@@ -37,7 +37,7 @@ from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, proposal_in, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
@@ -301,7 +301,7 @@ class Agreement:
         if isinstance(message, Blame):
             self._check.proves(message, commit.opened)
         elif isinstance(message, (Open, Justified)):
-            self._check.note(message if isinstance(message, Open) else message.opened)
+            self._check.note(proposal_in(message))
         if isinstance(message, (Ready, Prepare, Blame, Ask)):
             self._out.append((sender, commit))
 
@@ -346,7 +346,7 @@ class Agreement:
             self._hear_open(*self._check.deferred, now)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
-        opened = message if isinstance(message, Open) else message.opened
+        opened = proposal_in(message)
         if not self._check.admits(sender, message, self.opened):
             if (blame := self._complaints.of_life(opened)) is not None:
                 self._out.append((sender, blame))
@@ -455,7 +455,7 @@ class Agreement:
         message = self._proposer.propose(self.opened, now)
         if message is not None:
             message = sealed(message, self.sign) if self.terms.lineage else message
-            self.opened = message if isinstance(message, Open) else message.opened
+            self.opened = proposal_in(message)
             self._check.keep(self.opened, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:
