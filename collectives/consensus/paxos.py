@@ -297,7 +297,7 @@ class Agreement:
             self._check.note_commit(message)
 
     def _answer_late(self, sender: PeerId, message: Message, commit: Commit) -> None:
-        """Handle a message that comes after the commit: it may be evidence, and its sender may lack the commit."""
+        """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
         if isinstance(message, Blame):
             self._check.proves(message, commit.opened)
         elif isinstance(message, (Open, Justified)):
@@ -306,7 +306,7 @@ class Agreement:
             self._out.append((sender, commit))
 
     def _hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
-        """Handle a message that comes before the commit. Return True if no time needs to pass after it."""
+        """Handle a message before the commit. Return True if no time needs to pass after it."""
         match message:
             case Ready():
                 self._hear_ready(sender, message, signature, now)
