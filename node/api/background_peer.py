@@ -170,6 +170,11 @@ class BackgroundPeer:
         return self
 
     @property
+    def leads(self) -> bool:
+        """True, see GroupPeer."""
+        return True
+
+    @property
     def manifest(self) -> Manifest:
         """Manifest of the run."""
         return self.peer.manifest

@@ -364,7 +364,7 @@ class Swarm:
         try:
             if self.under_way and linger:
                 self._background_peer.finish()
-            if not isinstance(self._background_peer, GroupPeer) or self._background_peer.leads:
+            if self._background_peer.leads:
                 self._leader.abandon()
                 if self._optimizer is not None:
                     self._leader.save()
