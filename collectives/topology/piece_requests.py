@@ -21,12 +21,12 @@ SOON, LATE = 0.1, 0.5
 class MissingPiece(NamedTuple):
     """Piece with a known hash that is not here.
 
-    slot: its number among the results. index: its number in the payload of its contributor `source`. helper: the peer
+    slot: its number among the results. piece: its number in the payload of its contributor `source`. helper: the peer
     that should send it here in place of its contributor, or None.
     """
 
     slot: int
-    index: int
+    piece: int
     source: PeerId
     helper: PeerId | None
 
@@ -62,14 +62,14 @@ class PieceRequests:
         late = now >= moved + LATE * patience and now >= min(self._again, self._requests.at + LATE * patience)
         parts: dict[PeerId, list[int]] = {}
         missing, again = [], math.inf
-        for slot, index, source, helper in pieces:
+        for slot, piece, source, helper in pieces:
             if not late and (helper or source) in live:
                 continue
             if helper is None or source not in live or not self._relay_plan.late(slot, helper, idles=helper in live):
                 missing.append(slot)
                 continue
             again = now + 2 * SOON * patience
-            if stand_in(opened, source, helper, index) == self._relay_plan.me:
+            if stand_in(opened, source, helper, piece) == self._relay_plan.me:
                 parts.setdefault(source, []).append(slot)
         others = [peer for peer in opened.alive if peer != self._relay_plan.me and peer in live]
         if missing and others:

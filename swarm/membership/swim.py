@@ -417,11 +417,11 @@ class Roster:
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        peer = self._tables.begin(self._members.live, now)
-        if peer is None:
+        source = self._tables.begin(self._members.live, now)
+        if source is None:
             return []
-        self._intake.ask(peer)
-        return self._table(peer, now, reply=False)
+        self._intake.ask(source)
+        return self._table(source, now, reply=False)
 
     def _table(self, to: PeerId, now: float, *, reply: bool) -> Letters:
         return [(to, PushPull(reply, page)) for page in gossip_items.pages(self._items.table(now))]

@@ -13,8 +13,8 @@ PATIENCE = 2.0
 OPENED = Open(
     1, 0, Ballot(1, IDS[0]), tuple(IDS), tuple(IDS), tuple(Contribution(peer, 1, 10) for peer in IDS), (), None, (), ()
 )
-DIRECT = MissingPiece(slot=6, index=0, source=SOURCE, helper=None)
-RELAYED = MissingPiece(slot=7, index=1, source=SOURCE, helper=HELPER)
+DIRECT = MissingPiece(slot=6, piece=0, source=SOURCE, helper=None)
+RELAYED = MissingPiece(slot=7, piece=1, source=SOURCE, helper=HELPER)
 
 
 class Requests:
@@ -60,14 +60,14 @@ def test_requests_are_due_again_after_a_short_time():
 
 @pytest.mark.parametrize("me", IDS[:3])
 def test_only_the_stand_in_of_an_unreachable_helper_asks_the_contributor_first(me):
-    one, first = Requests(me), stand_in(OPENED, SOURCE, HELPER, RELAYED.index)
+    one, first = Requests(me), stand_in(OPENED, SOURCE, HELPER, RELAYED.piece)
     assert one.ask(10.0, RELAYED, without=[HELPER]) == ({SOURCE: [7]} if me == first else {})
     parts = one.ask(10.1, RELAYED, without=[HELPER])
     assert asked(parts) == [7] and me not in parts, "the stand-in has not passed it on"
 
 
 def test_late_piece_is_left_to_the_stand_in_for_a_short_time():
-    other = next(peer for peer in IDS[:3] if peer != stand_in(OPENED, SOURCE, HELPER, RELAYED.index))
+    other = next(peer for peer in IDS[:3] if peer != stand_in(OPENED, SOURCE, HELPER, RELAYED.piece))
     one, now = Requests(other), 10.0 + LATE * PATIENCE
     assert one.ask(now, RELAYED) == {}
     assert one.ask(now + 2 * SOON * PATIENCE - 0.01, RELAYED) == {}
