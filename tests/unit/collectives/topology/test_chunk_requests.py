@@ -23,6 +23,12 @@ def test_no_source_is_asked_twice_in_a_row_for_a_chunk():
     assert (requests.at, requests.tries) == (5.0, 6)
 
 
+def test_chunk_whose_turn_is_at_the_same_source_again_is_requested_from_the_next_one():
+    requests = ChunkRequests()
+    assert requests.plan([5, 7], IDS[:2], 1.0) == {IDS[0]: [5], IDS[1]: [7]}
+    assert requests.plan([7], IDS[:2], 2.0) == {IDS[0]: [7]}, "the turn is at the second source, which has not answered"
+
+
 def test_only_source_is_asked_again():
     requests = ChunkRequests()
     assert [requests.plan([7], IDS[:1], now) for now in (1.0, 2.0)] == [{IDS[0]: [7]}] * 2

@@ -50,7 +50,7 @@ READY = {peer: announced(link) for peer, link in zip(IDS, LINKS, strict=True)}
 
 @pytest.mark.parametrize(
     ("last", "lost"),
-    [(opened(2, alive=IDS[:3]), {DAN}), (opened(2, idle=(BEN,)), {BEN}), (opened(2), set())],
+    [(opened(2, alive=IDS[:3]), {DAN}), (opened(2, idle=(BEN,)), {BEN}), (opened(2, idle=(CAT,)), set())],
 )
 def test_owner_of_the_first_ballot_without_chunks_in_the_last_one_has_failed(last, lost):
     pace = OwnerPace()

@@ -36,6 +36,11 @@ def test_random_peer_is_asked_and_the_next_request_is_a_period_later(tables):
     assert tables.due == 200.0 + LAN.push_pull(live.size)
 
 
+def test_period_is_longer_in_a_large_swarm(tables):
+    tables.begin(live_of(*(bytes([i]) * 32 for i in range(1, 64))), 200.0)
+    assert tables.due == 200.0 + LAN.push_pull(64) > 200.0 + LAN.push_pull_period
+
+
 def test_nobody_is_asked_while_this_peer_is_alone(tables):
     assert tables.begin(live_of(), 200.0) is None and tables.due > 200.0
 
