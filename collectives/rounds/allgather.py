@@ -152,9 +152,9 @@ class AllGather(DataPlane):
             return
         after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
         able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
-        ways = [self._relay_plan.way(index, count, able) for index in range(count)]
-        for index in sorted(range(count), key=lambda index: ways[index] is None):
-            piece, helper = self._source[index], ways[index]
+        relays = [self._relay_plan.relay(index, count, able) for index in range(count)]
+        for index in sorted(range(count), key=lambda index: relays[index] is None):
+            piece, helper = self._source[index], relays[index]
             message = Chunk(self.round, self.fragment, self._attempt, index)
             first = index % len(after) if after else 0
             for peer in after[first:] + after[:first] if helper is None else (helper,):
