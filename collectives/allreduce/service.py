@@ -19,7 +19,7 @@ from thinwire.collectives.allreduce.group_round import LocalPart, key_of
 from thinwire.collectives.allreduce.operation import Operation, OperationResult
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import OPERATIONS, Call, Commit, Message, Over, PeerId, Plan
+from thinwire.swarm.messages.registry import OPERATIONS, Call, Message, Over, PeerId, Plan
 
 Args = TypeVarTuple("Args")
 
@@ -46,7 +46,7 @@ def is_ours(message: Message) -> bool:
     """Return whether a message belongs to an operation and not to the model's rounds."""
     if isinstance(message, (Call, Over)):
         return True
-    fragment: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", 0)
+    fragment: int = getattr(message, "fragment", 0)
     return fragment >= OPERATIONS
 
 
@@ -135,8 +135,7 @@ class AllreduceService:
         elif isinstance(message, Over):
             self._over(peer, message)
         else:
-            opened = message.opened if isinstance(message, Commit) else message
-            key = getattr(opened, "round", 0), getattr(opened, "fragment", 0)
+            key = getattr(message, "round", 0), getattr(message, "fragment", 0)
             for operation in reversed(self._known.values()):  # recent operations get most frames
                 if operation.key == key:
                     _alone(operation, operation.on_frame, peer, frame)

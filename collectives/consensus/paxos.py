@@ -37,7 +37,7 @@ from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, proposal_in, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
@@ -259,64 +259,80 @@ class Agreement:
         """Handle a checked message of this round and fragment from an authenticated peer."""
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
-        counts = sender in self.terms.members
         if isinstance(message, Decided):
-            known = self.opened, self.commit.opened if self.commit is not None else None, self._acceptor.voted
-            if (found := with_proposal(message, known)) is None:
-                # Another proposal of the ballot of our commit is evidence.
-                if self.commit is None or self.commit.opened.ballot == message.ballot:
-                    self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
+            if (found := self._completed(sender, message)) is None:
                 return
             message = found
         if isinstance(message, Vote) and message.digest is not None:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
-            if self.commit is None and certified(message, self._electorate, self.verify):
-                self.commit = message
-                self._check.note_commit(message)
-                self._check.keep(message.opened, self._acceptor.voted)
-                if self._proposer.ballot is not None:
-                    self._out.append((None, message))  # Peers that we have asked wait for us now.
-            elif self.commit is not None and conflicting(self.commit, message):
-                self._check.note_commit(message)
-        elif not counts and isinstance(message, (Open, Justified, Prepare)):
+            self._hear_commit(message)
+        elif isinstance(message, (Open, Justified, Prepare)) and sender not in self.terms.members:
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
             self._hear_leave(sender, message)
         elif self.commit is not None:
-            if isinstance(message, Blame):
-                self._check.proves(message, self.commit.opened)
-            elif isinstance(message, (Open, Justified)):
-                self._check.note(message if isinstance(message, Open) else message.opened)
-            if isinstance(message, (Ready, Prepare, Blame, Ask)):
-                self._out.append((sender, self.commit))
-        elif isinstance(message, ShownReady):
-            if self.opened is not None:
-                self._check.take_shown(message, self.opened)
-        elif isinstance(message, Ready):
-            self._hear_ready(sender, message, signature, now)
-            for peer, reason in self._complaints.doubted(self.opened):
-                self.accuse(peer, reason, now)
-            if self._turn.early(self.opened):
-                return  # Usually one of many, and `tick` comes soon anyway.
-        elif isinstance(message, (Open, Justified)):
-            self._hear_open(sender, message, now)
-        elif isinstance(message, Prepare):
-            self._hear_prepare(sender, message, now)
-        elif isinstance(message, Promise):
-            if message.voted is not None:
-                self._check.note(message.voted)
-            self._proposer.hear_promise(sender, message, signature, counts=counts)
-        elif isinstance(message, Decline):
-            self._proposer.excuse(sender)
-        elif isinstance(message, Vote):
-            self._hear_vote(sender, message, signature, now)
-        elif isinstance(message, Blame) and self.opened is not None:
-            proven = self._check.proves(message, self.opened)
-            self._proposer.hear_blame(sender, message, self.opened, now, proven=proven)
-        elif isinstance(message, Ask) and self.me in self.ready:
-            self._out.append((sender, self.ready[self.me]))
+            self._answer_late(sender, message, self.commit)
+        elif self._hear(sender, message, signature, now):
+            return
         self.tick(now)
+
+    def _completed(self, sender: PeerId, message: Decided) -> Commit | None:
+        """Return the commit that a peer has sent without its proposal; None if the proposal is not known here."""
+        known = self.opened, self.commit.opened if self.commit is not None else None, self._acceptor.voted
+        found = with_proposal(message, known)
+        # Another proposal of the ballot of our commit is evidence.
+        if found is None and (self.commit is None or self.commit.opened.ballot == message.ballot):
+            self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
+        return found
+
+    def _hear_commit(self, message: Commit) -> None:
+        if self.commit is None and certified(message, self._electorate, self.verify):
+            self.commit = message
+            self._check.note_commit(message)
+            self._check.keep(message.opened, self._acceptor.voted)
+            if self._proposer.ballot is not None:
+                self._out.append((None, message))  # Peers that we have asked wait for us now.
+        elif self.commit is not None and conflicting(self.commit, message):
+            self._check.note_commit(message)
+
+    def _answer_late(self, sender: PeerId, message: Message, commit: Commit) -> None:
+        """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
+        if isinstance(message, Blame):
+            self._check.proves(message, commit.opened)
+        elif isinstance(message, (Open, Justified)):
+            self._check.note(proposal_in(message))
+        if isinstance(message, (Ready, Prepare, Blame, Ask)):
+            self._out.append((sender, commit))
+
+    def _hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
+        """Handle a message before the commit. Return True if no time needs to pass after it."""
+        match message:
+            case Ready():
+                self._hear_ready(sender, message, signature, now)
+                for peer, reason in self._complaints.doubted(self.opened):
+                    self.accuse(peer, reason, now)
+                return self._turn.early(self.opened)  # Usually one of many, and `tick` comes soon anyway.
+            case ShownReady() if self.opened is not None:
+                self._check.take_shown(message, self.opened)
+            case Open() | Justified():
+                self._hear_open(sender, message, now)
+            case Prepare():
+                self._hear_prepare(sender, message, now)
+            case Promise():
+                if message.voted is not None:
+                    self._check.note(message.voted)
+                self._proposer.hear_promise(sender, message, signature, counts=sender in self.terms.members)
+            case Decline():
+                self._proposer.excuse(sender)
+            case Vote():
+                self._hear_vote(sender, message, signature, now)
+            case Blame() if self.opened is not None:
+                proven = self._check.proves(message, self.opened)
+                self._proposer.hear_blame(sender, message, self.opened, now, proven=proven)
+            case Ask() if self.me in self.ready:
+                self._out.append((sender, self.ready[self.me]))
+        return False
 
     def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
         # Without a life the sender could become a member in any life, and its announcements would be no evidence.
@@ -330,7 +346,7 @@ class Agreement:
             self._hear_open(*self._check.deferred, now)
 
     def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
-        opened = message if isinstance(message, Open) else message.opened
+        opened = proposal_in(message)
         if not self._check.admits(sender, message, self.opened):
             if (blame := self._complaints.of_life(opened)) is not None:
                 self._out.append((sender, blame))
@@ -439,7 +455,7 @@ class Agreement:
         message = self._proposer.propose(self.opened, now)
         if message is not None:
             message = sealed(message, self.sign) if self.terms.lineage else message
-            self.opened = message if isinstance(message, Open) else message.opened
+            self.opened = proposal_in(message)
             self._check.keep(self.opened, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:

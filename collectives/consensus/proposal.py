@@ -19,6 +19,7 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Exclusion,
     Farewell,
+    Justified,
     Open,
     PeerId,
     Ready,
@@ -136,6 +137,11 @@ def next_members(decided: Sequence[PeerId], lives: bytes, before: Sequence[PeerI
 def names(entry: Contribution, ready: Ready) -> bool:
     """Return True if an entry of a proposal is about this announcement."""
     return entry.attempt == ready.attempt and entry.announced in (ready.digest, b"")
+
+
+def proposal_in(message: Open | Justified) -> Open:
+    """Return the proposal in a message of a leader."""
+    return message if isinstance(message, Open) else message.opened
 
 
 def name_of(opened: Open) -> Digest:

@@ -17,6 +17,7 @@ from thinwire.collectives.consensus.proposal import (
     ON_TRIAL,
     lives_of,
     names,
+    proposal_in,
     statement,
     vote_for,
 )
@@ -73,7 +74,7 @@ class ProposalCheck:
 
         A proposal with a newcomer that lacks endorsements here is deferred, because they may arrive soon.
         """
-        opened = message if isinstance(message, Open) else message.opened
+        opened = proposal_in(message)
         sealed = self.note(opened)
         if (present is not None and opened.ballot <= present.ballot) or sender in self.refused:
             return False
@@ -100,7 +101,7 @@ class ProposalCheck:
         if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
             return True
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
-        self.refused.add(message.ballot.leader if isinstance(message, Open) else message.opened.ballot.leader)
+        self.refused.add(proposal_in(message).ballot.leader)
         return False
 
     def _misplaced(self, opened: Open) -> bool:

@@ -21,8 +21,7 @@ from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, grids,
 from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.core.codec import Codec
-from thinwire.compression.sparse.flat import RUN, FlatSparse
+from thinwire.compression.sparse.flat import RUN, ChunkCodec, FlatSparse
 from thinwire.compression.sparse.header import HEADER
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
@@ -130,7 +129,7 @@ def _messages(cut: Grid, how: PairCodec, requested: int) -> int:
     return control
 
 
-def _chunks(cut: Grid, codec: Codec | FlatSparse) -> float:
+def _chunks(cut: Grid, codec: ChunkCodec) -> float:
     """Return the bytes of one vector on the wire."""
     count = len(cut)
     chunk = wire(Chunk(_NUMBER, 0, _NUMBER, min(count, 500)))
@@ -138,7 +137,7 @@ def _chunks(cut: Grid, codec: Codec | FlatSparse) -> float:
     return ends + max(0, count - 2) * (usual_bytes(codec, cut.chunk) + chunk)
 
 
-def usual_bytes(codec: Codec | FlatSparse, n: int) -> float:
+def usual_bytes(codec: ChunkCodec, n: int) -> float:
     """Return the bytes of n elements: exact for dense codecs, usual for a sparse one."""
     if not isinstance(codec, FlatSparse):
         return codec.nbytes(n)

@@ -20,7 +20,7 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.compression import registry
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.device import Vector
-from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.flat import ChunkCodec, FlatSparse
 from thinwire.compression.sparse.topk import Sparse
 
 SLOW = "int8(block=256)"
@@ -34,7 +34,7 @@ class PairCodec:
     `fast`: codec of Δ, or of θ if `slow`, the codec of φ, is None. `parts`: parts of φ.
     """
 
-    fast: Codec | FlatSparse
+    fast: ChunkCodec
     slow: Codec | None
     parts: int = 1
 
@@ -90,10 +90,11 @@ def halves(spec: str, *, lr: float, gamma: float, parts: int = 1) -> PairCodec:
     return PairCodec(fast, None if gamma == lr and parts == 1 else fast, parts)
 
 
-def payload_of(codec: Codec | FlatSparse, x: Vector) -> memoryview:
+def payload_of(codec: ChunkCodec, x: Vector) -> memoryview:
     """Return the payload of a chunk. Raises CodecError if a value is not finite."""
     if isinstance(codec, FlatSparse):
-        return memoryview(codec.payload(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
+        assert isinstance(x, np.ndarray)  # `encoding_device` names no device for this codec
+        return memoryview(codec.payload(x))
     payload = np.empty(codec.nbytes(len(x)), np.uint8)
     encode(codec, x, payload)
     return payload.data

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import blake3
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
-from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.compression.sparse.flat import ChunkCodec
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Base, Chunk, Digest, Ready
 
@@ -59,7 +59,7 @@ class ChunkReceiver:
     def __init__(
         self,
         announced: Base | Ready,
-        codec: Codec | FlatSparse,
+        codec: ChunkCodec,
         grid: Grid,
         first: int,
         places: Sequence[int],

@@ -14,7 +14,6 @@ peers are asked, as for pieces that do not arrive at all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
@@ -27,8 +26,8 @@ from thinwire.collectives.rounds.allgather_payload import EMPTY, Payloads, Slots
 from thinwire.collectives.rounds.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.result_store import Results
-from thinwire.collectives.rounds.retransmit import Retransmitter
 from thinwire.collectives.topology.bandwidth_shares import MOST
+from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -46,9 +45,6 @@ from thinwire.swarm.messages.registry import (
     Record,
     Result,
 )
-
-SOON, LATE = 0.1, 0.5
-"""Patiences after which to ask others for the payload of an unreachable peer, and of a slow one."""
 
 
 class AllGather(DataPlane):
@@ -78,9 +74,8 @@ class AllGather(DataPlane):
         )
         self.pieces = pieces
         self._slots, self._payloads = Slots(len(pieces)), Payloads(pieces, self._contributions)
-        self._repairs = Retransmitter()
         self._relay_plan = RelayPlan(self.me)
-        self._again = math.inf
+        self._requests = PieceRequests(self._relay_plan)
 
     @property
     def failed(self) -> set[PeerId]:
@@ -157,9 +152,9 @@ class AllGather(DataPlane):
             return
         after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
         able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
-        ways = [self._relay_plan.way(index, count, able) for index in range(count)]
-        for index in sorted(range(count), key=lambda index: ways[index] is None):
-            piece, helper = self._source[index], ways[index]
+        relays = [self._relay_plan.relay(index, count, able) for index in range(count)]
+        for index in sorted(range(count), key=lambda index: relays[index] is None):
+            piece, helper = self._source[index], relays[index]
             message = Chunk(self.round, self.fragment, self._attempt, index)
             first = index % len(after) if after else 0
             for peer in after[first:] + after[:first] if helper is None else (helper,):
@@ -363,32 +358,16 @@ class AllGather(DataPlane):
     def nudge(self) -> None:
         """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
         opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
-        if opened is None or self.me not in opened.alive or now < self._repairs.at + SOON * patience:
+        if opened is None or self.me not in opened.alive or not self._requests.due(now, patience):
             return
-        parts: dict[PeerId, list[int]] = {}
-        again = math.inf
-        live = self.agreement.reachable
-        late = now >= self.moved + LATE * patience and now >= min(self._again, self._repairs.at + LATE * patience)
-        missing = [
-            slot
+        pieces = [
+            MissingPiece(slot, slot % len(self.pieces), self.owners[slot], self._helper(slot))
             for slot in self.results.lacks()
             if self.results.vouched(slot) is not None
-            and (late or (self._helper(slot) or self.owners[slot]) not in live)
         ]
-        for slot in list(missing):
-            helper, source = self._helper(slot), self.owners[slot]
-            if helper is not None and source in live and self._relay_plan.late(slot, helper, idles=helper in live):
-                if stand_in(opened, source, helper, slot % len(self.pieces)) == self.me:
-                    parts.setdefault(source, []).append(slot)
-                missing.remove(slot)
-                again = now + 2 * SOON * patience
-        others = [peer for peer in opened.alive if peer != self.me and peer in live]
-        if missing and others:
-            for peer, part in self._repairs.plan(missing, others, now).items():
-                parts.setdefault(peer, []).extend(part)
-        if missing or again < math.inf:
-            self._repairs.at, self._again = now, again
-        for peer, part in parts.items():
+        live = self.agreement.reachable
+        found = self._requests.plan(opened, pieces, live, moved=self.moved, now=now, patience=patience)
+        for peer, part in found.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
     def asked(self, sender: PeerId, indices: Sequence[int]) -> None:

@@ -22,8 +22,7 @@ from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.owner_results import AuditData, ChunkReducer, OwnerRecords, Reducer, audit_data
 from thinwire.collectives.rounds.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
-from thinwire.collectives.topology.peer_backoff import overdue
-from thinwire.collectives.topology.placement import loads
+from thinwire.collectives.topology.owner_pace import OwnerPace
 from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -61,14 +60,13 @@ def _computed(
 class Butterfly(DataPlane):
     """Data plane in which every chunk has an owner that computes its result.
 
-    The caller stores `usual`, the running norm of each chunk, and `pool`, the memory of results. `reducer` computes
-    results, if not by `rule` and `codec`.
-
-    `bound`: largest norm of an aggregate by the norms of the contributions, which are announced then; None: no results are
-    refused for their norms. `audited`: other peers may compute results again after the round. Then an owner signs for
-    results that it has computed itself only; `audit_data` has what an audit needs. Subclasses have neither: their owners do
-    not have all contributions, or use other values, too. `aside`: computes large results, one after the other; at_once: when
-    the last contribution arrives. `stirred`: called when a result was computed so, because others may have to hear of it.
+    usual, pool: running norm of each chunk, and memory of results; the caller stores both. reducer: computes results; None:
+    `rule` and `codec` do. bound: largest norm of a result by the norms of the contributions, which announcements then
+    contain; None: no result is refused for its norm. audited: other peers may compute results again after the round, with
+    `audit_data`; then an owner signs only for results that it has computed itself. Subclasses have no bound and no audits:
+    their owners do not have all contributions, or use other values, too. aside: computes large results, one after the other;
+    at_once: when the last contribution arrives. stirred: called when `aside` has computed a result, because there may be
+    messages to send.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -113,9 +111,7 @@ class Butterfly(DataPlane):
         self._takers: tuple[PeerId, ...] = ()
         self._recorded: Ballot | None = None
         self._sources: dict[Key, Digest] = {}  # announcement with which we have checked the data of each contributor
-        self._first: Open | None = None
-        self._first_at = 0.0
-        self._done: dict[PeerId, float] = {}
+        self._pace = OwnerPace()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announced)
         self._records = OwnerRecords(agreement, self.results, audited=audited)
         self._overlong = ""  # reason why the last result was refused for its norm
@@ -131,17 +127,10 @@ class Butterfly(DataPlane):
         These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
         other than the settled one, and owners with many chunks that are slower than they announced.
         """
-        first, last = self._first, self.opened
-        if first is None or last is None:
+        if self.opened is None:
             return set()
-        lost = set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
-        return lost | self._records.contradicted | (self._overdue(first) if first is last else set())
-
-    def _overdue(self, opened: Open) -> set[PeerId]:
-        contributors = {entry.peer for entry in opened.contributors}
-        links = loads(opened.group, contributors, opened.idle, self.agreement.ready)
-        took = {peer: at - self._first_at for peer, at in self._done.items()}
-        return overdue(opened, links, took, self.codec.nbytes(self.grid.chunk))
+        nbytes = self.codec.nbytes(self.grid.chunk)
+        return self._records.contradicted | self._pace.failed(self.opened, self.agreement.ready, nbytes)
 
     def summarize(self, source: Sequence[Buffer]) -> Summary:
         """Return hashes and, if they count, norms of our encoded chunks."""
@@ -169,8 +158,7 @@ class Butterfly(DataPlane):
 
     def open(self, opened: Open) -> None:
         """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
-        if self._first is None:
-            self._first, self._first_at = opened, self._now()
+        self._pace.open(opened, self._now())
         if self._name(opened):
             self._recorded = None
             self._renew(opened)
@@ -322,7 +310,7 @@ class Butterfly(DataPlane):
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self._progress()
-        self._done[self.me] = self.moved
+        self._pace.came(self.me, self.moved)
         self.check()
         self._send_result(opened, index, self._heirs(opened, index))
 
@@ -368,7 +356,7 @@ class Butterfly(DataPlane):
         elif taken:
             self._progress()
             if sender == self.owners[index]:
-                self._done[sender] = self.moved
+                self._pace.came(sender, self.moved)
             if self.opened is not None:
                 self._send_result(self.opened, index, self._heirs(self.opened, index))
             self.check()

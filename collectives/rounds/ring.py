@@ -67,7 +67,7 @@ class Ring(OwnerDependentButterfly):
     @property
     def broken(self) -> bool:
         """True if a ring failed and the round continued without one."""
-        first, last = self._first, self.opened
+        first, last = self._pace.first, self.opened
         return first is not None and last is not None and bool(first.order) and not last.order and last.adopted is None
 
     # --- a ballot opens

@@ -22,7 +22,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.retransmit import Repair
+from thinwire.collectives.rounds.repair import Repair
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.timing import MAX_MOVING, STALL
 from thinwire.collectives.transport.send_queue import SendQueue

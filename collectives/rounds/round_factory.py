@@ -42,7 +42,7 @@ from thinwire.swarm.evidence import Accuse
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Commit, Digest, Message, PeerId, Span
+from thinwire.swarm.messages.registry import Digest, Message, PeerId, Span
 from thinwire.swarm.rendezvous_hash import leader_order, rank
 
 MAX_PENDING = 1024
@@ -54,13 +54,13 @@ MAX_PENDING_EACH = 16
 
 def round_of(message: Message) -> int:
     """Return the number of the round that a message is about, 0 if none."""
-    number: int = message.opened.round if isinstance(message, Commit) else getattr(message, "round", 0)
+    number: int = getattr(message, "round", 0)
     return number
 
 
 def fragment_of(message: Message) -> int:
     """Return the number of the fragment that a message is about, -1 if none."""
-    number: int = message.opened.fragment if isinstance(message, Commit) else getattr(message, "fragment", -1)
+    number: int = getattr(message, "fragment", -1)
     return number
 
 

@@ -18,11 +18,9 @@ of ballots loses little.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from statistics import median
 
-from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled, seconds
 from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
 
 STEPS = 6
@@ -33,28 +31,6 @@ PATIENT = 3
 
 FORGOTTEN = 64
 """Rounds for which a pause as leader is remembered: after another vain ballot the next one is longer."""
-
-
-LATE, FELT = 1.5, 0.5
-"""An owner of many chunks is slower than announced if it takes LATE times its time, plus FELT seconds."""
-
-
-def overdue(opened: Open, links: Sequence[PeerLoad], took: Mapping[PeerId, float], nbytes: int) -> set[PeerId]:
-    """Return the peers that own more than an equal share and finished much later than they should.
-
-    That is, much later than the others and than the announced links allow. links: loads of the group, in its order.
-    took: seconds until the last result of each owner. nbytes: size of one chunk.
-    """
-    known, owners = filled(links), set(opened.alive) - set(opened.idle)
-    if not opened.shares or not known:
-        return set()
-    planned, equal = max(seconds(known, opened.shares)) * nbytes, sum(opened.shares) / len(owners)
-    late = set()
-    for peer, own in zip(opened.group, opened.shares, strict=True):
-        others = [spent for other, spent in took.items() if other != peer]
-        if own > equal and others and took.get(peer, 0.0) > LATE * max(planned, median(others)) + FELT:
-            late.add(peer)
-    return late
 
 
 @dataclass(slots=True)

@@ -133,12 +133,12 @@ def turns(quota: Quota, count: int) -> tuple[PeerId | None, ...]:
 
     None means that the contributor sends the piece to all peers itself.
     """
-    ways: list[tuple[PeerId | None, int]] = [*quota, (None, PARTS - sum(part for _, part in quota))]
-    had, found = [0] * len(ways), []
+    counts: list[tuple[PeerId | None, int]] = [*quota, (None, PARTS - sum(part for _, part in quota))]
+    had, found = [0] * len(counts), []
     for piece in range(count):
-        due = max(range(len(ways)), key=lambda way: ways[way][1] * (piece + 1) - PARTS * had[way])
+        due = max(range(len(counts)), key=lambda at: counts[at][1] * (piece + 1) - PARTS * had[at])
         had[due] += 1
-        found.append(ways[due][0])
+        found.append(counts[due][0])
     return tuple(found)
 
 
@@ -167,17 +167,17 @@ class RelayPlan:
 
     def helper(self, source: PeerId, index: int, count: int) -> PeerId | None:
         """Return the helper of one of the `count` pieces of a contributor in the current ballot, if any."""
-        return next(iter(_ways(self._plans[-1], source, index, count)), None)
+        return next(iter(_relays(self._plans[-1], source, index, count)), None)
 
     # --- pieces of this peer
 
-    def way(self, index: int, count: int, able: set[PeerId]) -> PeerId | None:
+    def relay(self, index: int, count: int, able: set[PeerId]) -> PeerId | None:
         """Return the peer among those `able` that relays a piece of ours; None: we send it to all peers.
 
         In order of preference: the peer that already has the piece, its helper, the helper's stand-in.
         """
-        before, ways = self._via.pop(index, None), _ways(self._plans[-1], self.me, index, count)
-        found = next((peer for peer in (before, *ways) if peer is not None and peer in able), None)
+        before, relays = self._via.pop(index, None), _relays(self._plans[-1], self.me, index, count)
+        found = next((peer for peer in (before, *relays) if peer is not None and peer in able), None)
         if found is not None:
             self._via[index] = found
         return found
@@ -197,7 +197,7 @@ class RelayPlan:
     def charge(self, key: Key, index: int, count: int) -> bool:
         """Return True if we have to relay a piece that a contributor has sent to us."""
         if (key, index) not in self._charged and any(
-            self.me in _ways(plan, key[0], index, count) for plan in self._plans
+            self.me in _relays(plan, key[0], index, count) for plan in self._plans
         ):
             self.take_on(key, index)
         return (key, index) in self._charged
@@ -257,7 +257,7 @@ def stand_in(opened: Open, source: PeerId, helper: PeerId, index: int) -> PeerId
     return able[index % len(able)] if able else None
 
 
-def _ways(opened: Open, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
+def _relays(opened: Open, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
     """Return the helper of a piece and the helper's stand-in; empty if the ballot has no helper for it."""
     plan = quotas(opened)
     helper = turns(plan[source], count)[index] if source in plan and index < count else None

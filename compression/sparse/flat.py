@@ -7,7 +7,9 @@ has separate levels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout, square
 from thinwire.compression.sparse.topk import Sparse
@@ -51,3 +53,7 @@ class FlatSparse:
     def check(self, payload: Buffer, n: int) -> float:
         """Return the squared L2 norm of a payload of n elements. Raises CodecError for an invalid one."""
         return square(self.codec.decode(payload, layout(n, RUN, self.codec.chunk)))
+
+
+ChunkCodec: TypeAlias = Codec | FlatSparse
+"""Codec of flat chunks: dense with payloads of an exact length, or sparse."""

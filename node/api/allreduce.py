@@ -48,8 +48,8 @@ class Average(Generic[Some]):
 
     - value: in the form of the input, new tensors of the same types and shapes; bit-identical on all peers that have it.
     - contributors: ids (hexadecimal) of the peers whose tensors are in it, sorted.
-    - missing: peers that were present but are not in it, with reasons; this peer too, if it was late.
-    - seconds: from the call to the result.
+    - missing: ids of peers that were present but are not in it, with reasons; this peer too, if it was late.
+    - seconds: time from the call to the result.
     """
 
     value: Some
@@ -240,7 +240,7 @@ class Pending(Generic[Some]):
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; return whether the operation has ended.
+        """Wait at most `timeout` seconds (None: no limit); return whether the operation has ended.
 
         Raises what `Swarm.check` raises.
         """
@@ -252,9 +252,10 @@ class Pending(Generic[Some]):
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Average[Some]:
-        """Wait for the result.
+        """Wait for the result, without a limit if `timeout` is None.
 
-        Raises AverageError, TimeoutError after `timeout` seconds, and what `Swarm.check` raises.
+        Raises AverageError as `Swarm.average` does, and if the operation was cancelled; TimeoutError after `timeout` seconds;
+        and what `Swarm.check` raises.
         """
         if self._average is not None:
             return self._average

@@ -38,13 +38,14 @@ FLUSH_SECONDS = 10.0
 class RoundReport:
     """Report of an exchange.
 
-    - round: the last round committed here. committed: whether this exchange committed one.
+    - round: number of the last round committed here. committed: whether this exchange committed one.
     - adopted: whether the model now has the swarm's parameters. contributors: number of peers whose work is in them.
-    - seconds: how long the loop waited. missing: ids (hexadecimal) of peers that were left out, with reasons.
-    - members: ids of the contributors. loss: the loss given here, as a finite number.
-    - bytes_up, bytes_down: bytes on this peer's links since the last report.
-    - steps, weight: input of this exchange. kept: part of the weight that is not in the round, but still in the model and
-      due with the next one. taken: the weight is accounted for, with or without a commit, and must not be given again.
+    - seconds: time for which the loop waited. missing: ids (hexadecimal) of peers that were left out, with reasons.
+    - members: ids (hexadecimal) of the contributors. loss: mean loss of the steps here, finite; None: unknown.
+    - bytes_up, bytes_down: bytes sent and received on this peer's links since the last report.
+    - steps, weight: inner steps of this exchange, and their samples or tokens. kept: part of the weight that is not in the
+      round, but still in the model and due with the next one. taken: the weight is accounted for, with or without a commit,
+      and must not be given again.
     """
 
     round: int
@@ -167,6 +168,11 @@ class BackgroundPeer:
     def leader(self) -> BackgroundPeer:
         """This peer, see GroupPeer."""
         return self
+
+    @property
+    def leads(self) -> bool:
+        """True, see GroupPeer."""
+        return True
 
     @property
     def manifest(self) -> Manifest:

@@ -34,12 +34,15 @@ def join(
 ) -> Swarm:
     """Take part in a run, given an invite, or the path of your own manifest (a name that ends in .toml).
 
-    A manifest founds the run, or returns to it; its [model] has kind = "custom". Returns once the run's manifest is
-    known: with an invite, once a peer has admitted us. The other arguments are settings of node.toml and override the
-    environment and the file; each peer of a machine needs a separate `home`. `new`: a manifest that has changed since an
-    earlier run of the same name begins another run; without it such a manifest is an error. `wait_for`:
-    peers, this one included, that `Swarm.wrap` waits for before training begins, for at most `wait_seconds`. All of them
-    contribute to the first round if none is later than `exchange.straggler_timeout` allows.
+    A manifest founds the run, or returns to it; its [model] has kind = "custom". Blocks until the run's manifest is known:
+    with an invite, until a peer has admitted this one.
+
+    `home`, `name`, `host`, `port`, `ports`, `advertise` and `site` are settings of node.toml (docs/reference/node-toml.md) and
+    override the environment and the file; None: what these say. Each peer of a machine needs a separate `home`. `new`: a
+    manifest that has changed since an earlier run of the same name begins another run; without it such a manifest is an
+    error. `wait_for`: number of peers, this one included, that `Swarm.wrap` waits for before training begins, for at most
+    `wait_seconds` seconds. All of them contribute to the first round if none is later than `exchange.straggler_timeout`
+    allows.
 
     `group`: processes of torch.distributed that train one model together (DistributedDataParallel, fully_shard) and are one
     peer. All of them call `join`, `wrap`, each step and `leave` alike. Buffers that the swarm averages (the statistics of

@@ -21,7 +21,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
     """Replaces the inner optimizer everywhere: learning rate schedulers and GradScaler accept it.
 
     See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each; `loss_of_step` returns
-    the loss of a step that neither its caller nor its closure tells.
+    the loss of a step if neither its caller nor its closure does.
 
     Parameter groups, state, hooks and state dicts are those of the inner optimizer.
     """
@@ -60,9 +60,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
         An overlapping method blocks twice: to send, and some steps later for the result. With "merge" the first call
         starts with the round in which the present peers become members.
 
-        `weight`: samples (or tokens) of this step, by default `batch` of `wrap`. `loss`: for display, here and at other
-        peers, as the mean over the steps of a round; by default the value of the closure. Returns the result of the inner
-        optimizer's step. Once the run is over, the parameters stay as the swarm left them. Raises what `Swarm.check` raises.
+        `weight`: samples (or tokens) of this step, 0 or more; by default `batch` of `wrap`. `loss`: a number, or a tensor of
+        one element, for display here and at other peers, as the mean over the steps of a round; by default the value of the
+        closure. Returns the result of the inner optimizer's step. Once the run is over, the closure is called, and the
+        parameters stay as the swarm left them. Raises ValueError for a negative weight, what `Swarm.check` raises, and the
+        exceptions of `on_round`.
         """
         result = self._step(closure, weight, loss)
         # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.

@@ -81,11 +81,10 @@ class Swarm:
 
     @property
     def digest(self) -> str:
-        """Digest of the state after that round, parameters and outer momentum (hexadecimal).
+        """Digest of the state after the last committed round, hexadecimal; empty before `wrap`.
 
-        It is equal on all peers.
-
-        It is computed while training continues; right after a step this property waits for it.
+        The state is parameters and outer momentum, so the digest is equal on all peers. It is computed while training
+        continues; right after a step this property waits for it.
         """
         self._leader.settle()
         return self._peer.replica.digest.hex() if self._peer.ready else ""
@@ -110,7 +109,7 @@ class Swarm:
 
     @property
     def last(self) -> RoundReport | None:
-        """Report of the last exchange."""
+        """Report of the last exchange; None before the first."""
         return self._background_peer.last
 
     @property
@@ -147,16 +146,18 @@ class Swarm:
         All trainable parameters of the model are averaged, a tied one once; frozen ones stay local. Persistent buffers (the
         statistics of BatchNorm) are part of the state, see `model.buffers` in the manifest; others stay local. The model of
         a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
-        optimizer. `batch`: samples of one step, the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
+        optimizer. `batch`: samples of one step (0 or more), the weight of this peer's work in the mean; see
+        `SwarmOptimizer.step`.
         `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
         called with the report of every exchange, in the thread that steps, at the end of the step; its exceptions are
         raised by `step`, and the next step continues. `loss_of_step`: returns the loss of a step, for display, if a library
-        calls `step` and tells none; None: unknown.
+        calls `step` without one; None: unknown.
 
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
         GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
-        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters.
+        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a negative batch,
+        and in a second call; and what `check` raises.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
@@ -219,8 +220,12 @@ class Swarm:
     def outer(self) -> dict[str, torch.Tensor]:
         """Return a copy of the outer parameters and shared buffers by name, equal on all peers.
 
-        Use them for evaluation if the model's parameters differ.
+        Tensors on the CPU, in the shapes of the model: parameters as float32, buffers in their own types. Use them for
+        evaluation if the model's parameters differ. Raises ValueError before `wrap`, and what `check` raises; GroupError on
+        other ranks than the first.
         """
+        if self._optimizer is None:
+            raise ValueError("this swarm has no model yet: call wrap first")
         layout, values = self._peer.layout, self._leader.copy()
         split = layout.split(values[: layout.total])
         return {name: torch.from_numpy(each) for name, each in split.items()} | layout.buffers.split(
@@ -345,9 +350,9 @@ class Swarm:
             LOGGER.exception("leaving the swarm failed")  # the exception inside the block matters more
 
     def leave(self) -> None:
-        """Save, serve other peers what they still need, say goodbye, close. A second call does nothing.
+        """Save a checkpoint, serve other peers what they still need, announce the departure, and close.
 
-        Raises background failures, once everything is closed.
+        A second call does nothing. Raises background failures, once everything is closed.
         """
         self._end(linger=True)
 
@@ -359,7 +364,7 @@ class Swarm:
         try:
             if self.under_way and linger:
                 self._background_peer.finish()
-            if not isinstance(self._background_peer, GroupPeer) or self._background_peer.leads:
+            if self._background_peer.leads:
                 self._leader.abandon()
                 if self._optimizer is not None:
                     self._leader.save()

@@ -333,7 +333,7 @@ class RoundSession:
             self.history.add(done)
         else:
             self.history.clear()
-        self._give_up()
+        self._report_lost_residuals()
         self.current = self.starter.start(done.attempt, done)
         self._send_queue.begin(self.current.round, self.fragment)
         # Peers that are past this round, and those that announced something with our state before it began again here.
@@ -357,7 +357,7 @@ class RoundSession:
         """Announce our progress to the other peers."""
         self.roster.progress = self.replica.round
 
-    def _give_up(self) -> None:
+    def _report_lost_residuals(self) -> None:
         """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
         kept = self.factory.kept
         chunks, square = kept.lost

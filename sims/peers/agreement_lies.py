@@ -12,7 +12,7 @@ import blake3
 import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, proposal_in, statement, vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.result_store import digest_of
@@ -100,7 +100,7 @@ def _vote_twice(session: RoundSession | GossipSession) -> None:
         message = frame.message
         on_frame(peer, frame)
         if isinstance(message, (Open, Justified)):
-            opened = message if isinstance(message, Open) else message.opened
+            opened = proposal_in(message)
             for digest in (bytes(32), bytes([1]) * 32):
                 control(peer, vote_for(opened, digest))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
@@ -17,10 +17,10 @@ from thinwire.swarm.membership.broadcast_queue import UNLIMITED, Broadcast
 from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.member import Event, Member
+from thinwire.swarm.membership.places import displaced, forgettable, rivals
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MISSED, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Suspects
-from thinwire.swarm.membership.trial_places import rivals
 from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
@@ -88,10 +88,7 @@ class Members:
         if self.excluded.refusal(record):
             return False
         if member is None:
-            taken = rivals(self.table, record, self.excluded.policy, self.kept)
-            if taken and not (met and self._displace(taken)):
-                return False
-            if len(self.table) >= MAX_MEMBERS and not (met and self._make_room()):
+            if not self._find_place(record, met=met):
                 return False
             if peer in self.excluded.convicted:
                 self.table[peer] = Member(record, "dead", now)
@@ -121,29 +118,20 @@ class Members:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
         return False
 
-    def _make_room(self) -> bool:
-        """Forget a peer that we only know from others; False if there is none.
-
-        Identities are free. If records reported by others could fill the table, peers that connect themselves would find
-        no room; if any peer could be displaced, members would be lost.
-        """
-        for peer, member in self.table.items():
-            if peer not in self.kept and (not member.met or member.state in ("dead", "left")):
-                self._push_out(peer, "forgotten: the table is full of peers that are only told of")
-                return True
-        return False
-
-    def _displace(self, rivals: Sequence[PeerId]) -> bool:
-        """Forget one of these peers that has had no link, above all one that we only know from others.
-
-        It is drawn at random: were it the oldest one, a flood of knocks would always push out an honest newcomer before its
-        link is open. Return False if there is none.
-        """
-        unlinked = [peer for peer in rivals if not self.table[peer].linked]
-        told = [peer for peer in unlinked if not self.table[peer].met]
-        if unlinked:
-            self._push_out(self._rng.choice(told or unlinked), "forgotten: it has not connected")
-        return bool(unlinked)
+    def _find_place(self, record: PeerRecord, *, met: bool) -> bool:
+        """Return whether there is a place for a new peer. If it is met, another peer may have lost its place."""
+        taken = rivals(self.table, record, self.excluded.policy, self.kept)
+        if taken:
+            loser = displaced(self.table, taken, self._rng) if met else None
+            if loser is None:
+                return False
+            self._push_out(loser, "forgotten: it has not connected")
+        if len(self.table) >= MAX_MEMBERS:
+            loser = forgettable(self.table, self.kept) if met else None
+            if loser is None:
+                return False
+            self._push_out(loser, "forgotten: the table is full of peers that are only told of")
+        return True
 
     def _push_out(self, peer: PeerId, detail: str) -> None:
         member = self.table[peer]

@@ -18,17 +18,18 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
-from thinwire.swarm.membership.gossip_intake import VERIFY_BURST, Intake
+from thinwire.swarm.membership.gossip_intake import Intake
 from thinwire.swarm.membership.gossip_items import Departure
 from thinwire.swarm.membership.item_choice import ItemChoice
 from thinwire.swarm.membership.member import Event, Member, State
 from thinwire.swarm.membership.member_table import Members
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.probe import Letters, Prober, Rotation
-from thinwire.swarm.membership.rtt import Distances
 from thinwire.swarm.membership.suspicion import Awareness
+from thinwire.swarm.membership.table_exchange import TableExchange
 from thinwire.swarm.membership.view import View
 from thinwire.swarm.messages.registry import Ack, Gossip, Message, Nack, PeerId, Ping, PingRequest, PushPull
+from thinwire.swarm.round_trip_times import Distances
 
 FAREWELLS = 64
 """Maximum number of peers that are informed of this peer's departure directly."""
@@ -74,14 +75,9 @@ class Roster:
         It is the next deadline, or the past after an input that may change it.
         """
         self._gone = False
-        self._answered: dict[PeerId, float] = {}
         self._probe_at = now + rng.random() * preset.probe_period
         self._gossip_at = now
-        self._push_pull_at = now + rng.random() * preset.push_pull_period
-        self._asked_at = -math.inf
-        """Time when tables were last exchanged at our request."""
-        self._other_part: PeerId | None = None
-        """Peer to exchange tables with next, because it is in another part of the swarm."""
+        self._tables = TableExchange(preset, rng, now)
         self._reconnect_at = now + preset.reconnect_period
         self._refresh_at = now + record.ttl / 2
 
@@ -225,10 +221,9 @@ class Roster:
         if joined := self._members.accept(record, now, met=met):
             self._rotation.insert(record.peer_id)
         if alone and not self._members.live.alone:
-            self._push_pull_at = self._asked_at = now
-        elif joined and admits and now >= self._asked_at + self.preset.probe_period:
-            # Two parts of the swarm meet: a newcomer is alone when it is admitted. In a mass restart many admit it at once.
-            self._push_pull_at, self._other_part = now, record.peer_id
+            self._tables.found_first(now)
+        elif joined and admits:
+            self._tables.found(record.peer_id, now)
 
     def convict(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts.
@@ -331,11 +326,9 @@ class Roster:
             case PushPull():
                 self._ingest(sender, message.items, now, table=True)
                 if self._intake.incomplete:
-                    self._push_pull_at = min(self._push_pull_at, now + VERIFY_BURST)
-                last = self._answered.get(sender, -math.inf)
-                if not message.reply and now - last >= self.preset.probe_period:
-                    self._answered[sender] = now
-                    return [(sender, PushPull(True, page)) for page in gossip_items.pages(self._items.table(now))]
+                    self._tables.continues(now)
+                if not message.reply and self._tables.answers(sender, now):
+                    return self._table(sender, now, reply=True)
             case _:
                 raise TypeError(f"{type(message).__name__} is no message of the roster")
         return []
@@ -355,7 +348,7 @@ class Roster:
         if self._gone:
             return math.inf
         times = [self._probe_at, self._prober.deadline(), self._members.deadline()]
-        times += [self._push_pull_at, self._reconnect_at, self._refresh_at]
+        times += [self._tables.due, self._reconnect_at, self._refresh_at]
         return min(*times, self._gossip_at if self._items.has_news(self._gossip_at) else math.inf)
 
     def tick(self, now: float) -> Letters:
@@ -378,7 +371,7 @@ class Roster:
             if target is not None:
                 letters += self._prober.start(target, now)
             self._probe_at = now + self._prober.period()
-        if now >= self._push_pull_at:
+        if now >= self._tables.due:
             letters += self._push_pull(now)
         if now >= self._reconnect_at:
             letters += self._reconnect(now)
@@ -420,18 +413,18 @@ class Roster:
         return letters
 
     def _push_pull(self, now: float) -> Letters:
-        self._push_pull_at = now + self.preset.push_pull(self._members.live.size)
-        self._answered.clear()
+        """Send our table to another peer, which answers with its own, and forget peers that departed long ago."""
         for peer in self._members.purge(now):
             self._prober.forget(peer)
             self.distances.forget(peer)
-        letters: Letters = []
-        self._asked_at = now
-        part, self._other_part = self._other_part, None
-        for peer in [part] if part is not None and self.alive(part) else self._sample(self._members.live.sorted, 1):
-            self._intake.ask(peer)
-            letters += [(peer, PushPull(False, page)) for page in gossip_items.pages(self._items.table(now))]
-        return letters
+        source = self._tables.begin(self._members.live, now)
+        if source is None:
+            return []
+        self._intake.ask(source)
+        return self._table(source, now, reply=False)
+
+    def _table(self, to: PeerId, now: float, *, reply: bool) -> Letters:
+        return [(to, PushPull(reply, page)) for page in gossip_items.pages(self._items.table(now))]
 
     def _reconnect(self, now: float) -> Letters:
         """Probe some dead peers. Without this, the halves of a partition would never meet again."""

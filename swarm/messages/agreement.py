@@ -209,6 +209,16 @@ class Commit(Message, frozen=True):
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
 
+    @property
+    def round(self) -> int:
+        """Round of the proposal."""
+        return self.opened.round
+
+    @property
+    def fragment(self) -> int:
+        """Fragment of the proposal."""
+        return self.opened.fragment
+
 
 class Decided(Message, frozen=True):
     """Commit without its proposal, for a peer that has the proposal; another one asks with Ask.

@@ -241,9 +241,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "collectives/rounds/butterfly.py",
         "return message.index != len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))",
     ): "a chunk beyond the grid has a negative size",
-    ("collectives/rounds/butterfly.py", "self._first_at = 1.0"): "open() sets it before its first use",
-    ("collectives/rounds/butterfly.py", "self._first_at = -1.0"): "open() sets it before its first use",
-    ("collectives/rounds/butterfly.py", "if first is None and last is None:"): "the first ballot sets both",
+    ("collectives/topology/owner_pace.py", "self._began = 1.0"): "open() sets it before its first use",
+    ("collectives/topology/owner_pace.py", "self._began = -1.0"): "open() sets it before its first use",
     (
         "collectives/rounds/butterfly.py",
         "if self._audited or self.opened is not None:",

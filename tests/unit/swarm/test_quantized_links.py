@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.swarm.membership.rtt import NEAREST, Distances
 from thinwire.swarm.messages.announcement import MAX_SPANS, MAX_STEP
 from thinwire.swarm.messages.registry import Span
 from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, Measure, links, step, value
+from thinwire.swarm.round_trip_times import NEAREST, Distances
 
 IDS = [bytes([index]) * 32 for index in range(1, 60)]
 A, B, C = IDS[:3]

@@ -20,8 +20,9 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound, vote_for
-from thinwire.collectives.rounds.allgather import SOON, AllGather
+from thinwire.collectives.rounds.allgather import AllGather
 from thinwire.collectives.rounds.allgather_payload import EMPTY, cut_up, put_together, room
+from thinwire.collectives.topology.piece_requests import SOON
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.codec import CodecError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.topology.bandwidth_shares import PeerLoad
-from thinwire.collectives.topology.peer_backoff import FELT, LATE, STEPS, PeerBackoff, overdue
+from thinwire.collectives.topology.peer_backoff import STEPS, PeerBackoff
 from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open
 
 IDS = [bytes([i]) * 32 for i in range(4)]
@@ -86,27 +85,6 @@ def test_back_off_is_bounded(story):
     standing = PeerBackoff()
     live(standing, range(len(story)), lambda round: story[round])
     assert not standing.resting(len(story) + 2**STEPS)
-
-
-LINKS = [PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(1000, 1000)]
-SHARED = msgspec.structs.replace(opened(1), shares=(2, 2, 2, 18))
-PLANNED = (24 + 2 * 2) / 10  # one of the first three, chunks of one byte
-
-
-def test_slow_owner_with_many_chunks_is_overdue():
-    limit = LATE * PLANNED + FELT
-    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: limit + 0.1}
-    assert overdue(SHARED, LINKS, took, 1) == {DAN}
-    assert overdue(SHARED, LINKS, took | {DAN: limit - 0.1}, 1) == set(), "no more than a link may need"
-    assert overdue(SHARED, LINKS, dict.fromkeys(IDS, 100.0), 1) == set(), "slow for all"
-    assert overdue(SHARED, LINKS, took | {CAT: 100.0, DAN: 1.0}, 1) == set(), "it owns few, whatever it says"
-
-
-def test_nobody_is_overdue_with_equal_shares_or_unknown_links():
-    took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: 1e6}
-    assert overdue(opened(1), LINKS, took, 1) == set()
-    assert overdue(SHARED, [PeerLoad(0, 0)] * 4, took, 1) == set()
-    assert overdue(SHARED, LINKS, {DAN: 1e6}, 1) == set(), "nobody to compare with"
 
 
 def commit(standing, round, withholds):

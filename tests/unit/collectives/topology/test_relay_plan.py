@@ -107,11 +107,11 @@ def test_relay_turns_follow_quota_at_every_point(parts, count):
 def test_piece_stays_with_its_relay_while_possible():
     mine = RelayPlan(WEAK)
     mine.open(opened(), changed=True)
-    first = [mine.way(index, 16, set(IDS)) for index in range(16)]
+    first = [mine.relay(index, 16, set(IDS)) for index in range(16)]
     assert set(first) == set(IDS) - {WEAK}
     lost = first[0]
     mine.open(opened(alive=tuple(p for p in IDS if p != lost), ballot=Ballot(2, IDS[0])), changed=False)
-    second = [mine.way(index, 16, set(IDS) - {lost}) for index in range(16)]
+    second = [mine.relay(index, 16, set(IDS) - {lost}) for index in range(16)]
     assert all(after == before for before, after in zip(first, second, strict=True) if before != lost)
     assert lost not in second
 
@@ -144,7 +144,7 @@ def test_relay_failed_when_piece_came_from_another():
 def test_relay_failed_after_requests_of_two_peers():
     mine = RelayPlan(WEAK)
     mine.open(opened(), changed=True)
-    helper = mine.way(0, 16, set(IDS))
+    helper = mine.relay(0, 16, set(IDS))
     one, two = [peer for peer in IDS if peer not in (WEAK, helper)][:2]
     mine.wanted(one, [0])
     mine.wanted(one, [0])

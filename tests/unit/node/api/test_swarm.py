@@ -485,6 +485,8 @@ def test_swarm_refuses_invalid_models_and_optimizers(found):
             swarm.wrap(net().requires_grad_(False), sgd)
         with pytest.raises(ValueError, match="no values yet"):
             swarm.wrap(nn.LazyLinear(3), sgd)
+        with pytest.raises(ValueError, match="call wrap first"):
+            swarm.outer()
         swarm.wrap(Compiled(model), torch.optim.SGD(model.parameters(), lr=0.1))
         assert next(iter(swarm.outer())) == "0.bias"
         with pytest.raises(ValueError, match="already"):

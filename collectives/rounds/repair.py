@@ -1,61 +1,26 @@
-"""Requests for missing results, to peers that hold them.
-
-Each of a few sources is asked for a part, and never the same source twice in a row for the same chunk.
-"""
+"""Repair of a round: requests for the results that it is bound to and that are missing here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.state_sync import LATEST
+from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.messages.registry import Digest, Fetch, Open, PeerId
 
-MAX_SOURCES = 4
-"""Peers that a repair asks at once."""
-
-
-class Retransmitter:
-    """Remembers which peer was asked for which chunk.
-
-    `at`: time of the last request; `tries`: number of requests.
-    """
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.tries = 0
-        self._asked: dict[int, PeerId] = {}
-
-    def plan(self, missing: Iterable[int], sources: Sequence[PeerId], now: float) -> dict[PeerId, list[int]]:
-        """Return which source to ask for which chunks. `sources` must not be empty."""
-        self.at = now
-        first, self.tries = self.tries, self.tries + 1
-        chosen = [sources[(first + i) % len(sources)] for i in range(min(MAX_SOURCES, len(sources)))]
-        parts: dict[PeerId, list[int]] = {}
-        for at, index in enumerate(missing):
-            peer = chosen[at % len(chosen)]
-            if peer == self._asked.get(index):
-                peer = chosen[(at + 1) % len(chosen)]  # that peer has not answered
-            self._asked[index] = peer
-            parts.setdefault(peer, []).append(index)
-        return parts
-
-    def owed(self, peer: PeerId) -> set[int]:
-        """Return the chunks that this source was asked for last."""
-        return {index for index, one in self._asked.items() if one == peer}
-
 
 class Repair:
-    """Repair of one round: fetches the results that it is bound to and that are missing here."""
+    """Repair of one round at one peer. `exchange`: its data plane, which stores the results."""
 
     def __init__(
         self, agreement: Agreement, exchange: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
     ) -> None:
         self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
-        self._requests = Retransmitter()
+        self._requests = ChunkRequests()
         self._claims_at, self._claims_asked = -math.inf, 0
         self._leader_asked: tuple[Open, float] | None = None
         self._spent: set[PeerId] = set()

@@ -1,4 +1,4 @@
-"""Places of peers on trial, and tokens that spare the trial."""
+"""Places in the table of members, above all those of peers on trial, and tokens that spare the trial."""
 
 from __future__ import annotations
 
