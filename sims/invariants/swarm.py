@@ -9,13 +9,14 @@ from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Floats
+from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
 from thinwire.node.state.replica import Replica
 from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
-from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.invariants.on_commit import NONE, CommitInvariants, Tell
 from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, replayed
 from thinwire.sims.peers.machine import Machine, Played
 from thinwire.swarm.manifest.manifest import Manifest
@@ -116,7 +117,7 @@ class SwarmInvariants:
         elif kind == "phase" and fields["phase"] == "commit":  # The step of an overlapped method follows later.
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
-            self._installed(machine.index, peer, fields.get("fragment"), founds=kind == "lineage")
+            self._installed(machine, peer, fields.get("fragment"), founds=kind == "lineage")
             if kind == "ready":
                 self._gave_up.discard(machine.index)
                 self.changed(machine, now)
@@ -132,12 +133,12 @@ class SwarmInvariants:
             me, source = peer.identity.peer_id, current.exchange.source
             self.replays[fragment].announced(me, current.round, current.attempt, source)
 
-    def _installed(self, index: int, peer: Peer, number: int | None, *, founds: bool) -> None:
+    def _installed(self, machine: Machine, peer: Peer, number: int | None, *, founds: bool) -> None:
         """Record a state that a peer did not compute, or, if it `founds` a lineage, continues in it.
 
         It is the state of one fragment, or of all that the peer holds.
         """
-        replica = peer.replica
+        index, replica, disk = machine.index, peer.replica, machine.disk
         for one, held, _ in replica.each(peer.layout):
             if self.replays and number in (None, one):
                 self.replays[one].installed(index, held)
@@ -145,8 +146,12 @@ class SwarmInvariants:
             record = self._fragments.founded if founds else self._fragments.installed
             record(index, peer.fragments.replica, number)
         else:
-            note = self.commits.founded if founds else self.commits.installed
-            note(index, replica.round, replica.digest, _trained(replica), replica.lineage.hex())
+            state = index, replica.round, replica.digest, _trained(replica), replica.lineage.hex()
+            if founds:
+                self.commits.founded(*state)
+            else:
+                damaged = disk.lied or disk.rotted
+                self.commits.installed(*state, residual=_residual(replica), damaged=damaged)
 
     def committed(self, index: int, peer: Peer, outcome: Outcome) -> None:
         """Check a round that a peer has applied."""
@@ -161,7 +166,9 @@ class SwarmInvariants:
             self._fragments.committed(index, peer.fragments.replica, outcome)
         else:
             name = replica.lineage.hex()
-            self.commits.committed(index, replica.round, replica.digest, _trained(replica), outcome, name)
+            state = _trained(replica)
+            residual = _residual(replica)
+            self.commits.committed(index, replica.round, replica.digest, state, outcome, name, residual=residual)
 
     def ended(self, machine: Machine, failure: BaseException | None, now: float) -> None:
         """Check that a process may end; `failure`: the error of a process that gave up or crashed."""
@@ -179,6 +186,11 @@ class SwarmInvariants:
 def _trained(replica: Replica) -> Floats:
     """Return a replica's state without the data ledger."""
     return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
+
+
+def _residual(replica: Replica) -> Floats:
+    """Return the residual of a gossip replica; empty for others."""
+    return replica.residual if isinstance(replica, GossipReplica) else NONE
 
 
 def _described(failure: BaseException) -> str:
