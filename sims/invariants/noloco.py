@@ -184,7 +184,7 @@ class GossipInvariants:
         if not self._owned:
             return after
         left = old.copy()
-        for part, owner in self._chunks(False, old.phi.size, group):
+        for part, owner in self._chunks(False, old.size, group):
             if alone:
                 mean = self._honest.get(owner) == index and found[part].tobytes() != old[part].tobytes()
             else:

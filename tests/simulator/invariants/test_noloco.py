@@ -1,0 +1,178 @@
+"""Invariants of gossip rounds, on handwritten rounds."""
+
+import numpy as np
+import pytest
+from thinwire.collectives.gossip.pair_codec import payload_of
+from thinwire.collectives.topology.shards import MIN_CHUNK, shares
+from thinwire.compression import registry
+from thinwire.sims.invariants.noloco import GossipInvariants
+from thinwire.sims.trials.noloco_trial import MANIFEST
+from thinwire.swarm.manifest.parser import parse
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
+
+CHUNKS, BETA, GAMMA = 4, np.float32(0.7), {1: np.float32(0.7), 2: np.float32(0.4)}
+SIZE = CHUNKS * MIN_CHUNK
+MEMBERS, ABSENT, ROUND = (0, 1, 2), 3, 1
+
+
+def peer(index):
+    return bytes([index + 1]) * 32
+
+
+class Large:
+    """Three members of a large group, and one that all of them have given up, in the first round.
+
+    `vectors`: 1 with γ = β, whose only vector is θ, otherwise 2. `came`: chunks whose owner has the vectors of the absent
+    member in its mean.
+    """
+
+    def __init__(self, vectors, honest=4):
+        self.told, self.vectors, rng = [], vectors, np.random.default_rng(vectors)
+        manifest = parse(MANIFEST.format(codec="fp32", gamma=GAMMA[vectors], group=9, parts=1))
+        self.judge = GossipInvariants(
+            manifest, {peer(index): index for index in range(honest)}, lambda *what: self.told.append(what[0])
+        )
+        self.phi = rng.standard_normal((4, SIZE)).astype(np.float32)
+        self.theta = self.phi + rng.standard_normal((4, SIZE)).astype(np.float32) * np.float32(0.1)
+        self.owners = dict(enumerate(shares(CHUNKS, sorted(map(peer, range(4))), fragment=ROUND)))
+        for index in range(4):
+            state = np.concatenate([self.phi[index], np.zeros(SIZE, np.float32)])
+            self.judge.installed(index, 0, state, np.empty(0, np.float32), damaged=False)
+
+    def play(self, came, members=MEMBERS, announced=True):
+        """Let all members commit; `came` is given a member and a chunk, too. Return what was reported."""
+        for index in (*members, *((ABSENT,) if announced else ())):
+            self.judge.encoded(peer(index), 1, self.theta[index])
+        entries = tuple(Contribution(peer(index), 1, 100) for index in members)
+        ids = tuple(entry.peer for entry in entries)
+        gone = tuple(Exclusion(peer(index), "gone") for index in range(4) if index not in members)
+        opened = Open(ROUND, 0, Ballot(1, ids[0]), ids, ids, entries, gone, adopted=None, sources=())
+        for index in members:
+            delta = self.delta(index, members, came)
+            state = np.concatenate([self.phi[index] + delta, delta])
+            self.judge.committed(index, ROUND, state, np.empty(0, np.float32), Commit(opened, bytes(32), ()))
+        return self.told
+
+    def delta(self, index, members, came):
+        alone = BETA * (self.theta[index] - self.phi[index])
+        for chunk, owner in self.owners.items():
+            part = slice(chunk * MIN_CHUNK, (chunk + 1) * MIN_CHUNK)
+            contributors = [*members, *((ABSENT,) if came(index, chunk) else ())]
+            if owner == peer(ABSENT) or len(contributors) == 1:
+                continue
+            theta, phi = (one[contributors, part].mean(axis=0) for one in (self.theta, self.phi))
+            if self.vectors == 1:
+                alone[part] = BETA * (theta - self.phi[index, part])
+            else:
+                alone[part] = BETA * (theta - phi) + GAMMA[2] * (phi - self.phi[index, part])
+        return alone
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("chunks", [(), (0,), (1, 2), (0, 1, 2, 3)])
+def test_mean_may_have_the_contribution_of_an_absent_member(vectors, chunks):
+    """It has arrived at some owners before its sender failed, and all have given the sender up since."""
+    group = Large(vectors)
+    assert group.play(lambda member, chunk: chunk in chunks) == [] and group.judge.met == 3
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_members_with_different_means_of_one_chunk_are_found(vectors):
+    group = Large(vectors)
+    chunk = next(chunk for chunk, owner in group.owners.items() if owner == peer(0))
+    assert set(group.play(lambda member, which: (member, which) == (1, chunk))) == {"aggregate"}
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_mean_with_a_contribution_that_was_not_announced_is_found(vectors):
+    """With two vectors the slow weights may be there, but not what the inner steps produce."""
+    group = Large(vectors)
+    assert set(group.play(lambda member, chunk: True, announced=False)) == {"aggregate"}
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_mean_with_a_contribution_of_an_absent_stranger_is_only_bounded(vectors):
+    group = Large(vectors, honest=3)
+    assert group.play(lambda member, chunk: True) == [] and group.judge.met == 0
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_owner_that_all_have_left_uses_only_its_own_chunks(chunk):
+    group = Large(1)
+    found = group.play(lambda member, which: which == chunk, members=(0,))
+    assert found == ([] if group.owners[chunk] in (peer(0), peer(ABSENT)) else ["aggregate"])
+
+
+CODEC = registry.dense("int8(block=64)")
+
+
+class Restarted:
+    """A pair of peers with a lossy codec: one of them makes two rounds, and returns to the first of them."""
+
+    def __init__(self, carried=1.0):
+        self.told, self.judge = [], None
+        manifest = parse(MANIFEST.format(codec=CODEC.spec, gamma=0.7, group=2, parts=1))
+        self.judge = GossipInvariants(manifest, {peer(0): 0, peer(1): 1}, lambda *what: self.told.append(what))
+        rng = np.random.default_rng(3)
+        phi, self.states = rng.standard_normal(MIN_CHUNK).astype(np.float32), []
+        delta, left = np.zeros_like(phi), np.zeros_like(phi)
+        for index in (0, 1):
+            self.judge.installed(index, 0, np.concatenate([phi, delta]), np.empty(0, np.float32), damaged=False)
+        for round in (1, 2):
+            moved = rng.standard_normal(MIN_CHUNK).astype(np.float32)
+            entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
+            ids = tuple(entry.peer for entry in entries)
+            opened = Open(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+            theta = phi + moved
+            sent = np.empty_like(phi)
+            CODEC.decode(payload_of(CODEC, theta - phi + left), sent)
+            left = (theta - phi + left - sent) * np.float32(carried)
+            delta = np.float32(0.5) * delta + np.float32(0.7) * sent
+            phi = phi + delta
+            self.states.append((np.concatenate([phi, delta]), left))
+            for index in (0, 1):  # Both have trained alike.
+                self.judge.encoded(peer(index), 1, theta)
+            for index in (0, 1):
+                self.judge.committed(index, round, *self.states[-1], Commit(opened, bytes(32), ()))
+
+    def restart(self, residual, damaged=False):
+        self.judge.ended(0)
+        self.judge.installed(0, 1, self.states[0][0], residual, damaged=damaged)
+        return [oracle for oracle, *_ in self.told]
+
+
+def test_restart_with_the_residual_of_its_checkpoint_violates_no_invariant():
+    pair = Restarted()
+    assert pair.judge.met == 4 and pair.restart(pair.states[0][1]) == []
+
+
+@pytest.mark.parametrize("residual", ["of another round", "none", "zero", "one value off"])
+def test_restart_with_another_residual_is_found(residual):
+    pair = Restarted()
+    one = pair.states[0][1].copy()
+    one[17] = np.nextafter(one[17], np.float32(1))
+    others = {"of another round": pair.states[1][1], "none": one[:0], "zero": np.zeros_like(one), "one value off": one}
+    assert pair.restart(others[residual]) == ["aggregate"]
+
+
+def test_damaged_disk_excuses_a_lost_residual_but_no_wrong_one():
+    pair = Restarted()
+    assert pair.restart(pair.states[1][1][:0], damaged=True) == []
+    assert pair.restart(pair.states[1][1], damaged=True) == ["aggregate"]
+
+
+def test_residual_of_a_fetched_state_is_found():
+    """A peer that takes over the state of another one drops its residual."""
+    pair = Restarted()
+    fetched = pair.states[1][0] + np.float32(1)
+    pair.judge.installed(0, 2, fetched, pair.states[1][1][:0], damaged=False)
+    assert pair.told == []
+    pair.judge.installed(0, 2, fetched, pair.states[1][1], damaged=False)
+    assert [oracle for oracle, *_ in pair.told] == ["aggregate"]
+
+
+def test_residual_that_is_not_carried_as_the_manifest_demands_is_found_in_its_round():
+    assert [(oracle, index) for oracle, index, _ in Restarted(carried=0.5).told[:2]] == [
+        ("aggregate", 0),
+        ("aggregate", 1),
+    ]
