@@ -20,6 +20,10 @@ KEPT = 4
 """Number of stored states and of stored contributions of one peer: partners are in the same round."""
 
 
+Vectors = tuple[Sequence[Floats], Sequence[Floats]]
+"""Decoded vectors that a peer may have sent in a round: those after its inner steps, and its slow weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
     """φ, δ and the residual of a replica after a round; the arrays never change.
@@ -103,10 +107,10 @@ class OfferHistory:
         """Return a contribution; None if it is unknown, as those of liars."""
         return self._offers.get(-1 if index is None else index, {}).get((round, attempt))
 
-    def vectors(self, index: int | None, round: int) -> tuple[Sequence[Floats], Sequence[Floats]] | None:
-        """Return all vectors that a peer may have sent in a round: those after its inner steps, and slow weights.
+    def vectors(self, index: int | None, round: int) -> Vectors | None:
+        """Return all vectors that a peer may have sent in a round; None if they are unknown.
 
-        There are several if it has restarted in the round, and none if it has not come so far. None: they are unknown.
+        There are several if it has restarted in the round, and none if it has not come so far.
         """
         if index is None or round <= self._dropped.get(index, 0):
             return None
