@@ -54,17 +54,21 @@ class GossipInvariants:
         if state is not None:
             self._history.announce(index, attempt, state, theta if np.isfinite(theta).all() else state.phi)
 
-    def installed(self, index: int, round: int, state: Floats, residual: Floats, *, damaged: bool) -> None:
+    def installed(self, index: int, round: int, state: Floats, residual: Floats, *, lost: bool) -> None:
         """Check the residual of a state that a process did not compute.
 
-        If the peer has made this state before, it is from a checkpoint, which has the residual; otherwise that is zero.
-        `damaged`: a fault may have damaged the private part of checkpoints, so that the residual is lost.
+        A state that the peer has made before is from a checkpoint, which has the residual; with other states it is zero.
+        `lost`: the residual may be lost, because another peer sent the state or a fault may have damaged the disk.
         """
+        if index not in self._honest.values():
+            return
         phi, delta = _halved(state)
-        left = self._whole(residual, phi)
-        expected = self._made.get(index, {}).get(_hash(phi, delta), _hash(np.zeros_like(left)))
-        if _hash(left) != expected and not (damaged and not residual.size):
-            self._tell("aggregate", index, f"round {round}: the state is restored with another residual")
+        left, at, name = self._whole(residual, phi), self._at.get(index), _hash(phi, delta)
+        if at is not None and _hash(at.phi, at.delta) == name:
+            return  # A state that was fetched at first is reported again when the peer is ready.
+        expected = self._made.get(index, {}).get(name, _hash(np.zeros_like(left)))
+        if _hash(left) != expected and not (lost and not residual.size):
+            self._tell("aggregate", index, f"round {round}: the state has the residual of another one")
         self._begin(index, ReplicaState(round, phi, delta, left))
 
     def ended(self, index: int) -> None:

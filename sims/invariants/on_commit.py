@@ -163,11 +163,11 @@ class CommitInvariants:
         lineage: str = "",
         *,
         residual: Floats = NONE,
-        damaged: bool = False,
+        lost: bool = False,
     ) -> None:
         """Record a state that a peer did not compute: its first, a fetched one, or the first one of a lineage.
 
-        `residual`: that of gossip. `damaged`: a fault may have damaged the disk.
+        `residual`: that of gossip. `lost`: it may be lost.
         """
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
@@ -178,7 +178,7 @@ class CommitInvariants:
         if self.samples is not None and not round:
             self.samples.first(digest)
         if self.pairs is not None:
-            self.pairs.installed(index, round, state, residual, damaged=damaged)
+            self.pairs.installed(index, round, state, residual, lost=lost)
         self._state(round, digest, state)
 
     def founded(self, index: int, round: int, digest: Digest, state: Floats, lineage: str) -> None:

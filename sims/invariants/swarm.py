@@ -117,7 +117,7 @@ class SwarmInvariants:
         elif kind == "phase" and fields["phase"] == "commit":  # The step of an overlapped method follows later.
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
-            self._installed(machine, peer, fields.get("fragment"), founds=kind == "lineage")
+            self._installed(machine, peer, fields.get("fragment"), kind)
             if kind == "ready":
                 self._gave_up.discard(machine.index)
                 self.changed(machine, now)
@@ -133,25 +133,26 @@ class SwarmInvariants:
             me, source = peer.identity.peer_id, current.exchange.source
             self.replays[fragment].announced(me, current.round, current.attempt, source)
 
-    def _installed(self, machine: Machine, peer: Peer, number: int | None, *, founds: bool) -> None:
-        """Record a state that a peer did not compute, or, if it `founds` a lineage, continues in it.
+    def _installed(self, machine: Machine, peer: Peer, number: int | None, kind: str) -> None:
+        """Record a state that a peer did not compute, or continues in another lineage.
 
-        It is the state of one fragment, or of all that the peer holds.
+        `kind`: the event that reports it, "ready", "synced" or "lineage". It is the state of one fragment, or of all that the
+        peer holds.
         """
         index, replica, disk = machine.index, peer.replica, machine.disk
         for one, held, _ in replica.each(peer.layout):
             if self.replays and number in (None, one):
                 self.replays[one].installed(index, held)
         if self._fragments is not None:
-            record = self._fragments.founded if founds else self._fragments.installed
+            record = self._fragments.founded if kind == "lineage" else self._fragments.installed
             record(index, peer.fragments.replica, number)
         else:
             state = index, replica.round, replica.digest, _trained(replica), replica.lineage.hex()
-            if founds:
+            if kind == "lineage":
                 self.commits.founded(*state)
             else:
-                damaged = disk.lied or disk.rotted
-                self.commits.installed(*state, residual=_residual(replica), damaged=damaged)
+                lost = kind == "synced" or disk.lied or disk.rotted
+                self.commits.installed(*state, residual=_residual(replica), lost=lost)
 
     def committed(self, index: int, peer: Peer, outcome: Outcome) -> None:
         """Check a round that a peer has applied."""

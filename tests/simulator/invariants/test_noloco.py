@@ -37,7 +37,7 @@ class Large:
         self.owners = dict(enumerate(shares(CHUNKS, sorted(map(peer, range(4))), fragment=ROUND)))
         for index in range(4):
             state = np.concatenate([self.phi[index], np.zeros(SIZE, np.float32)])
-            self.judge.installed(index, 0, state, np.empty(0, np.float32), damaged=False)
+            self.judge.installed(index, 0, state, np.empty(0, np.float32), lost=False)
 
     def play(self, came, members=MEMBERS, announced=True):
         """Let all members commit; `came` is given a member and a chunk, too. Return what was reported."""
@@ -117,7 +117,7 @@ class Restarted:
         phi, self.states = rng.standard_normal(MIN_CHUNK).astype(np.float32), []
         delta, left = np.zeros_like(phi), np.zeros_like(phi)
         for index in (0, 1):
-            self.judge.installed(index, 0, np.concatenate([phi, delta]), np.empty(0, np.float32), damaged=False)
+            self.judge.installed(index, 0, np.concatenate([phi, delta]), np.empty(0, np.float32), lost=False)
         for round in (1, 2):
             moved = rng.standard_normal(MIN_CHUNK).astype(np.float32)
             entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
@@ -135,9 +135,9 @@ class Restarted:
             for index in (0, 1):
                 self.judge.committed(index, round, *self.states[-1], Commit(opened, bytes(32), ()))
 
-    def restart(self, residual, damaged=False):
+    def restart(self, residual, lost=False):
         self.judge.ended(0)
-        self.judge.installed(0, 1, self.states[0][0], residual, damaged=damaged)
+        self.judge.installed(0, 1, self.states[0][0], residual, lost=lost)
         return [oracle for oracle, *_ in self.told]
 
 
@@ -155,19 +155,34 @@ def test_restart_with_another_residual_is_found(residual):
     assert pair.restart(others[residual]) == ["aggregate"]
 
 
-def test_damaged_disk_excuses_a_lost_residual_but_no_wrong_one():
+def test_lost_residual_is_excused_but_no_wrong_one():
     pair = Restarted()
-    assert pair.restart(pair.states[1][1][:0], damaged=True) == []
-    assert pair.restart(pair.states[1][1], damaged=True) == ["aggregate"]
+    assert pair.restart(pair.states[1][1][:0], lost=True) == []
+    assert pair.restart(pair.states[1][1], lost=True) == ["aggregate"]
+
+
+def test_own_state_that_another_peer_sends_back_has_no_residual():
+    """It is reported again when the peer is ready."""
+    pair, none = Restarted(), np.empty(0, np.float32)
+    assert pair.restart(none, lost=True) == []
+    pair.judge.installed(0, 1, pair.states[0][0], none, lost=False)
+    assert pair.told == []
+
+
+def test_state_of_a_liar_is_not_judged():
+    """Its rounds are not, either, so its residual is unknown."""
+    pair = Restarted()
+    pair.judge.installed(2, 1, *pair.states[0], lost=False)
+    assert pair.told == []
 
 
 def test_residual_of_a_fetched_state_is_found():
     """A peer that takes over the state of another one drops its residual."""
     pair = Restarted()
     fetched = pair.states[1][0] + np.float32(1)
-    pair.judge.installed(0, 2, fetched, pair.states[1][1][:0], damaged=False)
+    pair.judge.installed(0, 2, fetched, pair.states[1][1][:0], lost=True)
     assert pair.told == []
-    pair.judge.installed(0, 2, fetched, pair.states[1][1], damaged=False)
+    pair.judge.installed(0, 2, fetched + np.float32(1), pair.states[1][1], lost=True)
     assert [oracle for oracle, *_ in pair.told] == ["aggregate"]
 
 

@@ -485,9 +485,8 @@ def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges)
     met = dict(zip(numbers, (judge.met for judge in judges), strict=True))
     large = {seed for seed in numbers if "gossip_group_size = 9" in noloco_trial.trial_of_pairs(seed).manifest}
     assert all(met[seed] > 40 for seed in numbers if seed not in large), "nothing was judged"
-    # A step of a large group is checked only if all its members have reported the same members and, where slow weights
-    # travel, none is absent.
-    assert sum(met[seed] for seed in large) >= 5 * (len(large) - 1)
+    # A step of a large group is checked only if all its members have reported the same members.
+    assert sum(met[seed] for seed in large) >= 20 * (len(large) - 1)
 
 
 def test_noloco_seeds_cover_every_pair_of_codec_gamma_parts_and_group_size():
