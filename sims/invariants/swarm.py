@@ -10,6 +10,7 @@ from typing import Any
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.noloco.replica import GossipReplica
+from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
@@ -72,6 +73,8 @@ class SwarmInvariants:
             orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 else 0.0,
         )
         self._gave_up: set[int] = set()
+        self._read: dict[int, tuple[Floats, int]] = {}
+        """Parameters and tokens that gossip peers have read for a contribution, by index."""
 
     def look(self, now: float) -> None:
         """Check what holds at all times, see `AlwaysInvariants`."""
@@ -102,8 +105,11 @@ class SwarmInvariants:
                 number = learner.firsts.index(learner.reading)
                 session, commits = fragments.sessions[number], self._fragments.each[number]
                 theta = fragments.replica.fragments[number].part.take(theta)
-            round, attempt = session.replica.round + 1, session.current.attempt + 1
-            commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
+            if isinstance(session, GossipSession):
+                self._read[machine.index] = theta.copy(), trained
+            else:
+                round, attempt = session.replica.round + 1, session.current.attempt + 1
+                commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """Note a peer's own event."""
@@ -113,7 +119,7 @@ class SwarmInvariants:
             return
         peer = machine.process.peer
         if kind == "phase" and fields["phase"] == "announce":
-            self._announced(peer, int(fields.get("fragment", 0)))
+            self._announced(machine.index, peer, int(fields.get("fragment", 0)))
         elif kind == "phase" and fields["phase"] == "commit":  # The step of an overlapped method follows later.
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
@@ -125,9 +131,12 @@ class SwarmInvariants:
                 place = int(fields.get("fragment", 0)), int(fields["round"])
                 self._always.founded(machine, str(fields["lineage"]), now, place)
 
-    def _announced(self, peer: Peer, fragment: int) -> None:
-        """Record what a peer announces for the replay of its round."""
+    def _announced(self, index: int, peer: Peer, fragment: int) -> None:
+        """Record what a peer announces: for the replay of its round, and to a group that may have been drawn again."""
         session = peer.session if self._fragments is None else peer.fragments.sessions[fragment]
+        if isinstance(session, GossipSession) and index in self._read:
+            group, (theta, trained) = session.current, self._read.pop(index)
+            self.commits.encoded(peer.identity.peer_id, group.round, group.attempt + 1, theta, trained)
         if self.replays and isinstance(session, RoundSession):
             current = session.current
             me, source = peer.identity.peer_id, current.exchange.source
@@ -175,6 +184,7 @@ class SwarmInvariants:
         """Check that a process may end; `failure`: the error of a process that gave up or crashed."""
         index = machine.index
         (self._fragments or self.commits).ended(index)
+        self._read.pop(index, None)
         for replay in self.replays.values():
             replay.ended(index)
         if failure is not None:
