@@ -22,12 +22,14 @@ def peer(index):
 class Large:
     """Three members of a large group, and one that all of them have given up, in the first round.
 
-    `vectors`: 1 with γ = β, whose only vector is θ, otherwise 2. `came`: chunks whose owner has the vectors of the absent
-    member in its mean.
+    `vectors`: 1 with γ = β, whose only vector is θ, otherwise 2. `read`: parameters that members have read, if not θ.
+    `between`: called before the members commit. `came`: whether the mean of a chunk that a member gets has the vectors of the
+    absent one.
     """
 
     def __init__(self, vectors, honest=4):
         self.told, self.vectors, rng = [], vectors, np.random.default_rng(vectors)
+        self.read, self.between = {}, lambda: None
         manifest = parse(MANIFEST.format(codec="fp32", gamma=GAMMA[vectors], group=9, parts=1))
         self.judge = GossipInvariants(
             manifest, {peer(index): index for index in range(honest)}, lambda *what: self.told.append(what[0])
@@ -40,9 +42,10 @@ class Large:
             self.judge.installed(index, 0, state, np.empty(0, np.float32), lost=False)
 
     def play(self, came, members=MEMBERS, announced=True):
-        """Let all members commit; `came` is given a member and a chunk, too. Return what was reported."""
+        """Let all members commit; `came` is given a member and a chunk. Return what was reported."""
         for index in (*members, *((ABSENT,) if announced else ())):
-            self.judge.encoded(peer(index), 1, self.theta[index])
+            self.judge.encoded(peer(index), 1, self.read.get(index, self.theta[index]))
+        self.between()
         entries = tuple(Contribution(peer(index), 1, 100) for index in members)
         ids = tuple(entry.peer for entry in entries)
         gone = tuple(Exclusion(peer(index), "gone") for index in range(4) if index not in members)
@@ -58,7 +61,7 @@ class Large:
         for chunk, owner in self.owners.items():
             part = slice(chunk * MIN_CHUNK, (chunk + 1) * MIN_CHUNK)
             contributors = [*members, *((ABSENT,) if came(index, chunk) else ())]
-            if owner == peer(ABSENT) or len(contributors) == 1:
+            if owner not in map(peer, members) or len(contributors) == 1:
                 continue
             theta, phi = (one[contributors, part].mean(axis=0) for one in (self.theta, self.phi))
             if self.vectors == 1:
@@ -94,6 +97,35 @@ def test_mean_with_a_contribution_that_was_not_announced_is_found(vectors):
 def test_mean_with_a_contribution_of_an_absent_stranger_is_only_bounded(vectors):
     group = Large(vectors, honest=3)
     assert group.play(lambda member, chunk: True) == [] and group.judge.met == 0
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_absent_member_that_has_gone_too_far_to_remember_its_contribution_is_only_bounded(vectors):
+    group = Large(vectors)
+
+    def advance():
+        phi, delta, ids = group.phi[ABSENT], np.zeros(SIZE, np.float32), (peer(ABSENT),)
+        for round in range(1, 8):
+            if round > 1:
+                group.judge.encoded(*ids, 1, phi)
+            delta = np.float32(0.5) * delta + BETA * (group.theta[ABSENT] - phi if round == 1 else np.float32(0))
+            phi = phi + delta
+            entries = (Contribution(peer(ABSENT), 1, 100),)
+            opened = Open(round, 0, Ballot(1, *ids), ids, ids, entries, (), adopted=None, sources=())
+            state = np.concatenate([phi, delta])
+            group.judge.committed(ABSENT, round, state, np.empty(0, np.float32), Commit(opened, bytes(32), ()))
+
+    group.between = advance
+    assert group.play(lambda member, chunk: True) == [] and group.judge.met == 0
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_member_without_finite_parameters_contributes_its_slow_weights(vectors):
+    group = Large(vectors)
+    group.read[1] = np.full(SIZE, np.nan, np.float32)
+    group.theta[1] = group.phi[1]
+    found = group.play(lambda member, chunk: False, members=(*MEMBERS, ABSENT), announced=False)
+    assert found == [] and group.judge.met == 4
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -187,7 +219,6 @@ def test_residual_of_a_fetched_state_is_found():
 
 
 def test_residual_that_is_not_carried_as_the_manifest_demands_is_found_in_its_round():
-    assert [(oracle, index) for oracle, index, _ in Restarted(carried=0.5).told[:2]] == [
-        ("aggregate", 0),
-        ("aggregate", 1),
-    ]
+    told = [(oracle, index, detail) for oracle, index, detail in Restarted(carried=0.5).told if "round 1:" in detail]
+    assert [one[:2] for one in told] == [("aggregate", 0), ("aggregate", 1)]
+    assert all("residual" in detail for *_, detail in told)
