@@ -61,7 +61,7 @@ class Large:
         for chunk, owner in self.owners.items():
             part = slice(chunk * MIN_CHUNK, (chunk + 1) * MIN_CHUNK)
             contributors = [*members, *((ABSENT,) if came(index, chunk) else ())]
-            if owner not in map(peer, members) or len(contributors) == 1:
+            if (owner == peer(ABSENT) and ABSENT not in members) or len(contributors) == 1:
                 continue
             theta, phi = (one[contributors, part].mean(axis=0) for one in (self.theta, self.phi))
             if self.vectors == 1:
