@@ -1,4 +1,4 @@
-"""Contributions of honest replicas in gossip runs, computed from their states and from what they have trained.
+"""Contributions of honest replicas in gossip runs, from their states and trained parameters.
 
 They are computed a second time here, from the paper and not from the product; only codecs and the chunk grid are shared.
 """
@@ -21,7 +21,7 @@ KEPT = 4
 
 
 Vectors = tuple[Sequence[Floats], Sequence[Floats]]
-"""Decoded vectors that a peer may have sent in a round: those after its inner steps, and its slow weights."""
+"""Decoded vectors of a peer in a round: those after its inner steps, and its slow weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,10 @@ class OuterSteps:
         self._parts = outer.slow_weight_parts
 
     def chunks(self, group: Group, size: int, *, slow: bool) -> Iterator[tuple[slice, PeerId | None]]:
-        """Yield elements and owner, if any, of each chunk of Δ, or of the slow weights that travel in the round."""
+        """Yield elements and owner, if any, of each chunk of Δ.
+
+        `slow`: of the chunks of the slow weights that travel in the round.
+        """
         members = sorted(group.absent.union(entry.peer for entry in group.entries))
         cut = grid(size, self.how)
         chunks = [chunk for chunk in range(len(cut)) if not slow or self._travels(chunk, group.round)]
@@ -105,9 +108,10 @@ class OuterSteps:
         return np.asarray(self.alpha * mine.replica.delta + self.beta * mean + self.gamma * pull, np.float32)
 
     def with_owners(self, steps: Sequence[Step], group: Group, absent: Sequence[Vectors]) -> list[Floats] | None:
-        """Return δ of each member after its step with the means of owners; None if there are too many possibilities.
+        """Return δ of each member after its step with the means of owners.
 
-        `steps`: those of all members. `absent`: vectors that each absent member may have sent.
+        `steps`: those of all members. `absent`: vectors that each absent member may have sent. None: there are too many
+        possibilities.
 
         The mean of a chunk is that of all members, and of those absent ones whose contributions had arrived before the owner
         gave them up. Which ones is not known, but all members have the same mean, so the one that fits best is expected.
@@ -157,7 +161,10 @@ def _means(sent: Sequence[Floats], absent: Sequence[Sequence[Floats]]) -> list[F
 
 
 def _possible(means: Sequence[Floats | None], owner: PeerId | None, group: Group) -> Sequence[Floats | None]:
-    """Return the means that a chunk may have. Without an owner members use only contributions of each other."""
+    """Return the means that a chunk may have.
+
+    Without an owner members use only contributions of each other.
+    """
     if owner is None:
         return means[:1]
     return [None] if owner in group.absent else means

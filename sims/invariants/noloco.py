@@ -38,16 +38,19 @@ class GossipInvariants:
         self._at: dict[int, ReplicaState] = {}
         self._history = OfferHistory(self._outer.how, manifest.method(NoLoCo).residual_decay)
         self._made: dict[int, dict[bytes, bytes]] = {}
-        """Hash of each state that a peer has made -> hash of its residual: a restart may return to any of them."""
+        """By peer: hash of each state that it has made -> hash of the residual.
+
+        A restart may return to any of them.
+        """
         self._longest: dict[int, float] = {}
         self._steps: dict[Group, list[Step]] = {}
         """Steps of groups of which not all members have reported yet."""
         self.met = 0
 
     def encoded(self, peer: PeerId, attempt: int, theta: Floats) -> None:
-        """Record that a peer is about to announce its contribution, trained to `theta`, which does not change any more.
+        """Record that a peer is about to announce its contribution, trained to `theta`.
 
-        A peer whose parameters are not finite contributes its slow weights instead.
+        The array does not change any more. A peer whose parameters are not finite contributes its slow weights instead.
         """
         index = self._honest.get(peer, -1)
         state = self._at.get(index)
@@ -168,11 +171,11 @@ class GossipInvariants:
             self._tell("mean", self._honest[last.peer], detail)
 
     def _bound(self, step: Step, group: Group) -> None:
-        """Check a step with members that may have sent anything: the screening limits their effect on our own step.
+        """Check a step with members that may have sent anything.
 
-        The usual norm is at most our own longest norm, because the smaller of two counts; a vector within the limit of
-        φ has two parts, which move δ by β and γ. Chunks that the peer owns itself are exempt: their limit is the median of
-        the group, and a peer whose own vectors are zero uses those means, too.
+        The screening limits their effect on our own step. The usual norm is at most our own longest norm, because the
+        smaller of two counts. A vector within the limit of φ has two parts, which move δ by β and γ. Chunks that the peer owns
+        itself are exempt: their limit is the median of the group, and a peer whose own vectors are zero uses those means, too.
         """
         outer, old, sent, index = self._outer, step.old, step.offer.sent, self._honest[step.peer]
         size = len(group.entries) + (len(group.absent) if outer.owned else 0)

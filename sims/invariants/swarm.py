@@ -132,7 +132,11 @@ class SwarmInvariants:
                 self._always.founded(machine, str(fields["lineage"]), now, place)
 
     def _announced(self, index: int, peer: Peer, fragment: int) -> None:
-        """Record what a peer announces: for the replay of its round, and to a group that may have been drawn again."""
+        """Record what a peer announces.
+
+        A gossip group may have been drawn again since the contribution was encoded, with another attempt. Other contributions
+        are recorded for the replay of the round.
+        """
         session = peer.session if self._fragments is None else peer.fragments.sessions[fragment]
         if isinstance(session, GossipSession) and index in self._read:
             group, (theta, trained) = session.current, self._read.pop(index)

@@ -90,7 +90,10 @@ def _announce(
 def _read_honestly(
     session: GossipSession, group: OwnerGroup, source: Sequence[Buffer], changed: Sequence[Buffer]
 ) -> None:
-    """Let the liar compute means of the chunks that it owns with its honest chunk, where the other cannot be decoded."""
+    """Let a liar use its honest chunk for the means that it computes itself.
+
+    That is the case for chunks that it owns, where the false chunk cannot be decoded.
+    """
     own, unreadable = group.own, {}
     for number, payload in enumerate(changed):
         try:
