@@ -182,7 +182,7 @@ class OwnerGroup(GossipGroup):
     def _reduce_complete(self, number: int | None = None) -> None:
         """Send the means of our chunks, or of one, that wait for no contribution any more."""
         for one in list(self._pending) if number is None else [number]:
-            if one in self._pending and self._own(one) is not None:
+            if one in self._pending and self.own(one) is not None:
                 if all(pair.contribution(one) is not None for pair in self._owner_pairs.values() if pair.open):
                     del self._pending[one]
                     self._reduce(one)
@@ -190,7 +190,7 @@ class OwnerGroup(GossipGroup):
                         for pair in tuple(self._owner_pairs.values()):
                             pair.look()
 
-    def _own(self, number: int) -> Buffer | None:
+    def own(self, number: int) -> Buffer | None:
         """Return our contribution to a chunk; None before it is announced."""
         count = len(self._terms.grid)
         if number < count:
@@ -200,7 +200,7 @@ class OwnerGroup(GossipGroup):
     def _reduce(self, number: int) -> None:
         """Compute the mean of a chunk, and send it to the members that are part of it."""
         count, halves = len(self._terms.grid), self._terms.halves
-        own, payloads = self._own(number), dict[PeerId, Buffer]()
+        own, payloads = self.own(number), dict[PeerId, Buffer]()
         for peer in sorted((*self._owner_pairs, self._me)):
             payload = own if peer == self._me else self._usable(peer, number)
             if payload is not None:
@@ -262,7 +262,7 @@ class OwnerGroup(GossipGroup):
             if not mixed:
                 return 0.0
             place = mixed[min(place // terms.halves.parts, len(mixed) - 1)]
-        own, out = self._own(first + place), np.empty(terms.grid.size(place), np.float32)
+        own, out = self.own(first + place), np.empty(terms.grid.size(place), np.float32)
         if own is None:
             return 0.0
         (terms.halves.slow or terms.halves.fast).decode(own, out)

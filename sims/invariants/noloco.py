@@ -1,111 +1,29 @@
 """Invariants of committed rounds of pairs or groups (NoLoCo), for any codec.
 
-The checker keeps its own state of every honest replica, and of what the codec has left out of its steps so far. From
-this and from the trained parameters it computes what each replica has sent, and from that the next state of each. The
-step is implemented a second time here, from the paper and not from the product; only codecs and the chunk grid are
-shared.
+The checker keeps its own state of every honest replica. From this and from the trained parameters it computes what each
+replica has sent, and from that the next state of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import blake3
 import numpy as np
 from thinwire.collectives.aggregation.screening import NORM_LIMIT
-from thinwire.collectives.gossip.owner_group import MESH
-from thinwire.collectives.gossip.pair_codec import PairCodec, halves, payload_of
-from thinwire.collectives.topology.shards import grid, shares
-from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
-from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.sims.invariants.gossip_contributions import OfferHistory, ReplicaState
+from thinwire.sims.invariants.gossip_steps import Group, OuterSteps, Step
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Commit, Contribution, PeerId
+from thinwire.swarm.messages.registry import Commit, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
-KEPT = 4
-"""Number of stored contributions of one peer: partners are in the same round."""
-
 STEPS = 2
-"""Number of stored steps for each honest peer whose group has not reported in full yet."""
-
-PAST = 32
-"""Number of past states of one peer that a checkpoint may have."""
+"""Number of stored steps for each honest peer, of groups that have not reported in full yet."""
 
 ROUNDING = 16.0
 """Tolerance of a sum of two values, in ULPs of the larger one; larger for a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Replica:
-    """φ, δ, and the decayed part of Δ that the codec has left out. Never changed in place.
-
-    `left`: None if unknown.
-    """
-
-    phi: Floats
-    delta: Floats
-    left: Floats | None
-
-
-class _Offer:
-    """Data that a replica trained to `theta` sends.
-
-    `decay`: part of the rest of Δ that is carried over.
-    """
-
-    def __init__(self, replica: _Replica, round: int, theta: Floats, how: PairCodec, decay: float) -> None:
-        self.replica, self.round, self.theta, self._how, self._decay = replica, round, theta, how, np.float32(decay)
-
-    @cached_property
-    def sent(self) -> tuple[Floats, Floats] | None:
-        """Return Δ and φ as the partner decodes them (or their meaning, with one vector). None: unknown."""
-        phi, left = self.replica.phi, self.replica.left
-        if self._how.exact or self._how.slow is None:
-            return self.theta - phi, phi
-        if left is None:
-            return None
-        return self._encoded(self._how.fast, self.theta - phi + left), self._encoded(self._how.slow, phi)
-
-    @property
-    def left(self) -> Floats | None:
-        """Return the part that is left out, and carried over to the next contribution."""
-        if self._how.exact or self.sent is None or self.replica.left is None:
-            return None
-        return np.asarray(self._decay * (self.theta - self.replica.phi + self.replica.left - self.sent[0]), np.float32)
-
-    def _encoded(self, codec: Codec | FlatSparse, values: Floats) -> Floats:
-        cut, out = grid(values.size, self._how), np.empty_like(values)
-        for index in range(len(cut)):
-            start, stop = cut.span(index)
-            out[start:stop] = _decoded(codec, values[start:stop])
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A peer's round in a group whose chunks have owners."""
-
-    index: int
-    old: _Replica
-    new: _Replica
-    offer: _Offer
-
-
-_Span = tuple[int, int, PeerId | None]
-"""A chunk: its first element, the one behind its last, and its owner, None for a chunk that has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One partner: its new φ, δ before and after, and its Δ as sent."""
-
-    phi: Floats
-    before: Floats
-    after: Floats
-    moved: Floats
 
 
 class GossipInvariants:
@@ -115,238 +33,165 @@ class GossipInvariants:
     """
 
     def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Callable[[str, int, str], None]) -> None:
-        outer = manifest.method(NoLoCo)
-        self._how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
-        self._parts, self._decay = outer.slow_weight_parts, outer.residual_decay
-        self._alpha, self._beta, self._gamma = map(np.float32, (outer.momentum, outer.lr, outer.gamma))
+        self._outer = OuterSteps(manifest)
         self._honest, self._tell = honest, tell
-        self._owned = manifest.exchange.gossip_group_size > MESH
-        self._at: dict[int, _Replica] = {}
-        self._past: dict[int, dict[bytes, Floats | None]] = {}
-        self._offers: dict[PeerId, dict[tuple[int, int], _Offer]] = {}
-        self._sides: dict[tuple[int, tuple[Contribution, ...]], list[_Side]] = {}
+        self._at: dict[int, ReplicaState] = {}
+        self._history = OfferHistory(self._outer.how, manifest.method(NoLoCo).residual_decay)
+        self._made: dict[int, dict[bytes, bytes]] = {}
+        """By peer: hash of each state that it has made -> hash of the residual.
+
+        A restart may return to any of them.
+        """
         self._longest: dict[int, float] = {}
-        self._groups: dict[tuple[int, tuple[Contribution, ...], frozenset[PeerId]], list[_Step]] = {}
+        self._steps: dict[Group, list[Step]] = {}
+        """Steps of groups of which not all members have reported yet."""
         self.met = 0
 
-    def encoded(self, peer: PeerId, round: int, attempt: int, theta: Floats) -> None:
-        """Record that a peer is about to announce its slow weights minus `theta`, which is finite."""
-        index = self._honest.get(peer)
-        replica = self._at.get(index) if index is not None else None
-        if replica is not None:
-            offers = self._offers.setdefault(peer, {})
-            offers[round, attempt] = _Offer(replica, round, theta.copy(), self._how, self._decay)
-            while len(offers) > KEPT:
-                del offers[next(iter(offers))]
+    def encoded(self, peer: PeerId, attempt: int, theta: Floats) -> None:
+        """Record that a peer is about to announce its contribution, trained to `theta`.
 
-    def installed(self, index: int, state: Floats) -> None:
-        """Record a state that a peer did not compute."""
+        The array does not change any more. A peer whose parameters are not finite contributes its slow weights instead.
+        """
+        index = self._honest.get(peer, -1)
+        state = self._at.get(index)
+        if state is not None:
+            self._history.announce(index, attempt, state, theta if np.isfinite(theta).all() else state.phi)
+
+    def installed(self, index: int, round: int, state: Floats, residual: Floats, *, lost: bool) -> None:
+        """Check the residual of a state that a process did not compute.
+
+        A state that the peer has made before is from a checkpoint, which has the residual; with other states it is zero.
+        `lost`: the residual may be lost, because another peer sent the state or a fault may have damaged the disk.
+        """
+        if index not in self._honest.values():
+            return
         phi, delta = _halved(state)
-        left = self._past.get(index, {}).get(_name(phi, delta), np.zeros_like(phi))  # A checkpoint has what is left.
-        self._at[index] = _Replica(phi, delta, left)
+        left, at, name = self._whole(residual, phi), self._at.get(index), _hash(phi, delta)
+        if at is not None and _hash(at.phi, at.delta) == name:
+            return  # A state that was fetched at first is reported again when the peer is ready.
+        expected = self._made.get(index, {}).get(name, _hash(np.zeros_like(left)))
+        if _hash(left) != expected and not (lost and not residual.size):
+            self._tell("aggregate", index, f"round {round}: the state has the residual of another one")
+        self._begin(index, ReplicaState(round, phi, delta, left))
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
         self._at.pop(index, None)
         self._longest.pop(index, None)
 
-    def committed(self, index: int, round: int, state: Floats, commit: Commit) -> None:
+    def committed(self, index: int, round: int, state: Floats, residual: Floats, commit: Commit) -> None:
         """Check a round that an honest peer has made with others, or alone."""
-        entries, old = commit.opened.contributors, self._at.get(index)
+        opened, old, outer = commit.opened, self._at.get(index), self._outer
+        group = Group(round, opened.contributors, frozenset(one.peer for one in opened.excluded))
         phi, delta = _halved(state)
-        mine, others = None, []
-        for entry in entries:
-            offer = self._offers.get(entry.peer, {}).get((round, entry.attempt))
-            if self._honest.get(entry.peer) == index:
-                mine = offer
-            else:
-                others.append(None if offer is None else offer.sent)
+        new = ReplicaState(round, phi, delta, self._whole(residual, phi))
+        offers = {
+            entry.peer: self._history.find(self._honest.get(entry.peer), round, entry.attempt)
+            for entry in group.entries
+        }
+        me = next((peer for peer in offers if self._honest.get(peer) == index), b"")
+        mine = offers.pop(me, None)
         if old is None or mine is None or mine.replica is not old:
-            self._moved(index, _Replica(phi, delta, None))
+            return self._made_by(index, new)
+        left = outer.left(me, mine, new.left, group)
+        if left.tobytes() != new.left.tobytes():
+            away = float(np.abs(left - new.left).max())
+            self._tell("aggregate", index, f"round {round}: the residual is off by up to {away:.3g}")
+        step = Step(me, old, replace(new, left=left), mine)
+        self._made_by(index, step.new)
+        known = [offer for offer in offers.values() if offer is not None]
+        owned = outer.owned and bool(offers or group.absent)
+        if len(known) < len(offers) or (owned and group.absent):
+            self._bound(step, group)
+        if len(known) < len(offers):
             return
-        known = [sent for sent in others if sent is not None]
-        absent = frozenset(one.peer for one in commit.opened.excluded)
-        if self._owned and (others or absent):
-            new = self._moved(index, _Replica(phi, delta, self._left(old, mine, entries, absent)))
-            if mine.sent is not None and len(known) == len(others):
-                self._group(index, round, entries, absent, _Step(index, old, new, mine))
-            elif mine.sent is not None:
-                self._bound(index, round, old, new, mine.sent, entries, absent)
-            return
-        new = self._moved(index, _Replica(phi, delta, mine.left if others else old.left))
-        if not others:
-            self._equal(index, round, old, new, self._alpha * old.delta + self._beta * (mine.theta - old.phi), 2)
-        elif mine.sent is not None and len(known) == len(others):
+        if owned:
+            self._check_owned(self._complete(step, group), group)
+        elif not offers:
+            self._equal(step, outer.alone(mine), 2)
+        else:
             self.met += 1
-            self._equal(index, round, old, new, self._together(round, old, mine.sent, known), len(entries))
-            self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
-        elif mine.sent is not None:
-            self._bound(index, round, old, new, mine.sent, entries, absent)
+            self._equal(step, outer.together(mine, known, round), len(group.entries))
+            self._mean(self._complete(step, replace(group, absent=frozenset())))
 
-    def _moved(self, index: int, new: _Replica) -> _Replica:
-        """Record the state after a round, to which a restart may return."""
-        self._at[index] = new
-        past = self._past.setdefault(index, {})
-        past[_name(new.phi, new.delta)] = new.left
-        while len(past) > PAST:
-            del past[next(iter(past))]
-        return new
+    def _whole(self, residual: Floats, phi: Floats) -> Floats:
+        """Return a copy of a residual; zeros if a lossy codec has not left out anything yet."""
+        return residual.copy() if residual.size or self._outer.how.exact else np.zeros_like(phi)
 
-    # Groups whose chunks have owners
+    def _begin(self, index: int, state: ReplicaState) -> None:
+        self._at[index] = state
+        self._history.begin(index, state)
 
-    def _chunks(
-        self, slow: bool, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
-    ) -> Iterator[_Span]:
-        """Yield the chunks of Δ, or those of the slow weights that travel in the round."""
-        members = sorted(absent.union(entry.peer for entry in entries))
-        cut = grid(next(iter(self._at.values())).phi.size, self._how)
-        chunks = [chunk for chunk in range(len(cut)) if not slow or chunk % self._parts == round % self._parts]
-        owned = slow or not isinstance(self._how.fast, FlatSparse)
-        for chunk, owner in zip(chunks, shares(len(chunks), members, fragment=round), strict=True):
-            yield *cut.span(chunk), owner if owned else None
+    def _made_by(self, index: int, state: ReplicaState) -> None:
+        """Record a state that a peer has made, to which a restart may return."""
+        self._made.setdefault(index, {})[_hash(state.phi, state.delta)] = _hash(state.left)
+        self._begin(index, state)
 
-    def _left(
-        self, old: _Replica, mine: _Offer, entries: tuple[Contribution, ...], absent: frozenset[PeerId]
-    ) -> Floats | None:
-        """Return what is left out after a round; None if it is unknown.
+    def _complete(self, step: Step, group: Group) -> list[Step]:
+        """Store a step; return those of all members once each of them has reported this group.
 
-        An owner whose pairs have all failed may have had contributions to its chunks before.
+        A pair that failed on one side shows in a report, so such a group is never complete.
         """
-        if self._how.exact:
-            return np.zeros_like(old.phi)
-        after = mine.left
-        if len(entries) == 1 or after is None or old.left is None:
-            return None
-        left = after.copy()
-        for start, stop, owner in self._chunks(False, mine.round, entries, absent):
-            if owner in absent:
-                left[start:stop] = old.left[start:stop]
-        return left
-
-    def _group(
-        self, index: int, round: int, entries: tuple[Contribution, ...], absent: frozenset[PeerId], step: _Step
-    ) -> None:
-        """Check all members once each of them has reported the same members.
-
-        A pair that failed on one side would show in a report. Slow weights travel early, so those of an absent member may
-        be in their mean.
-        """
-        if absent and self._how.slow is not None:
-            assert step.offer.sent is not None
-            return self._bound(index, round, step.old, step.new, step.offer.sent, entries, absent)
-        steps = self._groups.setdefault((round, entries, absent), [])
+        steps = self._steps.setdefault(group, [])
         steps.append(step)
-        if len(steps) < len(entries) or len(entries) == 1:
-            while sum(map(len, self._groups.values())) > STEPS * len(self._honest):
-                del self._groups[next(iter(self._groups))]
-            return
-        del self._groups[round, entries, absent]
-        sent = {one.index: one.offer.sent for one in steps}
-        in_order = [sent[self._honest[entry.peer]] for entry in entries]
-        vectors = [one for one in in_order if one is not None]
-        if len(vectors) < len(entries):
-            return
-        self.met += len(steps)
-        share = np.float32(1 / len(vectors))
-        fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
-        for one in steps:
-            moved, drawn = (list(self._chunks(which, round, entries, absent)) for which in (False, True))
-            wanted = self._owner_step(one, fast, slow, moved, drawn, absent)
-            self._equal(one.index, round, one.old, one.new, wanted, len(entries))
-
-    def _owner_step(
-        self,
-        step: _Step,
-        fast: Floats,
-        slow: Floats,
-        moved: Sequence[_Span],
-        drawn: Sequence[_Span],
-        absent: frozenset[PeerId],
-    ) -> Floats:
-        """Return δ after the step with these means, which owners encode, unless they are absent.
-
-        `moved`, `drawn`: chunks of Δ and of φ.
-        """
-        sent, old, how = step.offer.sent, step.old, self._how
-        assert sent is not None
-        delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent[1]
-        for start, stop, owner in moved:
-            part = fast[start:stop]
-            if how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
-                part = part + pull[start:stop]
-            elif not how.exact and not isinstance(how.fast, FlatSparse):
-                part = _decoded(how.means, part)
-            if owner not in absent:
-                delta[start:stop] = self._alpha * old.delta[start:stop] + self._beta * part
-        for start, stop, owner in drawn if how.slow is not None else ():
-            part = pull[start:stop] if how.exact else _decoded(how.means, pull[start:stop])
-            if owner not in absent:
-                delta[start:stop] += self._gamma * part
-        return delta
+        if len(steps) == len(group.entries):
+            return self._steps.pop(group)
+        while sum(map(len, self._steps.values())) > STEPS * len(self._honest):
+            del self._steps[next(iter(self._steps))]
+        return []
 
     # Checks
 
-    def _together(
-        self, round: int, old: _Replica, mine: tuple[Floats, Floats], others: Sequence[tuple[Floats, Floats]]
-    ) -> Floats:
-        share = np.float32(1 / (1 + len(others)))
-        mean, middle = (np.sum([mine[i], *(one[i] for one in others)], axis=0) * share for i in (0, 1))
-        chunks = np.arange(mean.size) // grid(mean.size, self._how).chunk
-        pull = np.where(chunks % self._parts == round % self._parts, mine[1] - middle, np.float32(0))
-        return np.asarray(self._alpha * old.delta + self._beta * mean - self._gamma * pull, np.float32)
+    def _check_owned(self, steps: Sequence[Step], group: Group) -> None:
+        """Check all members of a group whose chunks have owners, unless absent members may have sent anything."""
+        absent = [self._history.vectors(self._honest.get(peer), group.round) for peer in sorted(group.absent)]
+        known = [vectors for vectors in absent if vectors is not None]
+        wanted = self._outer.with_owners(steps, group, known) if steps and len(known) == len(absent) else None
+        if wanted is not None:
+            self.met += len(steps) if len(steps) > 1 else 0
+            for step, delta in zip(steps, wanted, strict=True):
+                self._equal(step, delta, len(steps) + len(absent))
 
-    def _equal(self, index: int, round: int, old: _Replica, new: _Replica, delta: Floats, size: int) -> None:
+    def _equal(self, step: Step, delta: Floats, size: int) -> None:
         """Check that the new state is δ and φ + δ, up to rounding."""
-        phi = old.phi + delta
+        phi, new = step.old.phi + delta, step.new
         away = float(max(np.abs(new.delta - delta).max(), np.abs(new.phi - phi).max()))
         if not away <= _unit(delta, phi) * size / 2:
-            self._tell("aggregate", index, f"round {round}: off by up to {away:.3g}")
+            self._tell("aggregate", self._honest[step.peer], f"round {new.round}: off by up to {away:.3g}")
 
-    def _mean(self, index: int, round: int, entries: tuple[Contribution, ...], side: _Side) -> None:
-        """Check that pushes and pulls cancel out: a whole group makes DiLoCo's step."""
-        sides = self._sides.setdefault((round, entries), [])
-        sides.append(side)
-        if len(sides) < len(entries):
-            while len(self._sides) > KEPT * len(self._honest):
-                del self._sides[next(iter(self._sides))]
+    def _mean(self, steps: Sequence[Step]) -> None:
+        """Check that pushes and pulls of all members cancel out: a whole group makes DiLoCo's step."""
+        if not steps:
             return
-        del self._sides[round, entries]
-        wanted = sum(self._alpha * side.before + self._beta * side.moved for side in sides)
-        found = sum(side.after for side in sides)
-        away = float(np.abs(found - wanted).max())
-        if not away <= len(sides) * _unit(*(side.phi for side in sides), np.asarray(wanted)):
-            self._tell("mean", index, f"round {round}: {len(sides)} have moved their mean by {away:.3g} too much")
+        alpha, beta, last = self._outer.alpha, self._outer.beta, steps[-1]
+        wanted = np.sum([alpha * step.old.delta + beta * step.offer.sent[0] for step in steps], axis=0)
+        away = float(np.abs(np.sum([step.new.delta for step in steps], axis=0) - wanted).max())
+        if not away <= len(steps) * _unit(*(step.new.phi for step in steps), wanted):
+            detail = f"round {last.new.round}: {len(steps)} have moved their mean by {away:.3g} too much"
+            self._tell("mean", self._honest[last.peer], detail)
 
-    def _bound(
-        self,
-        index: int,
-        round: int,
-        old: _Replica,
-        new: _Replica,
-        sent: tuple[Floats, Floats],
-        entries: tuple[Contribution, ...],
-        absent: frozenset[PeerId],
-    ) -> None:
-        """Check a step with lying partners: their effect on our own step is limited by the screening.
+    def _bound(self, step: Step, group: Group) -> None:
+        """Check a step with members that may have sent anything.
 
-        The usual norm is at most our own longest norm, because the smaller of two counts; a vector within the limit of
-        φ has two parts, which move δ by β and γ. Chunks that the peer owns itself are exempt: their limit is the median of
-        the group, and a peer whose own vectors are zero uses those means, too.
+        The screening limits their effect on our own step. The usual norm is at most our own longest norm, because the
+        smaller of two counts. A vector within the limit of φ has two parts, which move δ by β and γ. Chunks that the peer owns
+        itself are exempt: their limit is the median of the group, and a peer whose own vectors are zero uses those means, too.
         """
-        size = len(entries) + (len(absent) if self._owned else 0)
-        moved = new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent[0]
-        vectors = (False,) if self._how.slow is None else (False, True)
-        for slow in vectors if self._owned else ():
-            for start, stop, owner in self._chunks(slow, round, entries, absent):
-                if owner is not None and self._honest.get(owner) == index:
-                    moved[start:stop] = 0
+        outer, old, sent, index = self._outer, step.old, step.offer.sent, self._honest[step.peer]
+        size = len(group.entries) + (len(group.absent) if outer.owned else 0)
+        moved = step.new.delta - outer.alpha * old.delta - outer.beta * np.float32(1 / size) * sent[0]
+        for slow in (False, True) if outer.owned else ():
+            for part, owner in outer.chunks(group, old.phi.size, slow=slow):
+                if owner == step.peer:
+                    moved[part] = 0
         away = float(np.linalg.norm(moved))
         own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
         own = own or float(np.linalg.norm(old.delta))  # A peer that has not trained compares others with its momentum.
         longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
-        limit = float(self._beta + self._gamma) * (size - 1) / size * (1 + NORM_LIMIT) * longest
+        limit = float(outer.beta + outer.gamma) * (size - 1) / size * (1 + NORM_LIMIT) * longest
         if not away <= limit:
-            self._tell("bound", index, f"round {round}: {away:.3g} from the step alone, the limit is {limit:.3g}")
+            detail = f"round {group.round}: {away:.3g} from the step alone, the limit is {limit:.3g}"
+            self._tell("bound", index, detail)
 
 
 def _halved(state: Floats) -> tuple[Floats, Floats]:
@@ -355,16 +200,9 @@ def _halved(state: Floats) -> tuple[Floats, Floats]:
     return state[:half].copy(), state[half:].copy()
 
 
-def _name(phi: Floats, delta: Floats) -> bytes:
-    """Return a hash of a state."""
-    return blake3.blake3(phi.tobytes() + delta.tobytes()).digest()
-
-
-def _decoded(codec: Codec | FlatSparse, values: Floats) -> Floats:
-    """Return the values of a chunk after encoding and decoding."""
-    out = np.empty_like(values)
-    codec.decode(payload_of(codec, np.ascontiguousarray(values)), out)
-    return out
+def _hash(*vectors: Floats) -> bytes:
+    """Return a hash of these vectors."""
+    return blake3.blake3(b"".join(vector.tobytes() for vector in vectors)).digest(16)
 
 
 def _unit(*values: Floats) -> float:

@@ -89,6 +89,9 @@ class _Sent:
     """Tokens of earlier rounds in another lineage, which may count again."""
 
 
+NONE: Floats = np.empty(0, np.float32)
+"""No vector."""
+
 Tell = Callable[[str, int, str], None]
 """Reports a violation: oracle, peer, detail."""
 
@@ -103,14 +106,14 @@ class CommitInvariants:
         self._manifest, self._honest, self._tell = manifest, honest, tell
         self._vectors = 1 if manifest.sparse else METHODS[manifest.outer.method].replica.vectors
         self._single = manifest.outer.rounds_per_step == 1
+        self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
         # Sparse codecs have a private residual; "agreement" checks that all compute the same from their contributions.
-        self._known = manifest.outer.computable and not manifest.sparse
+        self._known = manifest.outer.computable and not manifest.sparse and self.pairs is None
         self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = dense_rule(manifest.exchange.rule)
         # A cluster or a ring clips fewer contributions than there are in all.
         self._clips = manifest.exchange.aggregation == "clip" and manifest.exchange.topology == "butterfly"
-        self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
         self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
@@ -144,14 +147,28 @@ class CommitInvariants:
         """
         if self.samples is not None and draws is not None:
             self.samples.encoded(peer, round, attempt, draws)
+        if self.pairs is not None:
+            self.pairs.encoded(peer, attempt, theta.copy())
         if not np.isfinite(theta).all():
             return  # It must not be sent, and what is sent instead is another contribution.
-        self._sent[peer, round, attempt] = _Sent(theta.copy(), trained, self._merged.get(self._honest.get(peer, -1), 0))
-        if self.pairs is not None:
-            self.pairs.encoded(peer, round, attempt, theta)
+        merged = self._merged.get(self._honest.get(peer, -1), 0)
+        self._sent[peer, round, attempt] = _Sent(theta.copy() if self._known else NONE, trained, merged)
 
-    def installed(self, index: int, round: int, digest: Digest, state: Floats, lineage: str = "") -> None:
-        """Record a state that a peer did not compute: its first, a fetched one, or the first one of a lineage."""
+    def installed(
+        self,
+        index: int,
+        round: int,
+        digest: Digest,
+        state: Floats,
+        lineage: str = "",
+        *,
+        residual: Floats = NONE,
+        lost: bool = False,
+    ) -> None:
+        """Record a state that a peer did not compute: its first, a fetched one, or the first one of a lineage.
+
+        `residual`: that of gossip. `lost`: it may be lost.
+        """
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
         before, given = self._given.get(index, (lineage, 0))
@@ -161,9 +178,8 @@ class CommitInvariants:
         if self.samples is not None and not round:
             self.samples.first(digest)
         if self.pairs is not None:
-            self.pairs.installed(index, state)
-        cut = state.size // self._vectors
-        self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
+            self.pairs.installed(index, round, state, residual, lost=lost)
+        self._state(round, digest, state)
 
     def founded(self, index: int, round: int, digest: Digest, state: Floats, lineage: str) -> None:
         """Record that a peer continues in a lineage, unless it has yet to report the round of its state."""
@@ -179,9 +195,20 @@ class CommitInvariants:
             self.pairs.ended(index)
 
     def committed(
-        self, index: int, round: int, digest: Digest, state: Floats, outcome: Outcome, lineage: str = ""
+        self,
+        index: int,
+        round: int,
+        digest: Digest,
+        state: Floats,
+        outcome: Outcome,
+        lineage: str = "",
+        *,
+        residual: Floats = NONE,
     ) -> None:
-        """Check a round of a lineage (hexadecimal; "" is the first one) that an honest peer has applied."""
+        """Check a round of a lineage (hexadecimal; "" is the first one) that an honest peer has applied.
+
+        `residual`: that of gossip.
+        """
         before = self._at.get(index)
         if not np.isfinite(state).all():
             self._tell("finite", index, f"round {round}")
@@ -195,8 +222,7 @@ class CommitInvariants:
             parent, given = self._given.get(index, (lineage, 0))
             self._given[index] = lineage, sum(ours) + (given if parent == lineage else 0)
         self._merged.pop(index, None)  # The model begins with the new state.
-        cut = state.size // self._vectors
-        new = self._states.setdefault(digest, _State(round, state[:cut].copy(), state[cut:].copy()))
+        new = self._state(round, digest, state)
         old = self._states.get(before[1]) if before is not None else None
         if old is not None and outcome.commit is not None and not new.checked and old.round + 1 == round:
             new.checked = True
@@ -204,10 +230,15 @@ class CommitInvariants:
                 self.samples.committed(index, before[1], digest, outcome.commit)
             self._check(index, old, new, outcome.commit)
         if self.pairs is not None and outcome.commit is not None:
-            self.pairs.committed(index, round, state, outcome.commit)
+            self.pairs.committed(index, round, state, residual, outcome.commit)
         oldest = self.frontier - KEPT
         if oldest != self._oldest or round < oldest:
             self._forget(oldest)
+
+    def _state(self, round: int, digest: Digest, state: Floats) -> _State:
+        """Return what is stored of a state: the vectors only if the step is computed from them."""
+        cut, parts = state.size // self._vectors, (state if self._known else NONE)
+        return self._states.setdefault(digest, _State(round, parts[:cut].copy(), parts[cut:].copy()))
 
     # Checks
 
@@ -246,7 +277,7 @@ class CommitInvariants:
                 self._tell("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
-        if self.pairs is not None or not self._known:
+        if not self._known:
             return
         ours = [one for one, entry in zip(sent, entries, strict=True) if one is not None and entry.peer in self._honest]
         self._measure(old, new.round, ours)

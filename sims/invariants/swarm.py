@@ -9,13 +9,15 @@ from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.core.types import Floats
+from thinwire.node.methods.noloco.replica import GossipReplica
+from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
 from thinwire.node.state.replica import Replica
 from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
-from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.invariants.on_commit import NONE, CommitInvariants, Tell
 from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, replayed
 from thinwire.sims.peers.machine import Machine, Played
 from thinwire.swarm.manifest.manifest import Manifest
@@ -71,6 +73,8 @@ class SwarmInvariants:
             orphan=manifest.exchange.orphan if manifest.outer.rounds_per_step == 1 else 0.0,
         )
         self._gave_up: set[int] = set()
+        self._read: dict[int, tuple[Floats, int]] = {}
+        """Parameters and tokens that gossip peers have read for a contribution, by index."""
 
     def look(self, now: float) -> None:
         """Check what holds at all times, see `AlwaysInvariants`."""
@@ -101,8 +105,11 @@ class SwarmInvariants:
                 number = learner.firsts.index(learner.reading)
                 session, commits = fragments.sessions[number], self._fragments.each[number]
                 theta = fragments.replica.fragments[number].part.take(theta)
-            round, attempt = session.replica.round + 1, session.current.attempt + 1
-            commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
+            if isinstance(session, GossipSession):
+                self._read[machine.index] = theta.copy(), trained
+            else:
+                round, attempt = session.replica.round + 1, session.current.attempt + 1
+                commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """Note a peer's own event."""
@@ -112,11 +119,11 @@ class SwarmInvariants:
             return
         peer = machine.process.peer
         if kind == "phase" and fields["phase"] == "announce":
-            self._announced(peer, int(fields.get("fragment", 0)))
+            self._announced(machine.index, peer, int(fields.get("fragment", 0)))
         elif kind == "phase" and fields["phase"] == "commit":  # The step of an overlapped method follows later.
             self._always.committed(machine, (int(fields.get("fragment", 0)), int(fields["round"])), now)
         elif kind in ("ready", "synced", "lineage"):
-            self._installed(machine.index, peer, fields.get("fragment"), founds=kind == "lineage")
+            self._installed(machine, peer, fields.get("fragment"), kind)
             if kind == "ready":
                 self._gave_up.discard(machine.index)
                 self.changed(machine, now)
@@ -124,29 +131,41 @@ class SwarmInvariants:
                 place = int(fields.get("fragment", 0)), int(fields["round"])
                 self._always.founded(machine, str(fields["lineage"]), now, place)
 
-    def _announced(self, peer: Peer, fragment: int) -> None:
-        """Record what a peer announces for the replay of its round."""
+    def _announced(self, index: int, peer: Peer, fragment: int) -> None:
+        """Record what a peer announces.
+
+        A gossip group may have been drawn again since the contribution was encoded, with another attempt. Other contributions
+        are recorded for the replay of the round.
+        """
         session = peer.session if self._fragments is None else peer.fragments.sessions[fragment]
+        if isinstance(session, GossipSession) and index in self._read:
+            group, (theta, trained) = session.current, self._read.pop(index)
+            self.commits.encoded(peer.identity.peer_id, group.round, group.attempt + 1, theta, trained)
         if self.replays and isinstance(session, RoundSession):
             current = session.current
             me, source = peer.identity.peer_id, current.exchange.source
             self.replays[fragment].announced(me, current.round, current.attempt, source)
 
-    def _installed(self, index: int, peer: Peer, number: int | None, *, founds: bool) -> None:
-        """Record a state that a peer did not compute, or, if it `founds` a lineage, continues in it.
+    def _installed(self, machine: Machine, peer: Peer, number: int | None, kind: str) -> None:
+        """Record a state that a peer did not compute, or continues in another lineage.
 
-        It is the state of one fragment, or of all that the peer holds.
+        `kind`: the event that reports it, "ready", "synced" or "lineage". It is the state of one fragment, or of all that the
+        peer holds.
         """
-        replica = peer.replica
+        index, replica, disk = machine.index, peer.replica, machine.disk
         for one, held, _ in replica.each(peer.layout):
             if self.replays and number in (None, one):
                 self.replays[one].installed(index, held)
         if self._fragments is not None:
-            record = self._fragments.founded if founds else self._fragments.installed
+            record = self._fragments.founded if kind == "lineage" else self._fragments.installed
             record(index, peer.fragments.replica, number)
         else:
-            note = self.commits.founded if founds else self.commits.installed
-            note(index, replica.round, replica.digest, _trained(replica), replica.lineage.hex())
+            state = index, replica.round, replica.digest, _trained(replica), replica.lineage.hex()
+            if kind == "lineage":
+                self.commits.founded(*state)
+            else:
+                lost = kind == "synced" or disk.lied or disk.rotted
+                self.commits.installed(*state, residual=_residual(replica), lost=lost)
 
     def committed(self, index: int, peer: Peer, outcome: Outcome) -> None:
         """Check a round that a peer has applied."""
@@ -161,12 +180,15 @@ class SwarmInvariants:
             self._fragments.committed(index, peer.fragments.replica, outcome)
         else:
             name = replica.lineage.hex()
-            self.commits.committed(index, replica.round, replica.digest, _trained(replica), outcome, name)
+            state = _trained(replica)
+            residual = _residual(replica)
+            self.commits.committed(index, replica.round, replica.digest, state, outcome, name, residual=residual)
 
     def ended(self, machine: Machine, failure: BaseException | None, now: float) -> None:
         """Check that a process may end; `failure`: the error of a process that gave up or crashed."""
         index = machine.index
         (self._fragments or self.commits).ended(index)
+        self._read.pop(index, None)
         for replay in self.replays.values():
             replay.ended(index)
         if failure is not None:
@@ -179,6 +201,11 @@ class SwarmInvariants:
 def _trained(replica: Replica) -> Floats:
     """Return a replica's state without the data ledger."""
     return replica.state if replica.ledger is None else replica.state[: replica.vectors * replica.size]
+
+
+def _residual(replica: Replica) -> Floats:
+    """Return the residual of a gossip replica; empty for others."""
+    return replica.residual if isinstance(replica, GossipReplica) else NONE
 
 
 def _described(failure: BaseException) -> str:

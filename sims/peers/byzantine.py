@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import Rule
+from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather_payload import cut_up
 from thinwire.collectives.rounds.contributions import Summary
-from thinwire.compression.core.codec import Codec
+from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.compression.sparse.topk import Sparse
@@ -79,9 +80,32 @@ def _announce(
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
             other = change(payload)
             changed.append((payload if other is None else other).data)
+        if isinstance(session, GossipSession) and isinstance(session.current, OwnerGroup):
+            _read_honestly(session, session.current, source, changed)
         return await average(changed, summary=None if openly else summary, **rest)
 
     session.average = lying  # type: ignore[method-assign, assignment]
+
+
+def _read_honestly(
+    session: GossipSession, group: OwnerGroup, source: Sequence[Buffer], changed: Sequence[Buffer]
+) -> None:
+    """Let a liar use its honest chunk for the means that it computes itself.
+
+    That is the case for chunks that it owns, where the false chunk cannot be decoded.
+    """
+    own, unreadable = group.own, {}
+    for number, payload in enumerate(changed):
+        try:
+            session.codec.fast.check(payload, session.grid.size(number))
+        except CodecError:
+            unreadable[number] = source[number]
+
+    def honest(number: int) -> Buffer | None:
+        announced = own(number)
+        return announced if announced is None else unreadable.get(number, announced)
+
+    group.own = honest  # type: ignore[method-assign]
 
 
 def change_values(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.topology.shards import MIN_CHUNK
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
@@ -49,12 +50,17 @@ SIZES = {1: PARAMETERS, 2: 3 * MIN_CHUNK, 4: 5 * MIN_CHUNK + 100}
 PARTS = tuple(SIZES)
 
 
+def parameters(group: int, parts: int) -> int:
+    """Return the number of parameters; in groups whose chunks have owners there are several chunks."""
+    return max(SIZES[parts], SIZES[2] if group > MESH else 0)
+
+
 def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"pairs/{seed}")
     codec, gamma, group, parts = rng.choice(CODECS), rng.choice(GAMMAS), rng.choice(GROUPS), rng.choice(PARTS)
     manifest = MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=parts)
-    return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest, parameters=SIZES[parts])
+    return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest, parameters=parameters(group, parts))
 
 
 def command(seed: int, faults: Sequence[Fault] | None = None) -> str:

@@ -216,6 +216,34 @@ def mean_of_another_member(patch):
     )
 
 
+def residual_lost_at_restart(patch):
+    """A restarted peer has no residual."""
+    patch.setattr(GossipReplica, "load_private", lambda self, tensors, layout: "")
+
+
+def residual_of_restart_not_decayed(patch):
+    """A restarted peer has a residual that is too large."""
+    load = GossipReplica.load_private
+
+    def larger(self, tensors, layout):
+        return load(self, {name: tensor / np.float32(0.95) for name, tensor in tensors.items()}, layout)
+
+    patch.setattr(GossipReplica, "load_private", larger)
+
+
+def residual_kept_with_another_state(patch):
+    """A peer that takes over the state of another peer keeps its residual."""
+    install = GossipReplica.install
+
+    def keep(self, fetched):
+        residual = self.residual
+        changed = install(self, fetched)
+        self.residual = residual
+        return changed
+
+    patch.setattr(GossipReplica, "install", keep)
+
+
 def residual_carried_whole(patch):
     """The residual does not decay."""
     step = GossipReplica.step

@@ -448,7 +448,7 @@ def pairs(codec, gamma=0.7, *, faults=(), peers=8, seed=3, seconds=25.0, group=2
     """Run of pairs or groups with these codec and faults."""
     manifest = noloco_trial.MANIFEST.format(codec=codec, gamma=gamma, group=group, parts=parts)
     scenario = replace(
-        noloco_trial.trial_of_pairs(seed, peers), manifest=manifest, parameters=noloco_trial.SIZES[parts]
+        noloco_trial.trial_of_pairs(seed, peers), manifest=manifest, parameters=noloco_trial.parameters(group, parts)
     )
     return scenario.with_(faults=faults, duration=seconds)
 
@@ -488,9 +488,8 @@ def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges)
     met = dict(zip(numbers, (judge.met for judge in judges), strict=True))
     large = {seed for seed in numbers if "gossip_group_size = 9" in noloco_trial.trial_of_pairs(seed).manifest}
     assert all(met[seed] > 40 for seed in numbers if seed not in large), "nothing was judged"
-    # A step of a large group is checked only if all its members have reported the same members and, where slow weights
-    # travel, none is absent.
-    assert sum(met[seed] for seed in large) >= 5 * (len(large) - 1)
+    # A step of a large group is checked only if all its members have reported the same members.
+    assert sum(met[seed] for seed in large) >= 20 * (len(large) - 1)
 
 
 def test_noloco_seeds_cover_every_pair_of_codec_gamma_parts_and_group_size():
@@ -534,6 +533,33 @@ def test_invariants_find_planted_noloco_bug(plant, codec, group, parts, monkeypa
     # A change that both partners make alike is invisible in their mean; in large groups the mean is not checked.
     alike = (planted.partner_counted_twice, planted.pull_left_out, planted.first_part_in_every_round)
     assert bool(told["mean"]) != (plant in alike or group > 8)
+
+
+def restarted(codec, group):
+    """Run in which all peers are killed, so that they continue with their checkpoints; later one stands still."""
+    scenario = pairs(codec, group=group, peers=4, seconds=40.0)
+    peers = tuple(replace(peer, join=0.05 * bool(peer.index)) for peer in scenario.peers)
+    faults = tuple(Fault(14.0 + 0.01 * index, "restart", (index,), 3.0) for index in range(4))
+    return replace(scenario, peers=peers, faults=(*faults, Fault(24.0, "pause", (2,), 8.0)))
+
+
+@pytest.mark.parametrize(
+    "plant, codec, group",
+    [
+        *product(
+            (None, planted.residual_lost_at_restart, planted.residual_of_restart_not_decayed), (INT8, SPARSE), (2, 9)
+        ),
+        (planted.residual_kept_with_another_state, INT8, 2),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_invariants_find_a_state_with_a_wrong_residual(plant, codec, group, monkeypatch):
+    if plant is not None:
+        plant(monkeypatch)
+    run = play(restarted(codec, group))
+    assert {violation.oracle for violation in run.violations} == ({"aggregate"} if plant is not None else set())
+    restored = [event for event in run.journal.events if event.name == "restored"]
+    assert plant is not None or len(restored) == 4
 
 
 # Reasons that partners report, except late; other lies stay unnoticed, within the bound.
