@@ -21,6 +21,7 @@ from thinwire.collectives.topology.shards import grid, shares
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
 from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.sims.invariants.sparse_mean import Marks, marks, sparse_mean
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Contribution, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
@@ -50,6 +51,15 @@ class _Replica:
     left: Floats | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Δ and φ that a replica has sent. `marks`: the elements that a sparse Δ has, else None."""
+
+    fast: Floats
+    slow: Floats
+    marks: Marks | None = None
+
+
 class _Offer:
     """Data that a replica trained to `theta` sends.
 
@@ -60,28 +70,30 @@ class _Offer:
         self.replica, self.round, self.theta, self._how, self._decay = replica, round, theta, how, np.float32(decay)
 
     @cached_property
-    def sent(self) -> tuple[Floats, Floats] | None:
-        """Return Δ and φ as the partner decodes them (or their meaning, with one vector). None: unknown."""
+    def sent(self) -> _Sent | None:
+        """Return what the partner decodes (or its meaning, with one vector). None: unknown."""
         phi, left = self.replica.phi, self.replica.left
         if self._how.exact or self._how.slow is None:
-            return self.theta - phi, phi
+            return _Sent(self.theta - phi, phi)
         if left is None:
             return None
-        return self._encoded(self._how.fast, self.theta - phi + left), self._encoded(self._how.slow, phi)
+        delta, cut, fast = self.theta - phi + left, grid(phi.size, self._how), self._how.fast
+        pieces = [delta[slice(*cut.span(index))] for index in range(len(cut))]
+        marked = (
+            [marks(fast, payload_of(fast, one), one.size) for one in pieces] if isinstance(fast, FlatSparse) else []
+        )
+        slow = [_decoded(self._how.slow, phi[slice(*cut.span(index))]) for index in range(len(cut))]
+        moved = np.concatenate([_decoded(fast, one) for one in pieces])
+        return _Sent(moved, np.concatenate(slow), np.concatenate(marked) if marked else None)
 
     @property
     def left(self) -> Floats | None:
         """Return the part that is left out, and carried over to the next contribution."""
         if self._how.exact or self.sent is None or self.replica.left is None:
             return None
-        return np.asarray(self._decay * (self.theta - self.replica.phi + self.replica.left - self.sent[0]), np.float32)
-
-    def _encoded(self, codec: Codec | FlatSparse, values: Floats) -> Floats:
-        cut, out = grid(values.size, self._how), np.empty_like(values)
-        for index in range(len(cut)):
-            start, stop = cut.span(index)
-            out[start:stop] = _decoded(codec, values[start:stop])
-        return out
+        return np.asarray(
+            self._decay * (self.theta - self.replica.phi + self.replica.left - self.sent.fast), np.float32
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +191,8 @@ class GossipInvariants:
         elif mine.sent is not None and len(known) == len(others):
             self.met += 1
             self._equal(index, round, old, new, self._together(round, old, mine.sent, known), len(entries))
-            self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, mine.sent[0]))
+            fast = mine.sent.fast if mine.sent.marks is None else self._means([mine.sent, *known])[0]
+            self._mean(index, round, entries, _Side(new.phi, old.delta, new.delta, fast))
         elif mine.sent is not None:
             self._bound(index, round, old, new, mine.sent, entries, absent)
 
@@ -247,8 +260,7 @@ class GossipInvariants:
         if len(vectors) < len(entries):
             return
         self.met += len(steps)
-        share = np.float32(1 / len(vectors))
-        fast, slow = (np.sum([one[which] for one in vectors], axis=0) * share for which in (0, 1))
+        fast, slow = self._means(vectors)
         for one in steps:
             moved, drawn = (list(self._chunks(which, round, entries, absent)) for which in (False, True))
             wanted = self._owner_step(one, fast, slow, moved, drawn, absent)
@@ -269,7 +281,7 @@ class GossipInvariants:
         """
         sent, old, how = step.offer.sent, step.old, self._how
         assert sent is not None
-        delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent[1]
+        delta, pull = self._alpha * old.delta + self._beta * (step.offer.theta - old.phi), slow - sent.slow
         for start, stop, owner in moved:
             part = fast[start:stop]
             if how.slow is None:  # One vector, θ = Δ + φ, whose mean has both.
@@ -286,13 +298,21 @@ class GossipInvariants:
 
     # Checks
 
-    def _together(
-        self, round: int, old: _Replica, mine: tuple[Floats, Floats], others: Sequence[tuple[Floats, Floats]]
-    ) -> Floats:
-        share = np.float32(1 / (1 + len(others)))
-        mean, middle = (np.sum([mine[i], *(one[i] for one in others)], axis=0) * share for i in (0, 1))
+    def _means(self, group: Sequence[_Sent]) -> tuple[Floats, Floats]:
+        """Return the means of Δ and φ of a group."""
+        share = np.float32(1 / len(group))
+        fast, slow = (np.sum(vectors, axis=0) * share for vectors in ([o.fast for o in group], [o.slow for o in group]))
+        given = [one.marks for one in group if one.marks is not None]
+        if given:
+            for index in range(len(cut := grid(fast.size, self._how))):
+                here = slice(*cut.span(index))
+                fast[here] = sparse_mean([one.fast[here] for one in group], [one[here] for one in given])
+        return fast, slow
+
+    def _together(self, round: int, old: _Replica, mine: _Sent, others: Sequence[_Sent]) -> Floats:
+        mean, middle = self._means([mine, *others])
         chunks = np.arange(mean.size) // grid(mean.size, self._how).chunk
-        pull = np.where(chunks % self._parts == round % self._parts, mine[1] - middle, np.float32(0))
+        pull = np.where(chunks % self._parts == round % self._parts, mine.slow - middle, np.float32(0))
         return np.asarray(self._alpha * old.delta + self._beta * mean - self._gamma * pull, np.float32)
 
     def _equal(self, index: int, round: int, old: _Replica, new: _Replica, delta: Floats, size: int) -> None:
@@ -323,7 +343,7 @@ class GossipInvariants:
         round: int,
         old: _Replica,
         new: _Replica,
-        sent: tuple[Floats, Floats],
+        sent: _Sent,
         entries: tuple[Contribution, ...],
         absent: frozenset[PeerId],
     ) -> None:
@@ -334,17 +354,19 @@ class GossipInvariants:
         the group, and a peer whose own vectors are zero uses those means, too.
         """
         size = len(entries) + (len(absent) if self._owned else 0)
-        moved = new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent[0]
+        moved = new.delta - self._alpha * old.delta - self._beta * np.float32(1 / size) * sent.fast
         vectors = (False,) if self._how.slow is None else (False, True)
         for slow in vectors if self._owned else ():
             for start, stop, owner in self._chunks(slow, round, entries, absent):
                 if owner is not None and self._honest.get(owner) == index:
                     moved[start:stop] = 0
         away = float(np.linalg.norm(moved))
-        own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
+        own = float(np.hypot(np.linalg.norm(sent.fast), np.linalg.norm(sent.slow - old.phi)))
         own = own or float(np.linalg.norm(old.delta))  # A peer that has not trained compares others with its momentum.
         longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
-        limit = float(self._beta + self._gamma) * (size - 1) / size * (1 + NORM_LIMIT) * longest
+        # A value of a sparse Δ that no other member has sent may count in full.
+        share = self._beta / (1 if sent.marks is not None else size) + self._gamma / size
+        limit = float(share) * (size - 1) * (1 + NORM_LIMIT) * longest
         if not away <= limit:
             self._tell("bound", index, f"round {round}: {away:.3g} from the step alone, the limit is {limit:.3g}")
 
