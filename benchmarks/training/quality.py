@@ -74,6 +74,8 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "noloco sparse lr1.5 /16": paired(1.0, 1.5, 0.0, codec=TOPK.format(64), decay=0.95, parts=16),
     "noloco sparse, 8s": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95),
     "noloco sparse, 8s /16": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95, parts=16),
+    "noloco sparse, 16s /16": paired(1.0, 1.0, 0.0, 16, TOPK.format(64), decay=0.95, parts=16),
+    "noloco int4 m0, 16s": paired(1.0, 1.0, 0.0, 16, "int4(block=256)"),
     "noloco int4 m0": paired(1.0, 1.0, 0.0, codec="int4(block=256)"),
     "noloco, fours": paired(0.7, group=4),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),
