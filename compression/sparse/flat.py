@@ -51,7 +51,7 @@ class FlatSparse:
         self.codec.decode(payload, layout(out.size, RUN, self.codec.chunk)).scatter(out)
 
     def mean(self, payloads: Sequence[Buffer], out: Floats) -> None:
-        """Write the mean of checked payloads to out, that of SparseLoCo: a `bounded_contributor_mean` in each run.
+        """Write the mean of checked payloads to out: a `bounded_contributor_mean` in each run (SparseLoCo).
 
         The same payloads in the same order give the same bits.
         """

@@ -1,4 +1,7 @@
-"""Reference for the mean of sparse contributions to a gossip group, from dense vectors, without the product's kernels."""
+"""Reference for the mean of sparse contributions to a gossip group.
+
+It uses dense vectors, not the product's kernels.
+"""
 
 from __future__ import annotations
 

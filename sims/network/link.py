@@ -30,7 +30,10 @@ CONTROL_WINDOW = 256
 """Control frames in flight per direction before `send` waits."""
 
 BURST = 14_600
-"""Bytes that a TCP connection sends at once after a pause: ten segments (RFC 6928). Small bulk frames share them."""
+"""Bytes that a TCP connection sends at once after a pause: ten segments (RFC 6928).
+
+Small bulk frames share them.
+"""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class SimTransport:
         self.wall = net.wall
         self.traffic = LinkTraffic()
         self.peaks = [0, 0]
-        """Maximum number of control frames, and of bulk frames, in flight at one time in one pipe, see `Endpoint`."""
+        """Maximum number of control frames, and of bulk frames, in flight in one pipe, see `Endpoint`."""
         self.alive = True
         self.awake = asyncio.Event()
         self.awake.set()
@@ -70,7 +70,7 @@ class SimTransport:
         self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
         self._control: deque[tuple[Arrival, Pipe | None, int]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None, int]] = deque()
-        """What has arrived, the pipe that it has room in, and its bytes."""
+        """Arrivals with the pipe that they take room in, and their bytes."""
 
     # --- the Transport interface
 
