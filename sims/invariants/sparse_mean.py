@@ -29,7 +29,8 @@ def marks(codec: FlatSparse, payload: Buffer, size: int) -> Marks:
     ones = [replace(part, lo=1.0, hi=1.0, halves=np.full_like(part.halves, ONE)) for part in selected.parts]
     out = np.zeros(size, np.float32)
     Selected(codec.codec, chunks, tuple(ones)).scatter(out)
-    return out != 0
+    marked: Marks = out != 0
+    return marked
 
 
 def sparse_mean(vectors: Sequence[Floats], sent: Sequence[Marks]) -> Floats:
