@@ -37,14 +37,32 @@ from benchmarks.training.round_table import RoundTable
 from benchmarks.training.toy import PEERS, Toy
 
 
+class ByAll(MeshMeans):
+    """Means that divide each value by all members, also by those that have not sent it."""
+
+    def fast(self, index: int, out: Floats) -> bool:
+        self._mean(self._halves.fast, index, out)
+        return True
+
+
 class PairRounds:
-    """NoLoCo's replicas of one process: in every round each averages with one or more partners, drawn as in the product."""
+    """NoLoCo's replicas of one process: in every round each averages with one or more partners, drawn as in the product.
+
+    `means`: those of groups up to MESH.
+    """
 
     def __init__(
-        self, layout: Layout, theta: Floats, peers: Sequence[bytes], codec: PairCodec, step: GossipStep, group: int = 2
+        self,
+        layout: Layout,
+        theta: Floats,
+        peers: Sequence[bytes],
+        codec: PairCodec,
+        step: GossipStep,
+        group: int = 2,
+        means: type[MeshMeans] = MeshMeans,
     ) -> None:
         self.replicas = [GossipReplica(layout.digest, theta, ()) for _ in peers]
-        self._peers, self._view, self._group = list(peers), sorted(peers), group
+        self._peers, self._view, self._group, self._means = list(peers), sorted(peers), group, means
         self._codec, self._cut, self._step = codec, grid(layout.total, codec), step
         self._owned: dict[bytes, OwnerGroup] = {}
         """The last group whose chunks have owners."""
@@ -66,7 +84,7 @@ class PairRounds:
                 self._owned = owner_groups(group, payloads, self._cut, self._codec, one.round + 1)
             means = self._owned[me].means(group)
         elif drawn:
-            means = MeshMeans(payloads, group.index(me), self._cut, self._codec, one.round + 1)
+            means = self._means(payloads, group.index(me), self._cut, self._codec, one.round + 1)
         one.step(read, sent[index], means, self._cut, self._codec, members=(), pull=self._step)
 
 
@@ -118,6 +136,7 @@ def paired(
     seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
     parts: int = 1,
     decay: float = 1.0,
+    means: type[MeshMeans] = MeshMeans,
 ) -> Callable[[Toy], float]:
     """Return NoLoCo with these settings. `seen` is called after each round."""
 
@@ -127,7 +146,7 @@ def paired(
         theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
         how, pull = halves(codec, lr=lr, gamma=gamma, parts=parts), GossipStep(momentum, lr, gamma, decay)
-        pairs = PairRounds(layout, theta, toy.peers, how, pull, group)
+        pairs = PairRounds(layout, theta, toy.peers, how, pull, group, means)
 
         def reader(trainer: Trainer) -> Read:
             return lambda start, stop, out: layout.read(trainer.model, out, start)

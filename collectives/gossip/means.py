@@ -60,7 +60,7 @@ class MeshMeans:
         out -= own
         return True
 
-    def _mean(self, codec: Codec, number: int, out: Floats) -> None:
+    def _mean(self, codec: Codec | FlatSparse, number: int, out: Floats) -> None:
         one = np.empty_like(out)
         out[:] = 0.0
         for payload in self._payloads:
