@@ -25,7 +25,7 @@ from thinwire.node.training.inner_optimizer import InnerConfig
 
 from benchmarks.training.outermeans import demo_run, dense, low_rank, sieved, sparse
 from benchmarks.training.toy import PEERS, Make, Toy, apart, synchronous, text, train
-from benchmarks.training.unlike import asynchronous, overlapped, paired
+from benchmarks.training.unlike import ByAll, asynchronous, overlapped, paired
 
 
 def rounds_of(make: Make) -> Callable[[Toy], float]:
@@ -68,12 +68,14 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "noloco sparse": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95),
     "noloco sparse /4": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, parts=4),
     "noloco sparse /16": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, parts=16),
-    "noloco sparse .7": paired(0.7, 1.0, 0.0, codec=TOPK.format(64), decay=0.95),
-    "noloco sparse m.5": paired(0.7, 0.7, 0.5, codec=TOPK.format(64), decay=0.95),
+    "noloco sparse, by all": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, means=ByAll),
+    "noloco sparse /16, by all": paired(1.0, 1.0, 0.0, codec=TOPK.format(64), decay=0.95, parts=16, means=ByAll),
+    "noloco sparse, 8s, by all": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95, means=ByAll),
     "noloco sparse lr1.5": paired(1.0, 1.5, 0.0, codec=TOPK.format(64), decay=0.95),
-    "noloco sparse lr1.5 /16": paired(1.0, 1.5, 0.0, codec=TOPK.format(64), decay=0.95, parts=16),
     "noloco sparse, 8s": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95),
     "noloco sparse, 8s /16": paired(1.0, 1.0, 0.0, 8, TOPK.format(64), decay=0.95, parts=16),
+    "noloco sparse, 16s /16": paired(1.0, 1.0, 0.0, 16, TOPK.format(64), decay=0.95, parts=16),
+    "noloco int4 m0, 16s": paired(1.0, 1.0, 0.0, 16, "int4(block=256)"),
     "noloco int4 m0": paired(1.0, 1.0, 0.0, codec="int4(block=256)"),
     "noloco, fours": paired(0.7, group=4),
     "diloco .4/.9": rounds_of(dense("fp32", 0.4, 0.9)),

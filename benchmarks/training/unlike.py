@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from thinwire.collectives.aggregation.rule_factory import RULES
-from thinwire.collectives.gossip.means import MeshMeans
+from thinwire.collectives.gossip.means import Means, MeshMeans
+from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
+from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.gossip.pair_codec import PairCodec, halves
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.matching import others
-from thinwire.collectives.topology.shards import grid
+from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
 from thinwire.node.methods.overlapped.co2 import Co2Replica
@@ -24,6 +29,7 @@ from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.step_balancing import steps_by_power
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
 
@@ -31,15 +37,35 @@ from benchmarks.training.round_table import RoundTable
 from benchmarks.training.toy import PEERS, Toy
 
 
+class ByAll(MeshMeans):
+    """Means that divide each value by all members, also by those that have not sent it."""
+
+    def fast(self, index: int, out: Floats) -> bool:
+        self._mean(self._halves.fast, index, out)
+        return True
+
+
 class PairRounds:
-    """NoLoCo's replicas of one process: in every round each averages with one or more partners, drawn as in the product."""
+    """NoLoCo's replicas of one process: in every round each averages with one or more partners, drawn as in the product.
+
+    `means`: those of groups up to MESH.
+    """
 
     def __init__(
-        self, layout: Layout, theta: Floats, peers: Sequence[bytes], codec: PairCodec, step: GossipStep, group: int = 2
+        self,
+        layout: Layout,
+        theta: Floats,
+        peers: Sequence[bytes],
+        codec: PairCodec,
+        step: GossipStep,
+        group: int = 2,
+        means: type[MeshMeans] = MeshMeans,
     ) -> None:
         self.replicas = [GossipReplica(layout.digest, theta, ()) for _ in peers]
-        self._peers, self._view, self._group = list(peers), sorted(peers), group
+        self._peers, self._view, self._group, self._means = list(peers), sorted(peers), group, means
         self._codec, self._cut, self._step = codec, grid(layout.total, codec), step
+        self._owned: dict[bytes, OwnerGroup] = {}
+        """The last group whose chunks have owners."""
 
     def offer(self, index: int, read: Read) -> list[memoryview]:
         """Return the payloads of one replica's contribution."""
@@ -52,8 +78,53 @@ class PairRounds:
         drawn = others(bytes(32), one.round, self._view, me, self._group)
         group = sorted({me, *drawn})
         payloads = [sent[self._peers.index(peer)] for peer in group]
-        means = MeshMeans(payloads, group.index(me), self._cut, self._codec, one.round + 1) if drawn else None
+        means: Means | None = None
+        if drawn and self._group > MESH:
+            if self._owned.keys() != set(group) or self._owned[me].round != one.round + 1:
+                self._owned = owner_groups(group, payloads, self._cut, self._codec, one.round + 1)
+            means = self._owned[me].means(group)
+        elif drawn:
+            means = self._means(payloads, group.index(me), self._cut, self._codec, one.round + 1)
         one.step(read, sent[index], means, self._cut, self._codec, members=(), pull=self._step)
+
+
+def owner_groups(
+    members: Sequence[bytes], sent: Sequence[Sequence[memoryview]], cut: Grid, codec: PairCodec, round: int
+) -> dict[bytes, OwnerGroup]:
+    """Return the product's groups of these members after a round of theirs, in which frames arrive at once.
+
+    `sent`: payloads of each member's contribution, see `PairRounds.offer`.
+    """
+    frames: deque[tuple[bytes, bytes, Frame]] = deque()
+
+    def member(me: bytes) -> OwnerGroup:
+        queue: Any = SimpleNamespace(
+            control=lambda to, message: frames.append((me, to, Frame(message))),
+            bulk=lambda to, frame: frames.append((me, to, frame)),
+            withdraw=lambda *of: None,
+        )
+        terms = PairTerms(round, bytes(32), cut, codec, 1, queue, lambda: 1.0, 1.0)
+        group = OwnerGroup(terms, me=me, size=len(members))
+        group.choose(tuple(peer for peer in members if peer != me), members)
+        return group
+
+    def deliver() -> None:
+        while frames:
+            sender, to, frame = frames.popleft()
+            groups[to].on_frame(sender, frame)
+
+    groups = {me: member(me) for me in members}
+    hashes = [[blake3(payload).digest() for payload in payloads] for payloads in sent]
+    for payloads, known, group in zip(sent, hashes, groups.values(), strict=True):
+        if codec.slow is not None:
+            group.post(payloads[len(cut) :], b"".join(known[len(cut) :]))
+    deliver()
+    for payloads, known, group in zip(sent, hashes, groups.values(), strict=True):
+        fast = b"".join(known[: len(cut)])
+        group.announce(payloads[: len(cut)], fast, weight=1, loss=0.0, speed=0.0, deadline=1.0)
+    deliver()
+    assert not any(group.outstanding for group in groups.values())
+    return groups
 
 
 def paired(
@@ -65,6 +136,7 @@ def paired(
     seen: Callable[[int, Sequence[GossipReplica]], None] = lambda number, replicas: None,
     parts: int = 1,
     decay: float = 1.0,
+    means: type[MeshMeans] = MeshMeans,
 ) -> Callable[[Toy], float]:
     """Return NoLoCo with these settings. `seen` is called after each round."""
 
@@ -74,7 +146,7 @@ def paired(
         theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
         how, pull = halves(codec, lr=lr, gamma=gamma, parts=parts), GossipStep(momentum, lr, gamma, decay)
-        pairs = PairRounds(layout, theta, toy.peers, how, pull, group)
+        pairs = PairRounds(layout, theta, toy.peers, how, pull, group, means)
 
         def reader(trainer: Trainer) -> Read:
             return lambda start, stop, out: layout.read(trainer.model, out, start)

@@ -33,23 +33,32 @@ _NUMBER = 1 << 17
 
 
 def pair_time(
-    total: int, how: PairCodec, places: Sequence[tuple[int, PlannedPeer]], latency: float, group: int = 2
+    total: int,
+    how: PairCodec,
+    places: Sequence[tuple[int, PlannedPeer]],
+    latency: float,
+    group: int = 2,
+    *,
+    jitter: float = 0.0,
 ) -> RoundTime:
     """Return the time of a round of `total` parameters in random groups.
 
-    places: pairs of a number of peers and their kind. latency: seconds one way. The result is a mean over all pairs, or
-    over DRAWN larger groups: `waiting` lasts until the slowest member has computed, `agreement` is the latency of Ready
-    and Fetch.
+    places: pairs of a number of peers and their kind. latency: seconds one way, of which the share `jitter` is
+    exponentially distributed. The result is a mean over all pairs, or over DRAWN larger groups: `waiting` lasts until the
+    slowest member has computed, `agreement` is the latency of Ready and Fetch.
     """
     size = min(group, sum(count for count, _ in places))
     sent = _by_owners(total, how, size) if group > MESH else _to_all(total, how, size)
-    # A sparse Δ makes one hop in large groups, too, but its simulated rounds are at least as long as with two.
-    hops = 2 if group > MESH else 1
+    # Of the messages of all other members the last one counts.
+    latency *= 1 - jitter + jitter * sum(1 / i for i in range(1, size))
+    slow_hops = 2 if group > MESH else 1  # to the owner, and back as a mean
+    hops = slow_hops if how.averaged else 1
     waiting = moving = computing = 0.0
     for chance, members in _pairs(places) if size == 2 else _groups(places, size):
         slowest = max(one.computing for one in members)
         rate = min(min(one.up, one.down) for one in members)
-        seconds = hops * latency + sent.step / rate + max(0.0, sent.base / rate - slowest)
+        late = (slow_hops - hops) * latency + sent.base / rate - slowest
+        seconds = hops * latency + sent.step / rate + max(0.0, late)
         waiting += chance * slowest
         moving += chance * seconds
         computing += chance * sum(one.computing for one in members) / size / (slowest + 2 * latency + seconds)

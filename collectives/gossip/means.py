@@ -9,7 +9,9 @@ from typing import Protocol
 import numpy as np
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
+from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse.flat import FlatSparse
 
 
 class Means(Protocol):
@@ -40,12 +42,11 @@ class MeshMeans:
 
     def fast(self, index: int, out: Floats) -> bool:
         """Write the mean of Δ (of θ, if one vector travels) of this chunk."""
-        one = np.empty_like(out)
-        out[:] = 0.0
-        for payload in self._payloads:
-            self._halves.fast.decode(payload[index], one)
-            out += one
-        out *= self._share
+        codec = self._halves.fast
+        if isinstance(codec, FlatSparse):
+            codec.mean([payload[index] for payload in self._payloads], out)
+        else:
+            self._mean(codec, index, out)
         return True
 
     def pull(self, index: int, out: Floats) -> bool:
@@ -53,16 +54,19 @@ class MeshMeans:
         slow = self._halves.slow
         if slow is None or index not in self._mixed:
             return False
-        number = self._count + self._mixed.index(index)
+        number, own = self._count + self._mixed.index(index), np.empty_like(out)
+        self._mean(slow, number, out)
+        slow.decode(self._payloads[self._place][number], own)
+        out -= own
+        return True
+
+    def _mean(self, codec: Codec | FlatSparse, number: int, out: Floats) -> None:
         one = np.empty_like(out)
         out[:] = 0.0
         for payload in self._payloads:
-            slow.decode(payload[number], one)
+            codec.decode(payload[number], one)
             out += one
         out *= self._share
-        slow.decode(self._payloads[self._place][number], one)
-        out -= one
-        return True
 
 
 @dataclass(frozen=True, slots=True)

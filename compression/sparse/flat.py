@@ -6,11 +6,13 @@ has separate levels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.sharded import layout, square
 from thinwire.compression.sparse.topk import Sparse
 
@@ -49,6 +51,15 @@ class FlatSparse:
         """Decode into out; zeros where nothing was sent. Raises CodecError for an invalid payload."""
         out[:] = 0.0
         self.codec.decode(payload, layout(out.size, RUN, self.codec.chunk)).scatter(out)
+
+    def mean(self, payloads: Sequence[Buffer], out: Floats) -> None:
+        """Write the mean of checked payloads to out: a `bounded_contributor_mean` in each run (SparseLoCo).
+
+        The same payloads in the same order give the same bits.
+        """
+        chunks = layout(out.size, RUN, self.codec.chunk)
+        selected = [self.codec.decode(payload, chunks) for payload in payloads]
+        sparsemean.mean(selected, [1.0] * len(selected), chunks, clip=False, out=out)
 
     def check(self, payload: Buffer, n: int) -> float:
         """Return the squared L2 norm of a payload of n elements. Raises CodecError for an invalid one."""

@@ -15,6 +15,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Floats
 from thinwire.compression.sparse.flat import FlatSparse
+from thinwire.sims.invariants.sparse_mean import Marks, marks
 
 KEPT = 4
 """Number of stored states and of stored contributions of one peer: partners are in the same round."""
@@ -53,6 +54,17 @@ class Offer:
         if self._how.exact or self._how.slow is None:
             return self.theta - phi, phi
         return encoded(self._how.fast, self._how, self._total), encoded(self._how.slow, self._how, phi)
+
+    @cached_property
+    def marks(self) -> Marks | None:
+        """Return which elements a sparse Δ has values of; None if it is dense."""
+        fast = self._how.fast
+        if not isinstance(fast, FlatSparse):
+            return None
+        total = self._total
+        cut = grid(total.size, self._how)
+        pieces = [np.ascontiguousarray(total[slice(*cut.span(index))]) for index in range(len(cut))]
+        return np.concatenate([marks(fast, payload_of(fast, piece), piece.size) for piece in pieces])
 
     @property
     def vector(self) -> Floats:

@@ -18,6 +18,7 @@ from thinwire.collectives.topology.shards import grid, shares
 from thinwire.compression.core.types import Floats
 from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.sims.invariants.gossip_contributions import Offer, ReplicaState, Vectors, decoded
+from thinwire.sims.invariants.sparse_mean import sparse_mean
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Contribution, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
@@ -101,11 +102,21 @@ class OuterSteps:
 
     def together(self, mine: Offer, others: Sequence[Offer], round: int) -> Floats:
         """Return δ after a step with these contributions, in a group whose chunks have no owners."""
-        sent = [mine.sent, *(other.sent for other in others)]
-        mean, middle = (np.sum(vectors, axis=0) * np.float32(1 / len(sent)) for vectors in zip(*sent, strict=True))
+        offers = [mine, *others]
+        mean, middle = self.mean(offers), _mean([offer.sent[1] for offer in offers])
         chunks = np.arange(mean.size) // grid(mean.size, self.how).chunk
         pull = np.where(chunks % self._parts == round % self._parts, middle - mine.sent[1], np.float32(0))
         return np.asarray(self.alpha * mine.replica.delta + self.beta * mean + self.gamma * pull, np.float32)
+
+    def mean(self, offers: Sequence[Offer]) -> Floats:
+        """Return the mean of Δ of these contributions."""
+        vectors, marked = [offer.sent[0] for offer in offers], [one.marks for one in offers if one.marks is not None]
+        mean = _mean(vectors)
+        if marked:
+            for index in range(len(cut := grid(mean.size, self.how))):
+                part = slice(*cut.span(index))
+                mean[part] = sparse_mean([vector[part] for vector in vectors], [one[part] for one in marked])
+        return mean
 
     def with_owners(self, steps: Sequence[Step], group: Group, absent: Sequence[Vectors]) -> list[Floats] | None:
         """Return δ of each member after its step with the means of owners.
@@ -118,7 +129,10 @@ class OuterSteps:
         """
         if math.prod((1 + len(fast)) * (1 + len(slow)) for fast, slow in absent) > MOST:
             return None
-        fasts = _means([step.offer.vector for step in steps], [fast for fast, _ in absent])
+        if isinstance(self.how.fast, FlatSparse):
+            fasts = [self.mean([step.offer for step in steps]) if len(steps) > 1 else None]
+        else:
+            fasts = _means([step.offer.vector for step in steps], [fast for fast, _ in absent])
         slows = _means([step.offer.sent[1] for step in steps], [slow for _, slow in absent])
         size = steps[0].old.phi.size
         owners = {part.start: owner for part, owner in self.chunks(group, size, slow=True)}
@@ -156,8 +170,12 @@ def _means(sent: Sequence[Floats], absent: Sequence[Sequence[Floats]]) -> list[F
     means: list[Floats | None] = []
     for chosen in product(*((None, *vectors) for vectors in absent)):
         vectors = [*sent, *(one for one in chosen if one is not None)]
-        means.append(np.sum(vectors, axis=0) * np.float32(1 / len(vectors)) if len(vectors) > 1 else None)
+        means.append(_mean(vectors) if len(vectors) > 1 else None)
     return means
+
+
+def _mean(vectors: Sequence[Floats]) -> Floats:
+    return np.asarray(np.sum(vectors, axis=0) * np.float32(1 / len(vectors)), np.float32)
 
 
 def _possible(means: Sequence[Floats | None], owner: PeerId | None, group: Group) -> Sequence[Floats | None]:

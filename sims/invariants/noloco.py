@@ -160,11 +160,12 @@ class GossipInvariants:
             self._tell("aggregate", self._honest[step.peer], f"round {new.round}: off by up to {away:.3g}")
 
     def _mean(self, steps: Sequence[Step]) -> None:
-        """Check that pushes and pulls of all members cancel out: a whole group makes DiLoCo's step."""
+        """Check that pulls of all members cancel out: a whole group makes the step of DiLoCo, or of SparseLoCo."""
         if not steps:
             return
-        alpha, beta, last = self._outer.alpha, self._outer.beta, steps[-1]
-        wanted = np.sum([alpha * step.old.delta + beta * step.offer.sent[0] for step in steps], axis=0)
+        outer, last = self._outer, steps[-1]
+        mean = outer.mean([step.offer for step in steps])
+        wanted = np.sum([outer.alpha * step.old.delta + outer.beta * mean for step in steps], axis=0)
         away = float(np.abs(np.sum([step.new.delta for step in steps], axis=0) - wanted).max())
         if not away <= len(steps) * _unit(*(step.new.phi for step in steps), wanted):
             detail = f"round {last.new.round}: {len(steps)} have moved their mean by {away:.3g} too much"
@@ -188,7 +189,9 @@ class GossipInvariants:
         own = float(np.hypot(np.linalg.norm(sent[0]), np.linalg.norm(sent[1] - old.phi)))
         own = own or float(np.linalg.norm(old.delta))  # A peer that has not trained compares others with its momentum.
         longest = self._longest[index] = max(self._longest.get(index, 0.0), own)
-        limit = float(outer.beta + outer.gamma) * (size - 1) / size * (1 + NORM_LIMIT) * longest
+        # A value of a sparse Δ that no other member has sent may count in full.
+        share = outer.beta / (1 if step.offer.marks is not None else size) + outer.gamma / size
+        limit = float(share) * (size - 1) * (1 + NORM_LIMIT) * longest
         if not away <= limit:
             detail = f"round {group.round}: {away:.3g} from the step alone, the limit is {limit:.3g}"
             self._tell("bound", index, detail)

@@ -29,6 +29,12 @@ Rate = Callable[[PeerId, PeerId], float | None]
 CONTROL_WINDOW = 256
 """Control frames in flight per direction before `send` waits."""
 
+BURST = 14_600
+"""Bytes that a TCP connection sends at once after a pause: ten segments (RFC 6928).
+
+Small bulk frames share them.
+"""
+
 
 @dataclass(slots=True)
 class LinkTraffic:
@@ -44,7 +50,7 @@ class LinkTraffic:
 
 
 class Fabric(Protocol):
-    """Network for links. `window`: bulk frames in flight per direction. `loop.now`: virtual seconds.
+    """Network for links. `window`: large bulk frames in flight per direction. `loop.now`: virtual seconds.
 
     `context`: that of callbacks that belong to no peer. `patience`: seconds after which a link that does not move breaks.
     """
@@ -76,7 +82,7 @@ class Fabric(Protocol):
 class Endpoint(Protocol):
     """Transport of one peer. `awake` is cleared while its process is stopped or dead.
 
-    `peaks`: maximum of control and of bulk frames in flight.
+    `peaks`: maximum of control and of bulk frames in flight; several small bulk frames count as one.
     """
 
     peer_id: PeerId
@@ -94,8 +100,8 @@ class Endpoint(Protocol):
         """Return True while this end still holds the link."""
         ...
 
-    def accept(self, arrival: Arrival, pipe: Pipe) -> None:
-        """Take a frame that has arrived through a pipe."""
+    def accept(self, arrival: Arrival, pipe: Pipe, size: int) -> None:
+        """Take a frame of `size` bytes that has arrived through a pipe."""
         ...
 
     def lose(self, link: Link, reason: str) -> None:
@@ -139,16 +145,17 @@ class Route(NamedTuple):
 class Pipe:
     """One direction and one plane (control or bulk) of a link.
 
-    used: frames accepted by `send` and not yet taken by `recv`. sent, taken: number the packets as they leave and
-    arrive. given: bytes of all bulk packets so far. pair: ids of `source` and `sink`. latency: one-way seconds
-    between them. rate: bytes/s that one connection reaches (None: unlimited). limit: maximum of `used`. uplink,
+    used: room of the frames accepted by `send` and not yet taken by `recv`; `send` waits from `limit` on. share: most
+    room that one frame takes: 1 of a control frame; a smaller bulk frame takes its bytes. sent, taken: number the
+    packets as they leave and arrive. given: bytes of all bulk packets so far. pair: ids of `source` and `sink`.
+    latency: one-way seconds between them. rate: bytes/s that one connection reaches (None: unlimited). uplink,
     downlink: links on the route. exit: gateway of the sender's site on the route (None: there is none). onward: in
     a pipe to a relay, the pipe from there to the receiver; entry: the inverse. Frames in both count in `used` of
     the entry.
     """
 
     __slots__ = (
-        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "used", "sent", "taken", "given", "last",
+        "link", "source", "sink", "bulk", "pair", "latency", "rate", "limit", "share", "used", "sent", "taken", "given", "last",
         "queue", "in_flight", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
@@ -158,7 +165,8 @@ class Pipe:
         source, sink = self.source, self.sink = route.source, route.sink
         self.link, self.bulk, self.pair = link, bulk, route.pair
         self.latency, self.rate = route.latency, route.rate
-        self.limit = route.window if bulk else CONTROL_WINDOW
+        self.share = max(1, BURST // max(1, route.window)) if bulk else 1
+        self.limit = self.share * (route.window if bulk else CONTROL_WINDOW)
         self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
         self.downlink = into.downlink if into is not None else sink.downlink
@@ -178,31 +186,36 @@ class Pipe:
         onward = self.onward.in_transit if self.onward is not None else 0
         return sum(packet.size for packets in lists for packet in packets) + onward
 
-    async def room(self) -> bool:
-        """Wait for a free place and take it. Returns False if the link broke meanwhile."""
-        while self.used >= self.limit and self.source.has(self.link):
+    @property
+    def full(self) -> bool:
+        """True if no frame can be sent now."""
+        return self.used >= self.limit
+
+    async def room(self, size: int) -> bool:
+        """Wait for room for a frame of `size` bytes and take it. Returns False if the link broke meanwhile."""
+        while self.full and self.source.has(self.link):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
-                self.wake(1)  # the place may have been given to us just before
+                self.wake(1)  # the room may have been given to us just before
                 raise
         if not self.source.has(self.link):
             return False
-        self.take()
+        self.take(size)
         return True
 
-    def take(self) -> None:
-        """Take a place."""
-        self.used += 1
-        if self.used > self.source.peaks[self.bulk]:
-            self.source.peaks[self.bulk] = self.used
+    def take(self, size: int) -> None:
+        """Take the room of a frame of `size` bytes."""
+        self.used += min(size, self.share)
+        if self.used // self.share > self.source.peaks[self.bulk]:
+            self.source.peaks[self.bulk] = self.used // self.share
 
-    def release(self) -> None:
-        """Give one place back."""
-        self.used -= 1
-        if self.waiters:
+    def release(self, size: int) -> None:
+        """Give the room of a frame of `size` bytes back."""
+        self.used -= min(size, self.share)
+        if self.waiters and not self.full:
             self.wake(1)
 
     def wake(self, count: int) -> None:

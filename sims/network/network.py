@@ -45,11 +45,12 @@ class SimNet:
     latency: one-way seconds, or a function of (sender, receiver). jitter: share of the latency that is exponentially
     distributed. bandwidth: bytes/s of every peer's uplink and downlink (None: unlimited); `uplink.rate` and
     `downlink.rate` of a transport may be set. loss: probability that a frame needs one more retransmission (may be
-    set). window: bulk frames in flight per direction before `send` waits. patience: seconds after which a link that is
-    cut or clogged breaks. deadline: seconds after which a connection attempt at a gate fails. encode: False passes
-    messages by reference and signs only votes (sizes still count), for large swarms. stream: maximum bytes/s of one
-    connection from a sender to a receiver (None or 0: no limit other than the links). `stream` and `latency` are
-    evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean additional seconds).
+    set). window: bulk frames in flight per direction before `send` waits, more if they are small (`BURST`). patience:
+    seconds after which a link that is cut or clogged breaks. deadline: seconds after which a connection attempt at a
+    gate fails. encode: False passes messages by reference and signs only votes (sizes still count), for large swarms.
+    stream: maximum bytes/s of one connection from a sender to a receiver (None or 0: no limit other than the links).
+    `stream` and `latency` are evaluated when a link opens. Transports also have a `loss` and a `jitter` (mean
+    additional seconds).
     circuits: limits of circuits between peers that cannot reach each other; None: there are no circuits.
     payload_factor: bytes on the links for each byte of a payload, so that a small model stands for a large one.
     corrupt: if set, a function that gets (sender, receiver, bytes) and returns the bytes that arrive.
@@ -358,7 +359,7 @@ class SimNet:
         else:
             sink.traffic.control_down += packet.size
         self.loop.record(source, receiver, _MARKS[type(frame.message)], packet.wire, packet.payload)
-        sink.accept(Arrival(source, frame), entry)
+        sink.accept(Arrival(source, frame), entry, packet.size)
         return True
 
     def _received(self, pipe: Pipe, packet: Packet, source: Endpoint) -> Frame:

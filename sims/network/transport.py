@@ -47,7 +47,7 @@ class SimTransport:
         self.wall = net.wall
         self.traffic = LinkTraffic()
         self.peaks = [0, 0]
-        """Maximum number of control frames, and of bulk frames, in flight at one time in one pipe."""
+        """Maximum number of control frames, and of bulk frames, in flight in one pipe, see `Endpoint`."""
         self.alive = True
         self.awake = asyncio.Event()
         self.awake.set()
@@ -68,8 +68,9 @@ class SimTransport:
         self._came: dict[PeerId, tuple[float, float]] = {}
         self._mail: asyncio.Future[None] | None = None
         self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
-        self._control: deque[tuple[Arrival, Pipe | None]] = deque()
-        self._bulk: deque[tuple[Arrival, Pipe | None]] = deque()
+        self._control: deque[tuple[Arrival, Pipe | None, int]] = deque()
+        self._bulk: deque[tuple[Arrival, Pipe | None, int]] = deque()
+        """Arrivals with the pipe that they take room in, and their bytes."""
 
     # --- the Transport interface
 
@@ -104,7 +105,7 @@ class SimTransport:
     async def send_over(self, link: Link, frame: Frame) -> bool:
         """Send a frame over a link; return False if the link is lost."""
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
-        if not await pipe.room():
+        if not await pipe.room(packet.size):
             return False
         pipe.uplink.send(pipe, packet)
         return True
@@ -114,10 +115,11 @@ class SimTransport:
         if link is None or self._closed or not self.awake.is_set():
             return False
         pipe = link.pipe(self, type(frame.message) in BULK)
-        if pipe.waiters or pipe.used >= pipe.limit:
+        if pipe.waiters or pipe.full:
             return False
-        pipe.take()
-        pipe.uplink.send(pipe, self._packer.pack(frame))
+        packet = self._packer.pack(frame)
+        pipe.take(packet.size)
+        pipe.uplink.send(pipe, packet)
         return True
 
     async def recv(self) -> Arrival:
@@ -126,9 +128,9 @@ class SimTransport:
                 await self.awake.wait()
             self._check()
             if receive_queue := self._control or self._bulk:
-                arrival, pipe = receive_queue.popleft()
+                arrival, pipe, size = receive_queue.popleft()
                 if pipe is not None:
-                    pipe.release()
+                    pipe.release(size)
                 if self.circuits is not None and arrival.frame is not None:
                     if self.circuits.hear(arrival.peer, arrival.frame.message):
                         continue
@@ -231,8 +233,8 @@ class SimTransport:
         """Return True if this end still holds the link."""
         return self.links.get(link.other(self).peer_id) is link
 
-    def accept(self, arrival: Arrival, pipe: Pipe) -> None:
-        (self._bulk if pipe.bulk else self._control).append((arrival, pipe))
+    def accept(self, arrival: Arrival, pipe: Pipe, size: int) -> None:
+        (self._bulk if pipe.bulk else self._control).append((arrival, pipe, size))
         if (mail := self._mail) is not None and not mail.done():
             mail.set_result(None)
 
@@ -244,14 +246,14 @@ class SimTransport:
             if self.circuits is not None:
                 self.circuits.relay.forget(peer, waiting=True)
             self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
-            self._control.append((Arrival(peer, None, reason), None))
+            self._control.append((Arrival(peer, None, reason), None, 0))
             self._wake()
 
     def replace(self, link: Link, record: PeerRecord | None) -> None:
         """Note that the other end has a link to another process with our key, whose record it shows."""
         if self.has(link):
             if record is not None:
-                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((announce(record),)))), None))
+                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((announce(record),)))), None, 0))
             self.lose(link, "closed by the peer")
 
     def vanish(self) -> None:
@@ -317,7 +319,7 @@ class SimTransport:
                 over = partial(self.handshakes.knock_over, record)
                 answer, refused = await self.circuits.dial(peer, lambda: dial(record), over)
             if refused and (self.circuits is None or peer not in self.links):
-                self._control.append((Arrival(peer, None, REFUSED), None))
+                self._control.append((Arrival(peer, None, REFUSED), None, 0))
                 self._wake()
             self._obstacles[peer] = "" if isinstance(answer, Welcome) else answer.detail
         finally:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from thinwire.collectives.gossip.means import MeshMeans
+from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.topology.shards import grid
+from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 
 
@@ -23,6 +27,33 @@ def test_sparse_training_without_error_feedback_has_higher_loss(quality, tmp_pat
         return quality.train(quality.Toy(split, 0, rounds=10, steps=5, inner=inner), make)
 
     assert loss(quality.sparse()) < loss(quality.sparse(beta=0)) - 0.15
+
+
+@pytest.mark.parametrize("codec", ["int4(block=256)", "topk(k=64,chunk=4096)|2bit|rice"])
+def test_large_groups_of_the_benchmark_take_the_means_of_owners(load, codec):
+    """They are those of small groups, at 8 bits."""
+    unlike, size, total = load("benchmarks.training.unlike"), 10, 6 * 4096
+    how, rng = halves(codec, lr=1.0, gamma=1.0, parts=2), np.random.default_rng(4)
+    cut, members = grid(total, how), [bytes([index]) * 32 for index in range(size)]
+    first = rng.standard_normal(total).astype(np.float32)
+    replicas = [GossipReplica(bytes(32), first + rng.standard_normal(total).astype(np.float32), ()) for _ in members]
+    moved = [replica.theta + rng.standard_normal(total).astype(np.float32) for replica in replicas]
+
+    def reader(theta):
+        return lambda start, stop, out: np.copyto(out, theta[start:stop])
+
+    sent = [
+        [*replica.offer(reader(theta), cut, how), *replica.base(cut, how)]
+        for replica, theta in zip(replicas, moved, strict=True)
+    ]
+    groups, found = unlike.owner_groups(members, sent, cut, how, 1), np.empty((2, 4096), np.float32)
+    for at, member in enumerate(members):
+        owned, mesh = groups[member].means(members), MeshMeans(sent, at, cut, how, 1)
+        for index in range(len(cut)):
+            assert owned.fast(index, found[0]) and mesh.fast(index, found[1])
+            np.testing.assert_allclose(found[0], found[1], atol=2e-2)
+            assert owned.pull(index, found[0]) == mesh.pull(index, found[1]) == (index % 2 == 1)
+            np.testing.assert_allclose(found[0], found[1], atol=5e-2)
 
 
 @pytest.mark.soak

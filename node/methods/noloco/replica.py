@@ -7,7 +7,8 @@ the round's group (a pair, or one replica alone), and α, β, γ:
 
 The paper prints −β with this Δ, which would ascend; its code adds. Replicas and their digests differ. The mean of all replicas
 makes exactly the outer step of DiLoCo if all peers of each group apply the same contributions (for other cases see
-`collectives/gossip/group.py`). In chunks whose slow weights do not travel in a round the step has no γ-term.
+`collectives/gossip/group.py`). With a sparse codec mean(Δ) is that of SparseLoCo (`FlatSparse.mean`). In chunks whose slow
+weights do not travel in a round the step has no γ-term.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, eight for test_noloco.py.
+"""Typical bugs that tests patch into the product: ten for test_planted_bugs.py, nine for test_noloco.py.
 
 Each function takes a pytest MonkeyPatch and plants one bug.
 """
@@ -17,6 +17,7 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.rounds.owner_results import Reducer
 from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.peer.lifecycle import PeerLifecycle
@@ -266,6 +267,19 @@ def sparse_contribution_left_out(patch):
         init(self, payloads[:-1] if len(payloads) > 8 else payloads, *rest)
 
     patch.setattr(MeshMeans, "__init__", fewer)
+
+
+def sparse_mean_over_all_members(patch):
+    """A value of a sparse contribution is divided by all members, also by those that have not sent it."""
+
+    def mean(self, payloads, out):
+        one, total = np.empty_like(out), np.zeros_like(out)
+        for payload in payloads:
+            self.decode(payload, one)
+            total += one
+        out[:] = total / len(payloads)
+
+    patch.setattr(FlatSparse, "mean", mean)
 
 
 PLANTED_IN_PAIRS = [partner_counted_twice, error_feedback_dropped, pull_left_out, pulled_from_the_exact_place]

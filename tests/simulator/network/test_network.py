@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from thinwire.collectives.transport.interface import Arrival, Contact, Transport
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.network.link import Gateway
+from thinwire.sims.network.link import BURST, Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.transport import SimTransport
@@ -239,7 +239,7 @@ def test_back_pressure_bounds_bytes_in_flight() -> None:
 
         async def push() -> None:
             for i in range(20):
-                assert await a.send(b.peer_id, _chunk(i, 10))
+                assert await a.send(b.peer_id, _chunk(i, BURST))
                 sent.append(i)
 
         task = asyncio.create_task(push())
@@ -262,13 +262,45 @@ def test_back_pressure_bounds_bytes_in_flight() -> None:
     virtual_loop.run(main(), seed=3)
 
 
+def test_small_frames_are_in_flight_together_up_to_one_burst() -> None:
+    async def main() -> None:
+        net = SimNet(1, window=8, latency=0.3)
+        a, b = _swarm(net, 2)
+        sent: list[float] = []
+
+        async def push(count: int, size: int) -> None:
+            start = net.loop.time()
+            for i in range(count):
+                await a.send(b.peer_id, _chunk(i, size))
+                sent.append(net.loop.time() - start)
+
+        async def take(count: int) -> None:
+            for _ in range(count):
+                await b.recv()
+
+        await asyncio.gather(push(1, 0), take(1))
+        size = len(encode(_chunk(0, 200), None, RUN)) + 200
+        sent.clear()
+        most = -(-8 * (BURST // 8) // size)  # The last one may exceed the burst.
+        await asyncio.gather(push(100, 200), take(100))
+        assert 40 < most < 80
+        assert sent == [0.0] * most + [pytest.approx(0.3)] * (100 - most)
+        assert a.peaks[True] == 8
+        sent.clear()
+        await asyncio.gather(push(9, BURST), take(9))
+        assert sent == [0.0] * 8 + [pytest.approx(0.3)]
+        assert a.links[b.peer_id].pipe(a, bulk=True).used == 0
+
+    virtual_loop.run(main(), seed=3)
+
+
 def test_sends_waiting_on_killed_peer_return_false() -> None:
     async def main() -> None:
         net = SimNet(1, window=8)
         a, b = _swarm(net, 2)
         for i in range(8):
-            assert await a.send(b.peer_id, _chunk(i, 10))
-        waiting = [asyncio.create_task(a.send(b.peer_id, _chunk(i, 10))) for i in range(8, 11)]
+            assert await a.send(b.peer_id, _chunk(i, BURST))
+        waiting = [asyncio.create_task(a.send(b.peer_id, _chunk(i, BURST))) for i in range(8, 11)]
         await asyncio.sleep(1)
         net.kill(b.peer_id)
         assert await asyncio.gather(*waiting) == [False] * 3
@@ -285,7 +317,7 @@ def test_killed_peer_resets_links_after_one_latency() -> None:
         await c.send(a.peer_id, _gossip())
         assert (await b.recv()).peer == a.peer_id and (await a.recv()).peer == c.peer_id
         for i in range(8):
-            assert await a.send(b.peer_id, _chunk(i))
+            assert await a.send(b.peer_id, _chunk(i, BURST))
         stuck = asyncio.create_task(a.send(b.peer_id, _chunk()))
         dead = asyncio.create_task(b.recv())
         await asyncio.sleep(0)
@@ -551,7 +583,7 @@ def test_pipes_of_a_link_are_made_when_used_and_as_the_link_was_opened():
         assert link is two.links[one.peer_id] and [(pipe.source, pipe.bulk) for pipe in link.pipes] == [(one, False)]
         delay = 9.0
         back = link.pipe(two, bulk=True)
-        assert (back.source, back.sink, back.bulk, back.latency, back.limit) == (two, one, True, 0.25, net.window)
+        assert (back.source, back.sink, back.bulk, back.latency, back.limit) == (two, one, True, 0.25, 8 * back.share)
         assert link.pipe(two, bulk=True) is back and len(link.pipes) == 2
 
     virtual_loop.run(main(), seed=1)

@@ -148,7 +148,7 @@ def test_hostile_relay_can_only_break_link(how: str, encode: bool) -> None:
 
         async def push() -> None:
             for index in range(1, 200):
-                await a.send(b.peer_id, _frame(index))
+                await a.send(b.peer_id, _frame(index, 2000))  # eight in flight
 
         task = asyncio.create_task(push())
         seen, broken = [0], 0

@@ -7,6 +7,7 @@ import pytest
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.compression.sparse.topk import Sparse
+from thinwire.sims.invariants.sparse_mean import marks, sparse_mean
 
 CODEC = FlatSparse(Sparse(4, 256))
 
@@ -37,6 +38,40 @@ def test_payload_of_another_size_or_with_missing_bytes_is_refused():
 def test_value_that_is_not_finite_is_not_encoded():
     with pytest.raises(CodecError, match="not finite"):
         CODEC.payload(np.array([1.0, np.nan, 2.0], np.float32))
+
+
+def test_mean_divides_each_value_by_its_senders_or_by_the_usual_number_of_them():
+    """Of four members three send the same values, and one other values."""
+    values = np.zeros((4, 256), np.float32)
+    values[:3, [3, 70, 90, 200]] = [[1.0], [2.0], [3.0]]
+    values[3, [3, 11, 12, 13]] = 4.0
+    payloads, out = [CODEC.payload(one) for one in values], np.full(256, np.nan, np.float32)
+    CODEC.mean(payloads, out)
+    # One value with four senders, three with three: usually 3.25 of four.
+    expected = np.zeros(256)
+    expected[3] = (1 + 2 + 3 + 4) / 4
+    expected[[70, 90, 200]] = (1 + 2 + 3) / 3.25
+    expected[[11, 12, 13]] = 4 / 3.25
+    np.testing.assert_allclose(out, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 70_000])
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_mean_equals_the_reference_of_simulations(size, members):
+    codec = FlatSparse(Sparse(64, 4096))
+    rng = np.random.default_rng(size)
+    common = rng.standard_normal(size)
+    values = [(common + rng.standard_normal(size)).astype(np.float32) for _ in range(members)]
+    values[-1][: size // 2] = 0.0
+    payloads, out = [codec.payload(one) for one in values], np.full(size, np.nan, np.float32)
+    codec.mean(payloads, out)
+    decoded = np.zeros((members, size), np.float32)
+    for payload, one in zip(payloads, decoded, strict=True):
+        codec.decode(payload, one)
+    expected = sparse_mean(list(decoded), [marks(codec, payload, size) for payload in payloads])
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
+    if members == 1:
+        np.testing.assert_array_equal(out, decoded[0])
 
 
 def test_tensors_of_all_sizes_gain_from_a_chunk_with_values_of_four_scales():

@@ -1,0 +1,50 @@
+"""Reference for the mean of sparse contributions to a gossip group.
+
+It uses dense vectors, not the product's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from thinwire.compression.core.types import Buffer, Floats
+from thinwire.compression.sparse.flat import RUN, FlatSparse
+from thinwire.compression.sparse.sharded import layout
+from thinwire.compression.sparse.topk import Selected
+
+ONE = np.float16(1.0).view(np.uint16)
+"""The bits of 1.0."""
+
+Marks = NDArray[np.bool_]
+"""True where a contribution has a value, which may be zero."""
+
+
+def marks(codec: FlatSparse, payload: Buffer, size: int) -> Marks:
+    """Return which of `size` elements a payload has values of."""
+    chunks = layout(size, RUN, codec.codec.chunk)
+    selected = codec.codec.decode(payload, chunks)
+    ones = [replace(part, lo=1.0, hi=1.0, halves=np.full_like(part.halves, ONE)) for part in selected.parts]
+    out = np.zeros(size, np.float32)
+    Selected(codec.codec, chunks, tuple(ones)).scatter(out)
+    marked: Marks = out != 0
+    return marked
+
+
+def sparse_mean(vectors: Sequence[Floats], sent: Sequence[Marks]) -> Floats:
+    """Return the mean of the contributions to a chunk, where `sent` marks the values of each.
+
+    A coordinate is divided by the number of members that sent it, but at least by the usual one: of each member, the
+    mean of this number over the values that it sent; of all members the lower median. A member that sent nothing in a run
+    agrees with all.
+    """
+    out = np.zeros_like(vectors[0])
+    for start in range(0, out.size, RUN):
+        here = slice(start, start + RUN)
+        counts = np.sum([one[here] for one in sent], axis=0)
+        shared = sorted(counts[one[here]].mean() if one[here].any() else len(sent) for one in sent)
+        total = np.sum([one[here] for one in vectors], axis=0, dtype=np.float64)
+        out[here] = total / np.maximum(counts, shared[(len(sent) - 1) // 2])
+    return out
