@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import blake3
 import numpy as np
 from thinwire.collectives.state_offers import Offers, Replay, best, newest, replay_of, vouched
 from thinwire.compression.core.types import Buffer
@@ -198,11 +199,18 @@ async def _fetch(
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
     here = [peer for peer in chosen if peer not in away]
     sources = [peer for peer in here if peer not in partial.liars] or here
-    offered = set(hashes)
-    partial.chunks = {one: chunk for one, chunk in partial.chunks.items() if one in offered}
-    chunks = {index: partial.chunks[hashes[index]] for index in needed if hashes[index] in partial.chunks}
     # Chunks are copied to here, so that the transport can use its buffers again: it would retain as many as were held at once.
-    room = memoryview(np.empty((len(needed) - len(chunks)) * CHUNK_BYTES, np.uint8))
+    room = memoryview(np.empty(len(needed) * CHUNK_BYTES, np.uint8))
+    places = {
+        index: room[place * CHUNK_BYTES :][: min(CHUNK_BYTES, nbytes - index * CHUNK_BYTES)]
+        for place, index in enumerate(needed)
+    }
+    chunks: dict[int, Buffer] = {}
+    for index in needed:
+        if (earlier := partial.chunks.get(hashes[index])) is not None:
+            places[index][:] = earlier
+            chunks[index] = places[index]
+    partial.chunks = {hashes[index]: chunk for index, chunk in chunks.items()}
     asked: dict[int, list[PeerId]] = {}
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
@@ -254,12 +262,16 @@ async def _fetch(
             continue
         askers.remove(peer)
         load[peer] -= 1
-        size = min(CHUNK_BYTES, nbytes - message.index * CHUNK_BYTES)
-        if len(frame.payload) == size and frame.hashed() == hashes[message.index]:
-            if message.index not in chunks:
-                chunk, room = room[:size], room[size:]
-                chunk[:] = frame.payload
-                chunks[message.index] = partial.chunks[hashes[message.index]] = chunk
+        place, whole = places[message.index], len(frame.payload) == len(places[message.index])
+        if whole and message.index not in chunks:
+            place[:] = frame.payload
+            found = blake3.blake3(
+                place
+            ).digest()  # of the copy: another process may change memory that it shares with us
+        else:
+            found = frame.hashed()
+        if whole and found == hashes[message.index]:
+            chunks[message.index] = partial.chunks[hashes[message.index]] = place
             longest[peer] = min(LATEST, max(longest[peer], SLOWER * (now() - moved[peer])))
             last = moved[peer] = now()
             late.discard(peer)

@@ -58,7 +58,7 @@ class _Dense:
 
 
 class _RowByRow:
-    """Rows of a codec that knows rows."""
+    """Codec that encodes each row separately."""
 
     def __init__(self, codec: Rows | Tah, width: int) -> None:
         self._codec, self._width = codec, width

@@ -278,7 +278,10 @@ class Agreement:
         self.tick(now)
 
     def _completed(self, sender: PeerId, message: Decided) -> Commit | None:
-        """Return the commit that a peer has sent without its proposal; None if the proposal is not known here."""
+        """Return the commit that a peer has sent without its proposal.
+
+        None: the proposal is not known here; the peer is asked for it.
+        """
         known = self.opened, self.commit.opened if self.commit is not None else None, self._acceptor.voted
         found = with_proposal(message, known)
         # Another proposal of the ballot of our commit is evidence.
@@ -306,7 +309,7 @@ class Agreement:
             self._out.append((sender, commit))
 
     def _hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
-        """Handle a message before the commit. Return True if no time needs to pass after it."""
+        """Handle a message before the commit. Return True if `tick` need not follow."""
         match message:
             case Ready():
                 self._hear_ready(sender, message, signature, now)

@@ -2,9 +2,9 @@
 
 The sizes are exact: chunk grid, codec and control messages are those of the product. The time is the sum of the
 dependent steps (Ready -> Open -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes on the
-slowest link in between. Encoding, encryption and the outer step are not included (0.75 s of one core per GB of fp32
-parameters, docs/measured/exchange.md). tests/swarms/topologies/test_planned_times.py compares the
-model with whole swarms in virtual time.
+slowest link in between. Encoding, encryption and the outer step are not included: with int8 about a second of one core per
+GB of fp32 parameters (docs/measured/exchange.md). tests/swarms/topologies/test_planned_times.py compares the model with
+whole swarms in virtual time.
 """
 
 from __future__ import annotations

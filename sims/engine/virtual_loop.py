@@ -344,11 +344,11 @@ def run(
     if asyncio._get_running_loop() is not None:
         main.close()
         raise RuntimeError("a simulation cannot run inside a running event loop")
-    loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # missing methods raise
-    asyncio._set_running_loop(loop)
     # The world of the run before is in reference cycles. The collector counts its objects, few among those of the imported
     # modules, and not its arrays, so without this the worlds of many runs would wait for it.
     gc.collect(1)
+    loop = SimLoop(seed, explore=explore, max_callbacks=max_callbacks)  # type: ignore[abstract]  # missing methods raise
+    asyncio._set_running_loop(loop)
     thresholds = gc.get_threshold()
     gc.set_threshold(*RARE)
     gc.freeze()

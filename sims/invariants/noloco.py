@@ -160,7 +160,7 @@ class GossipInvariants:
             self._tell("aggregate", self._honest[step.peer], f"round {new.round}: off by up to {away:.3g}")
 
     def _mean(self, steps: Sequence[Step]) -> None:
-        """Check that pulls of all members cancel out: a whole group makes the step of DiLoCo, or of SparseLoCo."""
+        """Check that pulls of all members cancel out: a group makes the step of DiLoCo, or of SparseLoCo."""
         if not steps:
             return
         outer, last = self._outer, steps[-1]

@@ -41,13 +41,13 @@ def rivals(
     return others if len(others) >= MAX_ENDORSED else []
 
 
-def displaced(table: Mapping[PeerId, Member], rivals: Sequence[PeerId], rng: random.Random) -> PeerId | None:
+def displaced(table: Mapping[PeerId, Member], taken: Sequence[PeerId], rng: random.Random) -> PeerId | None:
     """Return the one of these peers that loses its place; None if all of them have had a link.
 
     Peers that are only known from others come first. The peer is drawn at random: if the oldest one lost its place, a flood
     of knocks would always push out an honest newcomer before its link is open.
     """
-    unlinked = [peer for peer in rivals if not table[peer].linked]
+    unlinked = [peer for peer in taken if not table[peer].linked]
     told = [peer for peer in unlinked if not table[peer].met]
     return rng.choice(told or unlinked) if unlinked else None
 
@@ -55,7 +55,7 @@ def displaced(table: Mapping[PeerId, Member], rivals: Sequence[PeerId], rng: ran
 def forgettable(table: Mapping[PeerId, Member], kept: Collection[PeerId]) -> PeerId | None:
     """Return a peer that may lose its place in a full table; None if there is none.
 
-    It is only known from others, is dead or has left, and it is not one of `kept`. If records reported by others could fill
+    It is a peer outside `kept` that is only known from others, is dead, or has left. If records reported by others could fill
     the table, peers that connect themselves would find no room; if any peer could lose its place, members would be lost.
     """
     for peer, member in table.items():

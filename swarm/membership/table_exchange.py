@@ -51,7 +51,7 @@ class TableExchange:
         return next(iter(self._rng.sample(live.sorted, min(1, len(live.sorted)))), None)
 
     def answers(self, peer: PeerId, now: float) -> bool:
-        """Return True if a request of this peer is to be answered: one in a probe period."""
+        """Note a request of this peer; return True if it is to be answered: one in a probe period."""
         if now - self._answered.get(peer, -math.inf) < self._preset.probe_period:
             return False
         self._answered[peer] = now

@@ -49,6 +49,10 @@ TARGETS = {
     "collectives/rounds/contributions.py": (f"{ROUNDS}/test_contributions.py", ROUNDS),
     "collectives/rounds/result_store.py": (f"{ROUNDS}/test_round.py", f"{ROUNDS}/test_allgather.py"),
     "collectives/rounds/ring_schedule.py": (f"{ROUNDS}/test_ring.py", f"{ROUNDS}/test_ring_schedule.py"),
+    "collectives/topology/owner_pace.py": (
+        "tests/unit/collectives/topology/test_owner_pace.py",
+        f"{ROUNDS}/test_round.py",
+    ),
     "collectives/topology/shards.py": ("tests/unit/collectives/topology/test_shards.py", ROUNDS),
     "node/membership/presence.py": ("tests/unit/node/membership/test_presence.py",),
     "node/outer/frame_router.py": SESSION,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
+from thinwire.sims.engine import virtual_loop
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.simulation.world import simulate
+from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials import trial
 from thinwire.sims.trials.driver import examine, fault_text
 from thinwire.sims.trials.families import FAMILIES
@@ -128,6 +131,28 @@ def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest
     assert found.violations[0].oracle == "caps" and "see 3" in found.text and fault_text(wanted) in found.text
     assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
     assert examine(scenario.with_(faults=harmless), preset=trial.PACE, rerun=True) is None
+
+
+def test_world_of_an_examined_seed_is_freed_before_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a thousand seeds take gigabytes: the collector does not count arrays."""
+    worlds: list[weakref.ref[SimWorld]] = []
+    begin = SimWorld.__init__
+
+    def noted(self: SimWorld, *given: Any) -> None:
+        begin(self, *given)
+        worlds.append(weakref.ref(self))
+
+    async def nothing() -> None:
+        pass
+
+    monkeypatch.setattr(SimWorld, "__init__", noted)
+    gc.disable()
+    try:
+        assert examine(trial.trial(3, 4).with_(faults=()), preset=trial.PACE) is None
+        virtual_loop.run(nothing(), seed=0)
+        assert [world() for world in worlds] == [None]
+    finally:
+        gc.enable()
 
 
 def _fragile(self, machine, reason, failure):

@@ -6,7 +6,7 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.state_offers import Replay, state_digest
-from thinwire.collectives.state_sync import OtherModelState, fetch_state
+from thinwire.collectives.state_sync import OtherModelState, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
@@ -71,6 +71,51 @@ def test_fetched_state_holds_no_received_buffer():
     fetched = fetch({FOUNDER: source}, bytes(len(raw)))
     assert b"".join(fetched.chunks[index] for index in range(3)) == raw
     assert [buffer() for buffer in buffers] == [None] * 3
+
+
+def many(raw, round):
+    """Return a source of a state of several chunks."""
+    source = Source(raw, round=round, members=(FOUNDER,))
+    source.hashes = [blake3.blake3(raw[at : at + CHUNK_BYTES]).digest() for at in range(0, len(raw), CHUNK_BYTES)]
+    digest = state_digest(round, LAYOUT, (FOUNDER,), source.hashes)
+    source.offer = StateOffer(round, digest, LAYOUT, len(raw), (FOUNDER,))
+    source.asked = []
+
+    def answer(message):
+        if isinstance(message, StateAsk):
+            return Frame(source.offer, b"".join(source.hashes))
+        source.asked.append(message.index)
+        at = message.index * CHUNK_BYTES
+        # The source has moved on before the last chunk.
+        return Frame(
+            StateChunk(message.round, message.index), b"" if message.index == 2 else raw[at : at + CHUNK_BYTES]
+        )
+
+    source.answer = answer
+    return source
+
+
+def test_chunks_of_a_failed_try_are_reused_and_do_not_keep_its_memory():
+    raw, partial = bytes(2 * CHUNK_BYTES) + b"end", PartialState()
+    first, second = many(raw, 3), many(b"new" + raw[3:], 4)
+    assert fetch({FOUNDER: first}, b"?" * len(raw), partial=partial) is None
+    earlier = {id(chunk.obj) for chunk in partial.chunks.values()}
+    assert fetch({FOUNDER: second}, b"?" * len(raw), partial=partial) is None
+    assert sorted(second.asked) == [0, 2]  # chunk 1 is here
+    now = {id(chunk.obj) for chunk in partial.chunks.values()}
+    assert len(partial.chunks) == 2 and len(earlier) == len(now) == 1 and earlier != now
+
+
+def test_chunk_that_changes_after_its_arrival_is_not_accepted():
+    """Memory that another process shares with us may change after the transport has hashed it."""
+
+    class Sharer(Source):
+        def answer(self, message):
+            if isinstance(message, StateAsk):
+                return super().answer(message)
+            return Frame(StateChunk(message.round, message.index), b"evil", digest=self.hashes[0])
+
+    assert fetch({FOUNDER: Sharer(b"good", round=3, members=(FOUNDER,))}, b"old.") is None
 
 
 def test_joiners_that_ask_each_other_follow_the_founder():
