@@ -200,7 +200,7 @@ async def _fetch(
     here = [peer for peer in chosen if peer not in away]
     sources = [peer for peer in here if peer not in partial.liars] or here
     # Chunks are copied to here, so that the transport can use its buffers again: it would retain as many as were held at once.
-    room = memoryview(np.empty(len(needed) * CHUNK_BYTES, np.uint8))
+    room = np.empty(len(needed) * CHUNK_BYTES, np.uint8).data
     places = {
         index: room[place * CHUNK_BYTES :][: min(CHUNK_BYTES, nbytes - index * CHUNK_BYTES)]
         for place, index in enumerate(needed)
