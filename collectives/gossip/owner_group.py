@@ -141,9 +141,8 @@ class OwnerGroup(GossipGroup):
 
     def _shared(self, peer: PeerId) -> Sequence[Buffer]:
         """Return the contribution of a member, or ours, to the chunks without an owner."""
-        if peer == self._me:
-            return self._source
-        found = (self._owner_pairs[peer].contribution(number) for number in range(len(self._terms.grid)))
+        find = self.own if peer == self._me else self._owner_pairs[peer].contribution
+        found = (find(number) for number in range(len(self._terms.grid)))
         return [payload for payload in found if payload is not None]
 
     def tick(self) -> None:

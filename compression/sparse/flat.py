@@ -55,11 +55,11 @@ class FlatSparse:
     def mean(self, payloads: Sequence[Buffer], out: Floats) -> None:
         """Write the mean of checked payloads to out: a `bounded_contributor_mean` in each run (SparseLoCo).
 
-        The same payloads in the same order give the same bits.
+        From three contributions on, norms are clipped to their median. The same payloads in the same order give the same bits.
         """
         chunks = layout(out.size, RUN, self.codec.chunk)
         selected = [self.codec.decode(payload, chunks) for payload in payloads]
-        sparsemean.mean(selected, [1.0] * len(selected), chunks, clip=False, out=out)
+        sparsemean.mean(selected, [1.0] * len(selected), chunks, out=out)
 
     def check(self, payload: Buffer, n: int) -> float:
         """Return the squared L2 norm of a payload of n elements. Raises CodecError for an invalid one."""

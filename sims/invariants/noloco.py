@@ -19,6 +19,9 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
+MADE = 1000
+"""Number of states of each peer, far more rounds than its checkpoints are old."""
+
 STEPS = 2
 """Number of stored steps for each honest peer, of groups that have not reported in full yet."""
 
@@ -40,7 +43,7 @@ class GossipInvariants:
         self._made: dict[int, dict[bytes, bytes]] = {}
         """By peer: hash of each state that it has made -> hash of the residual.
 
-        A restart may return to any of them.
+        A restart may return to any of the latest MADE.
         """
         self._longest: dict[int, float] = {}
         self._steps: dict[Group, list[Step]] = {}
@@ -124,7 +127,10 @@ class GossipInvariants:
 
     def _made_by(self, index: int, state: ReplicaState) -> None:
         """Record a state that a peer has made, to which a restart may return."""
-        self._made.setdefault(index, {})[_hash(state.phi, state.delta)] = _hash(state.left)
+        made = self._made.setdefault(index, {})
+        made[_hash(state.phi, state.delta)] = _hash(state.left)
+        if len(made) > MADE:
+            del made[next(iter(made))]
         self._begin(index, state)
 
     def _complete(self, step: Step, group: Group) -> list[Step]:

@@ -38,13 +38,19 @@ def sparse_mean(vectors: Sequence[Floats], sent: Sequence[Marks]) -> Floats:
 
     A coordinate is divided by the number of members that sent it, but at least by the usual one: of each member, the
     mean of this number over the values that it sent; of all members the lower median. A member that sent nothing in a run
-    agrees with all.
+    agrees with all. If at least three members have values in a run, none is longer there than the lower median of them.
     """
     out = np.zeros_like(vectors[0])
     for start in range(0, out.size, RUN):
         here = slice(start, start + RUN)
         counts = np.sum([one[here] for one in sent], axis=0)
         shared = sorted(counts[one[here]].mean() if one[here].any() else len(sent) for one in sent)
-        total = np.sum([one[here] for one in vectors], axis=0, dtype=np.float64)
+        norms = np.array([np.linalg.norm(one[here].astype(np.float64)) for one in vectors])
+        lengths = sorted(norms[norms > 0])
+        longest = lengths[(len(lengths) - 1) // 2] if len(lengths) >= 3 else np.inf
+        factors = [longest / norm if norm > longest else 1.0 for norm in norms]
+        total = np.sum(
+            [one[here] * factor for one, factor in zip(vectors, factors, strict=True)], axis=0, dtype=np.float64
+        )
         out[here] = total / np.maximum(counts, shared[(len(sent) - 1) // 2])
     return out

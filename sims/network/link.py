@@ -204,6 +204,8 @@ class Pipe:
         if not self.source.has(self.link):
             return False
         self.take(size)
+        if self.waiters and not self.full:
+            self.wake(1)  # a large frame has left room for several small ones
         return True
 
     def take(self, size: int) -> None:

@@ -147,7 +147,7 @@ def test_mean_of_sparse_replicas_follows_the_means_of_sparseloco_in_their_groups
             start, stop = cut.span(index)
             chunks = layout(stop - start, RUN, codec.codec.chunk)
             selected = [codec.codec.decode(offer[index], chunks) for offer in offers]
-            out[start:stop] = sparsemean.mean(selected, [1.0] * len(group), chunks, clip=False)
+            out[start:stop] = sparsemean.mean(selected, [1.0] * len(group), chunks)
         return len(group) / many * out.astype(np.float64)
 
     for round in range(6):
