@@ -5,8 +5,10 @@ import pytest
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.topology.shards import MIN_CHUNK, shares
 from thinwire.compression import registry
+from thinwire.sims.invariants.gossip_contributions import Offer, ReplicaState
+from thinwire.sims.invariants.gossip_steps import OuterSteps
 from thinwire.sims.invariants.noloco import GossipInvariants
-from thinwire.sims.trials.noloco_trial import MANIFEST
+from thinwire.sims.trials.noloco_trial import CODECS, MANIFEST
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
 
@@ -136,6 +138,27 @@ def test_owner_that_all_have_left_uses_only_its_own_chunks(chunk):
 
 
 CODEC = registry.dense("int8(block=64)")
+
+
+@pytest.mark.parametrize("times, told", [(900, []), (1500, ["bound"])])
+def test_value_that_only_a_liar_has_sent_may_count_in_full(times, told):
+    """A sparse value of one member is not divided by two, so its bound is twice that of a dense one."""
+    manifest, found = parse(MANIFEST.format(codec=CODECS[-1], gamma=0.4, group=2, parts=1)), []
+    judge = GossipInvariants(manifest, {peer(0): 0}, lambda oracle, *what: found.append(oracle))
+    rng, outer, zeros = np.random.default_rng(5), OuterSteps(manifest), np.zeros(MIN_CHUNK, np.float32)
+    phi = rng.standard_normal(MIN_CHUNK).astype(np.float32)
+    theta = phi + rng.standard_normal(MIN_CHUNK).astype(np.float32)
+    mine = Offer(ReplicaState(0, phi, zeros, zeros), theta, outer.how, 0.95)
+    lie = zeros.copy()
+    lie[np.flatnonzero(~mine.marks)[0]] = times * np.hypot(*map(np.linalg.norm, (mine.sent[0], mine.sent[1] - phi)))
+    delta = outer.beta * (mine.sent[0] + lie)
+    judge.installed(0, 0, np.concatenate([phi, zeros]), np.empty(0, np.float32), lost=False)
+    judge.encoded(peer(0), 1, theta)
+    entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
+    ids = tuple(entry.peer for entry in entries)
+    opened = Open(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+    judge.committed(0, 1, np.concatenate([phi + delta, delta]), mine.left, Commit(opened, bytes(32), ()))
+    assert found == told
 
 
 class Restarted:
