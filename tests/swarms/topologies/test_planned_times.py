@@ -151,7 +151,10 @@ def test_exchange_of_far_group_takes_latencies_of_its_messages(swarm, codec, lat
     period, _ = virtual_loop.run(lived_pairs(swarm, case, 0.7, case.peers, parts), seed=5, limit=1000)
     how, place = halves(codec, lr=0.7, gamma=0.7, parts=parts), case.places()[0]
     plan = pair_time(case.size, how, [(case.peers, place)], case.latency, case.peers, jitter=JITTER)
-    bare = pair_time(case.size, how, [(case.peers, replace(place, up=1e12, down=1e12))], case.latency, case.peers)
+    free = replace(place, up=1e12, down=1e12)
+    bare = pair_time(case.size, how, [(case.peers, free)], case.latency, case.peers)
+    idle = pair_time(case.size, how, [(case.peers, replace(free, computing=0.0))], case.latency, case.peers)
     print(f"{codec}, far group: period {period:.3f} s, planned {plan.period:.3f}")
     assert plan.exchange == pytest.approx(period - case.computing, rel=0.1)
     assert bare.exchange == pytest.approx(latencies * case.latency, rel=1e-3)
+    assert idle.exchange == pytest.approx(4 * case.latency, rel=1e-3)  # no steps hide the means of slow weights
