@@ -39,9 +39,9 @@ def test_planned_round_matches_measured_round():
 
 
 def test_planned_memory_matches_measured_daemons():
-    """docs/measured/daemon.md: 3.2 fp32 copies of the parameters above model and optimizer."""
+    """docs/measured/daemon.md: 3.4 to 3.7 fp32 copies above model and optimizer, of which shared memory is 0.7."""
     answer = plan(asked(parameters="25.3M", links=["4x100/100"]))
-    assert answer.memory.rounds / (4 * 25.3e6) == pytest.approx(3.2, rel=0.15)
+    assert answer.memory.rounds / (4 * 25.3e6) == pytest.approx(2.9, rel=0.1)
     assert answer.memory.model == 16 * 25.3e6
 
 
