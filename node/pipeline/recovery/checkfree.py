@@ -1,9 +1,9 @@
 """Reconstruction of a lost stage from its neighbours (CheckFree).
 
 CheckFree (Blagoev et al. 2025, arXiv 2506.15461): a lost stage restarts from the mean of its neighbours, weighted by
-the norms of their last gradients, so that a neighbour that still learns counts more. CheckFree+: every other
-micro-batch visits the first two and the last two stages after the origin in the other order, so each of them can
-replace its neighbour.
+the norms of their last gradients, so that a neighbour that still learns counts more. The paper's CheckFree+, in which
+every other micro-batch visits the first and the last stages in swapped order, is not implemented: the first and the last
+stage have no mean here.
 """
 
 from __future__ import annotations
@@ -19,19 +19,6 @@ LEAST = 1e-4
 """Added to both weights, so that there is a mean even if no neighbour has a gradient."""
 
 _LAYER = re.compile(r"blocks\.([0-9]+)\.")
-
-
-def plus(stages: int) -> tuple[int, ...]:
-    """Return the order of odd micro-batches with CheckFree+: 0, 2, 1, 3, …, S - 1, S - 2.
-
-    With fewer than five stages only the first pair is swapped; none with a single stage after the origin.
-    """
-    order = list(range(stages))
-    if stages > 2:
-        order[1], order[2] = 2, 1
-    if stages > 4:
-        order[-2], order[-1] = stages - 1, stages - 2
-    return tuple(order)
 
 
 def average(

@@ -88,7 +88,7 @@ class StageRecovery:
         self._peer.emit(
             "brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
         )
-        self._brought(detail, choice.anew)
+        self._brought(detail, choice.reconstructed)
         return True
 
     def _lost(self, stage: int) -> Collection[int]:

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from thinwire.node.pipeline.recovery.checkfree import plus
-
-Source: TypeAlias = Literal["holder", "copy", "checkpoint", "twin", "average", "old copy", "old checkpoint", "nothing"]
+Source: TypeAlias = Literal["holder", "copy", "checkpoint", "average", "old copy", "old checkpoint", "nothing"]
 """Source of a stage; a copy is the one of a `NeighbourBackup`."""
 
 FASTER = 1.1
@@ -17,15 +15,15 @@ FASTER = 1.1
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """Source of the lost stage, and the stages that it is made from: its twin, or two for their mean."""
+    """Source of the lost stage, and the two stages whose mean it becomes, if any."""
 
     source: Source
     stages: tuple[int, ...] = ()
 
     @property
-    def anew(self) -> bool:
-        """True if parameters are reconstructed, with a new optimizer and learning rate times `FASTER`."""
-        return self.source in ("twin", "average", "nothing")
+    def reconstructed(self) -> bool:
+        """True if the parameters are not those of any peer: new optimizer, learning rate times `FASTER`."""
+        return self.source in ("average", "nothing")
 
 
 def rescue(
@@ -37,14 +35,13 @@ def rescue(
     copy: int | None = None,
     checkpoint: int | None = None,
     recent: int,
-    swapped: bool = False,
 ) -> StageSource:
     """Return the best source of a lost stage.
 
     In this order: another holder; the newer of copy and checkpoint if at most `recent` rounds old; a reconstruction;
     the newer of the two at any age; "nothing": the stage restarts from its first values. `lost`: all stages without a
     holder, including this one; `holders`: peers that train it, including full replicas; `copy` and `checkpoint`: ages
-    of the newest ones in rounds, None for none; `swapped`: every other micro-batch used the order of `plus`.
+    of the newest ones in rounds, None for none.
     """
     if not 0 <= stage < stages:
         raise ValueError(f"stage {stage} of {stages}")
@@ -56,15 +53,6 @@ def rescue(
     age = min(found for found in (copy, checkpoint, recent + 1) if found is not None)
     if kept is not None and age <= recent:
         return StageSource(kept)
-    twin = _twin(stage, stages)
-    if swapped and twin is not None and twin not in lost:
-        return StageSource("twin", (twin,))
     if 0 < stage < stages - 1 and stage - 1 not in lost and stage + 1 not in lost:
         return StageSource("average", (stage - 1, stage + 1))
     return StageSource("nothing" if kept is None else "old copy" if kept == "copy" else "old checkpoint")
-
-
-def _twin(stage: int, stages: int) -> int | None:
-    """Return the stage that takes its place in `plus`."""
-    order = plus(stages)
-    return order[stage] if order[stage] != stage else None

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.recovery.checkfree import plus
 from thinwire.node.pipeline.recovery.recovery_arbiter import judge_of
 from thinwire.node.pipeline.recovery.stage_source import FASTER, StageSource, rescue
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
@@ -19,8 +18,7 @@ def test_stage_sources_are_tried_in_order():
     assert lost(2, checkpoint=2) == StageSource("checkpoint")
     assert lost(2, checkpoint=3) == StageSource("average", (1, 3))
     assert lost(2) == StageSource("average", (1, 3))
-    assert lost(1, checkpoint=3, swapped=True) == StageSource("twin", (2,))
-    assert [source.anew for source in (lost(2), lost(2, checkpoint=1))] == [True, False]
+    assert [source.reconstructed for source in (lost(2), lost(2, checkpoint=1))] == [True, False]
 
 
 def test_newer_of_copy_and_checkpoint_is_used():
@@ -29,7 +27,7 @@ def test_newer_of_copy_and_checkpoint_is_used():
     assert lost(2, copy=3) == lost(2, copy=4, checkpoint=3) == StageSource("average", (1, 3))
     assert lost(5, copy=3) == lost(5, copy=3, checkpoint=3) == StageSource("old copy")
     assert lost(5, copy=4, checkpoint=3) == StageSource("old checkpoint")
-    assert lost(5).anew and not lost(5, copy=3).anew
+    assert lost(5).reconstructed and not lost(5, copy=3).reconstructed
 
 
 @pytest.mark.parametrize(("stage", "others"), [(0, ()), (5, ()), (2, (3,)), (2, (1,))])
@@ -38,15 +36,8 @@ def test_stage_without_neighbours_needs_a_checkpoint(stage, others):
     assert lost(stage, *others) == StageSource("nothing")
 
 
-def test_lost_stage_is_taken_from_its_swap_twin():
-    assert (
-        plus(6) == (0, 2, 1, 3, 5, 4) and plus(4) == (0, 2, 1, 3) and plus(2) == (0, 1) and plus(5) == (0, 2, 1, 4, 3)
-    )
-    assert lost(5, swapped=True) == StageSource("twin", (4,))
-    assert lost(1, 2, swapped=True) == StageSource("nothing")
-    assert lost(3, swapped=True) == StageSource("average", (2, 4))
-    assert lost(0, swapped=True) == StageSource("nothing")
-    with pytest.raises(ValueError):
+def test_stage_beyond_the_last_is_refused():
+    with pytest.raises(ValueError, match="stage 6 of 6"):
         lost(6)
 
 
