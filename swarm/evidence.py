@@ -3,7 +3,7 @@
 Two statements in one slot (lineage, fragment, round, ballot) are evidence:
 
 - two votes: only members vote; a vote is durable before it is sent, so a peer that restarts remembers it, and one that
-  has lost its votes is no member of the round any more (see `Open.lives`);
+  has lost its votes is no member of the round any more (see `Proposal.lives`);
 - two proposals of the leader: it stores its own promise for a ballot before it proposes, and never takes a ballot twice.
 
 So are two announcements with one number in one round and one life. A peer stores that a number is used before it signs with

@@ -34,9 +34,9 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Message,
-    Open,
     PeerId,
     Proof,
+    Proposal,
 )
 
 from benchmarks.support import machine
@@ -78,7 +78,7 @@ def certificate(
     electorate = lives_in_order(seniors, lives)
     voters = sorted({*seniors}.intersection(decided))
     contributors = tuple(Contribution(peer, 1, 1 << 20, peer) for peer in voters)
-    opened = Open(
+    opened = Proposal(
         number,
         0,
         Ballot(1, voters[0]),

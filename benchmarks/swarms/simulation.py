@@ -36,7 +36,7 @@ PEERS = 50
 SEEDS = (0, 1, 2, 3, 5, 8)
 SIZES = (4, 8, 16, 32, 64)
 KIND = dict.fromkeys(("Ready",), "Ready") | dict.fromkeys(("Record", "Vote"), "Record and Vote")
-KIND |= dict.fromkeys(("Open", "Justified"), "Open") | dict.fromkeys(("Commit", "Decided"), "Commit")
+KIND |= {"Propose": "Propose"} | dict.fromkeys(("Commit", "Decided"), "Commit")
 KIND |= dict.fromkeys(("Prepare", "Promise", "Blame", "Ask", "Behind", "Decline", "Leave", "Fetch"), "others")
 """Column of each message of a round."""
 MANIFEST = """
@@ -88,7 +88,7 @@ def main() -> None:
 def control() -> None:
     """Print the bytes of control messages of rounds, by number of peers."""
     print(
-        "| peers | a peer and round | of it Ready | Record and Vote | Open | Commit | others | leader's Open and Commit |"
+        "| peers | a peer and round | of it Ready | Record and Vote | Propose | Commit | others | leader's Propose and Commit |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for count in SIZES:
@@ -109,8 +109,8 @@ def control() -> None:
             raise RuntimeError(str(run.violations[0]))
         last = [one.round for one in run.journal.samples[-1].peers if one is not None]
         made = sum(last) / len(last)
-        per = {kind: sent[kind] / made / count for kind in ("Ready", "Record and Vote", "Open", "Commit", "others")}
-        led = (per["Open"] + per["Commit"]) * count
+        per = {kind: sent[kind] / made / count for kind in ("Ready", "Record and Vote", "Propose", "Commit", "others")}
+        led = (per["Propose"] + per["Commit"]) * count
         cells = [f"{value / 1000:.1f} kB" for value in (sum(per.values()), *per.values(), led)]
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
 

@@ -26,7 +26,7 @@ from thinwire.collectives.consensus.vote_store import VoteRecord
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.vote_file import VoteFile
-from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Proposal
 
 from benchmarks.support import machine
 
@@ -37,7 +37,7 @@ def vote(peers: int, number: int) -> VoteRecord:
     ids = tuple(sorted(rng.randbytes(32) for _ in range(peers)))
     contributors = tuple(Contribution(peer, 1, 1 << 20, rng.randbytes(32)) for peer in ids)
     ballot = Ballot(number, ids[0])
-    opened = Open(1, 0, ballot, ids, ids, contributors, (), None, (), lives=rng.randbytes(LIFE * peers))
+    opened = Proposal(1, 0, ballot, ids, ids, contributors, (), None, (), lives=rng.randbytes(LIFE * peers))
     return VoteRecord(b"", 1, ballot, opened, rng.randbytes(32))
 
 

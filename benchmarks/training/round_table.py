@@ -23,7 +23,7 @@ from thinwire.node.runtime.asyncio_extra import Result, Work, at_once
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, PeerId
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, PeerId, Proposal
 
 
 class StubSession:
@@ -186,5 +186,7 @@ class RoundTable:
         self.weights.append(weights)
         entries = tuple(Contribution(me, 1, weight) for me, weight in zip(self.members, weights, strict=True))
         ballot = Ballot(1, self.members[0])
-        opened = Open(number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=())
+        opened = Proposal(
+            number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=()
+        )
         return Outcome(tuple(results), Commit(opened, bytes(32), ()))

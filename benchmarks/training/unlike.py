@@ -31,7 +31,7 @@ from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.step_balancing import steps_by_power
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Proposal
 
 from benchmarks.training.round_table import RoundTable
 from benchmarks.training.toy import PEERS, Toy
@@ -271,7 +271,9 @@ def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
                 RULES["mean"](codec, [payload[chunk] for payload in payloads], tokens, mean)
                 results.append(mean.view(np.uint8).data)
             entries = tuple(Contribution(PEERS[index], 1, 1) for index in some)
-            opened = Open(1, 0, Ballot(1, PEERS[0]), tuple(PEERS), tuple(PEERS), entries, (), adopted=None, sources=())
+            opened = Proposal(
+                1, 0, Ballot(1, PEERS[0]), tuple(PEERS), tuple(PEERS), entries, (), adopted=None, sources=()
+            )
             for replica in replicas:
                 replica.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), PEERS[0])
             for index in some:

@@ -1,7 +1,7 @@
 """Acceptor: promises and votes of one peer in a round; its memory makes the result unique.
 
 A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store
-fails, the peer does not promise or vote. A peer without its store is another life, which is no member (see `Open.lives`).
+fails, the peer does not promise or vote. A peer without its store is another life, which is no member (see `Proposal.lives`).
 
 An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
 them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
@@ -15,7 +15,17 @@ from collections.abc import Callable
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
 from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
-from thinwire.swarm.messages.registry import Ballot, Digest, Farewell, Leave, Message, Open, PeerId, Prepare, Promise
+from thinwire.swarm.messages.registry import (
+    Ballot,
+    Digest,
+    Farewell,
+    Leave,
+    Message,
+    PeerId,
+    Prepare,
+    Promise,
+    Proposal,
+)
 
 LEAP = 10_000
 """Maximum number of terms between two ballots: two sides of a partition after a day."""
@@ -71,12 +81,14 @@ class Acceptor:
         return self.promised.term > 0 or self.voted is not None
 
     @property
-    def voted(self) -> Open | None:
+    def voted(self) -> Proposal | None:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def follows(self, sender: PeerId, message: Open, now: float, justified: Callable[[], bool] = lambda: True) -> bool:
-        """Return True if an Open is to be followed, and note it.
+    def follows(
+        self, sender: PeerId, message: Proposal, now: float, justified: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Return True if a proposal is to be followed, and note it.
 
         The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which
         takes time, so it is called last.
@@ -116,7 +128,7 @@ class Acceptor:
         """Peers that have begun ballots above the first which we have followed or promised."""
         return tuple(self._heeded)
 
-    def vote(self, opened: Open, digest: Digest) -> bool:
+    def vote(self, opened: Proposal, digest: Digest) -> bool:
         """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""
         voted = self._record.voted
         if self.mute or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
@@ -160,7 +172,7 @@ class Acceptor:
             return self._record.left
         return self._save(self._record.promised, self._record.voted, self._record.digest, left=True)
 
-    def _save(self, promised: Ballot, voted: Open | None, digest: Digest | None, *, left: bool = False) -> bool:
+    def _save(self, promised: Ballot, voted: Proposal | None, digest: Digest | None, *, left: bool = False) -> bool:
         record = VoteRecord(self._terms.lineage, self._terms.round, promised, voted, digest, left)
         try:
             self._store.save(record)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.proposal import FAULTS, TWO_FACED, WITHHELD, RoundTerms
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
-from thinwire.swarm.messages.registry import Ballot, Blame, Open, PeerId
+from thinwire.swarm.messages.registry import Ballot, Blame, PeerId, Proposal
 
 UNSERVED = ("result", "result missing")
 """Reasons of a Blame against an owner of chunks: its result is wrong or missing."""
@@ -72,7 +72,7 @@ class BlameBook:
         self,
         accuser: PeerId,
         blame: Blame,
-        opened: Open,
+        opened: Proposal,
         suffice: Callable[[Collection[PeerId]], bool],
         *,
         silent: Callable[[PeerId], bool] = lambda peer: False,
@@ -112,7 +112,7 @@ class BlameBook:
             return self._reject(blame)
         return self._relieve(accuser, blame.peer, others)
 
-    def _bypass(self, owner: PeerId, relay: PeerId, opened: Open) -> bool:
+    def _bypass(self, owner: PeerId, relay: PeerId, opened: Proposal) -> bool:
         """Handle a missing value of a group: the relay loses its chunks, the owner only if it does not lead."""
         working = set(opened.alive) - set(opened.idle)
         if relay in self.idle or relay == owner or not {owner, relay} <= working:
@@ -138,7 +138,7 @@ class BlameBook:
         self,
         accuser: PeerId,
         owner: PeerId,
-        opened: Open,
+        opened: Proposal,
         suffice: Callable[[Collection[PeerId]], bool],
         silent: Callable[[PeerId], bool],
     ) -> bool:
@@ -172,7 +172,7 @@ class Complaints:
         self._made: dict[tuple[PeerId, str], float] = {}
         self._ballot: Ballot | None = None
 
-    def make(self, opened: Open, peer: PeerId, reason: str, now: float) -> Blame | None:
+    def make(self, opened: Proposal, peer: PeerId, reason: str, now: float) -> Blame | None:
         """Return a complaint about `peer`; None if it is made again too soon.
 
         A repeated complaint is sent a few times per patience, because we must sign and the leader verify each.
@@ -185,20 +185,20 @@ class Complaints:
         announced = self._check.shown(peer) if reason == TWO_FACED else None
         return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, announced)
 
-    def of_life(self, opened: Open) -> Blame | None:
+    def of_life(self, opened: Proposal) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
         peer, announced = self._check.other_life(opened)
         place = self._terms.round, self._terms.fragment, opened.ballot
         return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
 
-    def unwanted(self, opened: Open) -> list[tuple[PeerId, str]]:
+    def unwanted(self, opened: Proposal) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""
         contributors = {entry.peer for entry in opened.contributors}
         enough = len(contributors - self._barred) >= self._terms.min_peers
         free = opened.adopted is None and opened.ballot.term <= BALLOTS
         return [(peer, WITHHELD) for peer in sorted(contributors & self._barred)] if enough and free else []
 
-    def doubted(self, opened: Open | None) -> list[tuple[PeerId, str]]:
+    def doubted(self, opened: Proposal | None) -> list[tuple[PeerId, str]]:
         """Return a contributor with two announcements, if there is one, and the reason.
 
         One only: that spoils the ballot, and a leader that lies could name false announcements of all.

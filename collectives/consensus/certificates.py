@@ -10,7 +10,7 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Certificate, Commit, Decided, Open, PeerId
+from thinwire.swarm.messages.registry import Certificate, Commit, Decided, PeerId, Proposal
 from thinwire.swarm.messages.wire_form import proofs_of, votes_of
 
 
@@ -56,7 +56,7 @@ def decided(commit: Commit) -> Decided:
     return Decided(*place, name_of(opened), commit.digest, *votes_of(commit.votes, opened.alive))
 
 
-def with_proposal(message: Decided, known: Iterable[Open | None]) -> Commit | None:
+def with_proposal(message: Decided, known: Iterable[Proposal | None]) -> Commit | None:
     """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
     for opened in known:
         if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.opened:

@@ -2,7 +2,7 @@
 
 A chain has the lineages of a run, each founded in the one before, and for each the certificates of the rounds that
 changed its members. The last certificate of a lineage is its newest round. A certificate names its electorate, which the
-votes cover (`Open.electorate`). It proves its round, and the members that its round decided, if
+votes cover (`Proposal.electorate`). It proves its round, and the members that its round decided, if
 
 - a quorum of this electorate has voted for it, and
 - the electorate is known from the chain so far, or more than half of the members known so far, in the same lives, have

@@ -9,7 +9,7 @@ from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
 from thinwire.collectives.consensus.quorum import enough, possible, tolerated
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Open, PeerId, Ready
+from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
 
 class Electorate:
@@ -66,7 +66,7 @@ class Electorate:
         """Number of members that may lie."""
         return tolerated(len(self.terms.members), self.terms.fraction)
 
-    def suffice(self, agreeing: Collection[PeerId], opened: Open) -> bool:
+    def suffice(self, agreeing: Collection[PeerId], opened: Proposal) -> bool:
         """Return True if these peers can commit a proposal."""
         return self.enough(agreeing, departed(opened))
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator
 import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Leave, Message, Open, PeerId
+from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Leave, Message, PeerId, Proposal
 
 
 def statement(leave: Leave) -> Leave:
-    """Return what the leaving peer signs: everything but the Open, which the farewell names."""
+    """Return what the leaving peer signs: everything but the proposal, which the farewell names."""
     return msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, signature=b""), opened=None)
 
 
@@ -60,12 +60,12 @@ class Farewells:
         """Return the farewells that this ballot may carry: those with a promise that is not above it."""
         return {peer: leave for peer, leave in sorted(self._known.items()) if leave.farewell.promised <= ballot}
 
-    def valid(self, opened: Open) -> bool:
+    def valid(self, opened: Proposal) -> bool:
         """Return True if the farewells of a proposal may be left out of its quorum."""
         peers = [farewell.peer for farewell in opened.farewells]
         return peers == sorted(set(peers)) and all(self._valid(farewell, opened) for farewell in opened.farewells)
 
-    def _valid(self, farewell: Farewell, opened: Open) -> bool:
+    def _valid(self, farewell: Farewell, opened: Proposal) -> bool:
         terms, known = self._terms, self._known.get(farewell.peer)
         if farewell.promised > opened.ballot or farewell.peer not in terms.members:
             return False
@@ -75,6 +75,6 @@ class Farewells:
         return self._verify(farewell.peer, statement(stated), farewell.signature)
 
 
-def departed(opened: Open) -> Collection[PeerId]:
+def departed(opened: Proposal) -> Collection[PeerId]:
     """Return the members that the quorum of a proposal is counted without."""
     return [farewell.peer for farewell in opened.farewells]

@@ -24,12 +24,12 @@ from thinwire.swarm.messages.registry import (
     MAX_PROPOSALS,
     Contribution,
     Digest,
-    Justified,
     Leave,
     Message,
-    Open,
     PeerId,
     Promise,
+    Proposal,
+    Propose,
     Report,
 )
 
@@ -42,7 +42,7 @@ def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
 
     One ballot has two values only if a peer lies: an owner that sent different results, or a voter.
     """
-    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Open]]] = {}
+    found: dict[tuple[tuple[Contribution, ...], tuple[PeerId, ...], bytes, Digest], list[tuple[PeerId, Proposal]]] = {}
     for peer, promise in promises.items():
         if promise.voted is not None and promise.digest is not None:
             value = (promise.voted.contributors, promise.voted.members, promise.voted.lives, promise.digest)
@@ -116,7 +116,7 @@ def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave])
     return {peer: one for peer, one in promises.items() if one[0].voted is None or name_of(one[0].voted) in kept}
 
 
-def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Justified | None:
+def justify(opened: Proposal, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Propose | None:
     """Return the proposal with its promises; None if the votes are for too many different proposals."""
     voted = [promise.voted for promise, _ in promises.values()] + [one.opened for one in farewells]
     named = {name_of(one): one for one in voted if one is not None}
@@ -127,29 +127,29 @@ def justify(opened: Open, promises: Mapping[PeerId, Signed], farewells: Collecti
         Report(peer, number[name_of(one.voted)] if one.voted is not None else 0, one.digest, signature)
         for peer, (one, signature) in sorted(promises.items())
     )
-    return Justified(opened, reports, tuple(named[name] for name in sorted(named)))
+    return Propose(opened, reports, tuple(named[name] for name in sorted(named)))
 
 
-def justified(message: Justified, electorate: Electorate, verify: Verify) -> bool:
+def justified(message: Propose, electorate: Electorate, verify: Verify) -> bool:
     """Return True if the value of a proposal follows from the promises with it.
 
     Only members with a valid signature and, in the case of votes, a valid proposal count. A free choice adopts only contested
     results. Structure and farewells of the proposal itself are checked by the caller.
     """
-    opened, terms = message.opened, electorate.terms
-    if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.proposals):
+    opened, terms = message.proposal, electorate.terms
+    if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.earlier):
         return False
     promises: dict[PeerId, Promise] = {}
     for report in message.reports:
-        if report.peer in promises or report.peer not in terms.members or report.voted > len(message.proposals):
+        if report.peer in promises or report.peer not in terms.members or report.voted > len(message.earlier):
             return False
-        voted = message.proposals[report.voted - 1] if report.voted else None
+        voted = message.earlier[report.voted - 1] if report.voted else None
         promise = Promise(terms.round, terms.fragment, opened.ballot, voted, report.digest, terms.lineage)
         if (voted is None) == (report.digest is None) and verify(report.peer, promise, report.signature):
             promises[report.peer] = promise
     if not electorate.enough(promises, departed(opened)):
         return False
-    named = {name_of(one): one for one in message.proposals}
+    named = {name_of(one): one for one in message.earlier}
     farewells: dict[PeerId, Leave] = {}
     for farewell in opened.farewells:
         if farewell.voted is not None and farewell.voted not in named:
@@ -162,15 +162,12 @@ def justified(message: Justified, electorate: Electorate, verify: Verify) -> boo
     return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
 
 
-def sealed(message: Open | Justified, sign: Callable[[Message], bytes]) -> Open | Justified:
+def sealed(opened: Proposal, sign: Callable[[Message], bytes]) -> Proposal:
     """Return a proposal with its leader's signature."""
-    if isinstance(message, Open):
-        return msgspec.structs.replace(message, seal=sign(statement(message)))
-    opened = msgspec.structs.replace(message.opened, seal=sign(statement(message.opened)))
-    return msgspec.structs.replace(message, opened=opened)
+    return msgspec.structs.replace(opened, seal=sign(statement(opened)))
 
 
-def proposes(opened: Open, value: AcceptedValue) -> bool:
+def proposes(opened: Proposal, value: AcceptedValue) -> bool:
     """Return True if a proposal adopts this value, and names only its voters as holders of the results."""
     old = value.opened
     ours = opened.contributors, opened.members, opened.lives, opened.adopted

@@ -11,10 +11,10 @@ holding a round: of each peer only so many ballots are followed (`acceptor`), an
 vote, it does not bind (`justification.bound`).
 
     Ready      all -> all              announcement of a contribution, before its data
-    Open       leader -> all           these contribute; owners follow from (group, alive)
-    Justified  leader -> all           an Open of a later ballot, with the promises from which its value follows
+    Propose    leader -> all           these contribute; owners follow from (group, alive). In a later ballot with the
+                                       promises from which its value follows
     Vote       all -> leader           all results are here, their digest is D
-    Commit     leader -> all           D, with the votes that prove it; without the Open (Decided) to peers that have it
+    Commit     leader -> all           D, with the votes that prove it; without the proposal (Decided) to peers that have it
     Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
@@ -32,12 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import msgspec
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import RoundTerms, proposal_in, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
@@ -53,13 +54,13 @@ from thinwire.swarm.messages.registry import (
     Decided,
     Decline,
     Digest,
-    Justified,
     Leave,
     Message,
-    Open,
     PeerId,
     Prepare,
     Promise,
+    Proposal,
+    Propose,
     Ready,
     ShownReady,
     Vote,
@@ -97,7 +98,7 @@ class Agreement:
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms = me, terms
-        self.opened: Open | None = None
+        self.opened: Proposal | None = None
         self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
@@ -267,7 +268,7 @@ class Agreement:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
             self._hear_commit(message)
-        elif isinstance(message, (Open, Justified, Prepare)) and sender not in self.terms.members:
+        elif isinstance(message, (Propose, Prepare)) and sender not in self.terms.members:
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
             self._hear_leave(sender, message)
@@ -303,8 +304,8 @@ class Agreement:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
         if isinstance(message, Blame):
             self._check.proves(message, commit.opened)
-        elif isinstance(message, (Open, Justified)):
-            self._check.note(proposal_in(message))
+        elif isinstance(message, Propose):
+            self._check.note(message.proposal)
         if isinstance(message, (Ready, Prepare, Blame, Ask)):
             self._out.append((sender, commit))
 
@@ -318,8 +319,8 @@ class Agreement:
                 return self._turn.early(self.opened)  # Usually one of many, and `tick` comes soon anyway.
             case ShownReady() if self.opened is not None:
                 self._check.take_shown(message, self.opened)
-            case Open() | Justified():
-                self._hear_open(sender, message, now)
+            case Propose():
+                self._hear_proposal(sender, message, now)
             case Prepare():
                 self._hear_prepare(sender, message, now)
             case Promise():
@@ -346,10 +347,10 @@ class Agreement:
         if self.opened is not None:
             self._check.keep(self.opened, self._acceptor.voted)
         if self._check.deferred is not None:
-            self._hear_open(*self._check.deferred, now)
+            self._hear_proposal(*self._check.deferred, now)
 
-    def _hear_open(self, sender: PeerId, message: Open | Justified, now: float) -> None:
-        opened = proposal_in(message)
+    def _hear_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
+        opened = message.proposal
         if not self._check.admits(sender, message, self.opened):
             if (blame := self._complaints.of_life(opened)) is not None:
                 self._out.append((sender, blame))
@@ -363,14 +364,14 @@ class Agreement:
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
 
-    def confirms(self, opened: Open) -> bool:
+    def confirms(self, opened: Proposal) -> bool:
         """Return True if this peer does not have to check the results of a ballot.
 
         They are decided, or an honest peer has voted for them.
         """
         return self.commit is not None or self._electorate.confirmed(opened.sources)
 
-    def refute(self, opened: Open) -> None:
+    def refute(self, opened: Proposal) -> None:
         """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
         if opened.ballot.leader in opened.sources:
             self._check.refused.add(opened.ballot.leader)
@@ -383,7 +384,7 @@ class Agreement:
         opened = self.opened
         if opened is not None and (peer, opened.ballot) not in self._shown:
             self._shown.add((peer, opened.ballot))
-            self._out.append((peer, opened))
+            self._out.append((peer, Propose(opened)))
 
     def announced(self, entry: Contribution) -> Ready | None:
         """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
@@ -457,8 +458,9 @@ class Agreement:
     def _try_open(self, now: float) -> None:
         message = self._proposer.propose(self.opened, now)
         if message is not None:
-            message = sealed(message, self.sign) if self.terms.lineage else message
-            self.opened = proposal_in(message)
+            if self.terms.lineage:
+                message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
+            self.opened = message.proposal
             self._check.keep(self.opened, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:

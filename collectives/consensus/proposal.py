@@ -19,9 +19,8 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Exclusion,
     Farewell,
-    Justified,
-    Open,
     PeerId,
+    Proposal,
     Ready,
     Vote,
 )
@@ -139,29 +138,24 @@ def names(entry: Contribution, ready: Ready) -> bool:
     return entry.attempt == ready.attempt and entry.announced in (ready.digest, b"")
 
 
-def proposal_in(message: Open | Justified) -> Open:
-    """Return the proposal in a message of a leader."""
-    return message if isinstance(message, Open) else message.opened
-
-
-def name_of(opened: Open) -> Digest:
-    """Return the blake3 of an Open without its seal, which a vote names."""
+def name_of(opened: Proposal) -> Digest:
+    """Return the blake3 of a proposal without its seal, which a vote names."""
     bare = msgspec.structs.replace(opened, seal=b"") if opened.seal else opened
     return blake3.blake3(msgspec.msgpack.encode(bare)).digest()
 
 
-def statement(opened: Open) -> Vote:
-    """Return what the leader signs for its proposal (`Open.seal`)."""
+def statement(opened: Proposal) -> Vote:
+    """Return what the leader signs for its proposal (`Proposal.seal`)."""
     return Vote(opened.round, opened.fragment, opened.ballot, name_of(opened), None, opened.lineage)
 
 
-def vote_for(opened: Open, digest: Digest) -> Vote:
+def vote_for(opened: Proposal, digest: Digest) -> Vote:
     """Return the vote for a proposal and these results."""
     return msgspec.structs.replace(statement(opened), digest=digest)
 
 
-def sound(opened: Open, terms: RoundTerms) -> bool:
-    """Return True if the structure of an Open is valid.
+def sound(opened: Proposal, terms: RoundTerms) -> bool:
+    """Return True if the structure of a proposal is valid.
 
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
     and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
@@ -189,15 +183,15 @@ def sound(opened: Open, terms: RoundTerms) -> bool:
     )
 
 
-def _whole(opened: Open, terms: RoundTerms) -> bool:
+def _whole(opened: Proposal, terms: RoundTerms) -> bool:
     """Return True if shares are valid: chunks that add up to the fragment, or uplinks above 0."""
     if terms.hands:
         return len(opened.shares) == len(opened.group) and 0 not in opened.shares
     return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
 
 
-def _round(opened: Open, terms: RoundTerms) -> bool:
-    """Return True if the terms allow a ring, and the ring of an Open contains each owner of chunks once."""
+def _round(opened: Proposal, terms: RoundTerms) -> bool:
+    """Return True if the terms allow a ring, and the ring of a proposal contains each owner of chunks once."""
     places = [place for place, peer in enumerate(opened.alive) if peer not in opened.idle]
     return terms.ring is not None and opened.adopted is None and sorted(opened.order) == places
 
@@ -236,10 +230,10 @@ def propose(
     rejected: Mapping[PeerId, str],
     distrusted: Collection[PeerId] = (),
     idle: Collection[PeerId],
-    before: Open | None,
+    before: Proposal | None,
     straight: bool = False,
     farewells: tuple[Farewell, ...] = (),
-) -> Open | None:
+) -> Proposal | None:
     """Return a freely chosen proposal; None if there are too few contributors.
 
     All of `able` contribute, except the rejected, and the `distrusted` if enough others do. The group is that of the ballot
@@ -279,7 +273,7 @@ def propose(
     if terms.sited:  # Results depend on the sites, so a group has the same sites in all ballots.
         kept = before is not None and group is before.group
         sites = before.sites if before is not None and kept else placement.sites(group, ready)
-    return Open(
+    return Proposal(
         terms.round,
         terms.fragment,
         ballot,
@@ -313,11 +307,11 @@ def _weight(ready: Ready, peer: PeerId, terms: RoundTerms) -> int:
 class AcceptedValue:
     """Value with votes: contributors and members of `opened`, and the digest of the results.
 
-    opened: the Open of the highest ballot with votes for this value. voters: peers that report such votes, sorted; they
+    opened: the proposal of the highest ballot with votes for this value. voters: peers that report such votes, sorted; they
     hold all results.
     """
 
-    opened: Open
+    opened: Proposal
     digest: Digest
     voters: tuple[PeerId, ...]
 
@@ -331,7 +325,7 @@ def adopt(
     *,
     idle: Collection[PeerId],
     farewells: tuple[Farewell, ...] = (),
-) -> Open:
+) -> Proposal:
     """Return a proposal of a value with votes: peers fetch its results from the voters.
 
     The members of the next round are part of the value, although other peers may take part now.
@@ -343,7 +337,7 @@ def adopt(
     # The shares of an all-gather are uplinks above 0, and those of new peers are unknown.
     kept = owned and (owned.keys() == set(group) if terms.hands else owned.keys() <= set(group))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
-    return Open(
+    return Proposal(
         terms.round,
         terms.fragment,
         ballot,

@@ -17,7 +17,6 @@ from thinwire.collectives.consensus.proposal import (
     ON_TRIAL,
     lives_of,
     names,
-    proposal_in,
     statement,
     vote_for,
 )
@@ -29,10 +28,10 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Digest,
-    Justified,
     Message,
-    Open,
     PeerId,
+    Proposal,
+    Propose,
     Ready,
     Said,
     ShownReady,
@@ -59,7 +58,7 @@ class ProposalCheck:
     ) -> None:
         self.refused: set[PeerId] = set()
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
-        self.deferred: tuple[PeerId, Open | Justified] | None = None
+        self.deferred: tuple[PeerId, Propose] | None = None
         """Proposal with a newcomer that lacks endorsements here, and its sender."""
         self.ready: dict[PeerId, Ready] = {}
         """The newest announcement of each peer, our own included."""
@@ -69,17 +68,17 @@ class ProposalCheck:
         self._sign, self._verify, self._banned = sign, verify, banned
         self._equivocation = Equivocation(accuse)
 
-    def admits(self, sender: PeerId, message: Open | Justified, present: Open | None) -> bool:
+    def admits(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
         """Return True if a proposal is newer than the present one and valid, its justification aside.
 
         A proposal with a newcomer that lacks endorsements here is deferred, because they may arrive soon.
         """
-        opened = proposal_in(message)
+        opened = message.proposal
         sealed = self.note(opened)
         if (present is not None and opened.ballot <= present.ballot) or sender in self.refused:
             return False
         first, free = opened.ballot.term == 1, opened.adopted is None
-        if not sealed or isinstance(message, Justified) == first:
+        if not sealed or bool(message.reports) == first:
             return False
         if first and not free:
             return False  # No results exist before the first ballot.
@@ -96,15 +95,15 @@ class ProposalCheck:
         agree = _lives_agree(opened, self._me, mine.life if mine is not None else self._life, self.ready)
         return agree and self._electorate.farewells.valid(opened)
 
-    def justified(self, message: Open | Justified) -> bool:
+    def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
-        if isinstance(message, Justified) and justified(message, self._electorate, self._verify):
+        if justified(message, self._electorate, self._verify):
             return True
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
-        self.refused.add(proposal_in(message).ballot.leader)
+        self.refused.add(message.proposal.ballot.leader)
         return False
 
-    def _misplaced(self, opened: Open) -> bool:
+    def _misplaced(self, opened: Proposal) -> bool:
         """Return True if contributors that the members distrust count, and enough others are there.
 
         The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
@@ -117,7 +116,7 @@ class ProposalCheck:
 
     # --- signed statements
 
-    def note(self, opened: Open) -> bool:
+    def note(self, opened: Proposal) -> bool:
         """Note the leader's signature of a proposal; return False if it is invalid."""
         lineage = self._electorate.terms.lineage
         if not lineage:
@@ -140,7 +139,7 @@ class ProposalCheck:
         shown = self._named.get(entry.announced)
         return shown.ready if shown is not None else None
 
-    def keep(self, opened: Open, voted: Open | None) -> None:
+    def keep(self, opened: Proposal, voted: Proposal | None) -> None:
         """Keep the announcements that a proposal and our last vote name.
 
         Their peers may replace them, but the results depend on these, and a later ballot may adopt those of our vote.
@@ -163,7 +162,7 @@ class ProposalCheck:
         """Announcements that are kept, for a peer that may lack them."""
         return [shown for shown in self._named.values() if shown.signature]
 
-    def take_shown(self, shown: ShownReady, opened: Open) -> None:
+    def take_shown(self, shown: ShownReady, opened: Proposal) -> None:
         """Store an announcement that the proposal in progress names, and that another peer shows."""
         peer, ready = shown.peer, shown.ready
         entry = next((one for one in opened.contributors if one.peer == peer), None)
@@ -200,14 +199,14 @@ class ProposalCheck:
         """Note an announcement with a valid signature."""
         self._equivocation.note(peer, announced, signature)
 
-    def contradicted(self, opened: Open) -> list[PeerId]:
+    def contradicted(self, opened: Proposal) -> list[PeerId]:
         """Return the other contributors of which a free proposal names another announcement than we have."""
         if opened.adopted is not None:
             return []  # The results are settled.
         pairs = [(entry, self.ready.get(entry.peer)) for entry in opened.contributors if entry.peer != self._me]
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
-    def other_life(self, opened: Open) -> tuple[PeerId, Said | None]:
+    def other_life(self, opened: Proposal) -> tuple[PeerId, Said | None]:
         """Return a member whose life in a free proposal contradicts its announcement, and that announcement.
 
         Return an empty id and None if there is no such member.
@@ -230,7 +229,7 @@ class ProposalCheck:
         signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
         return Said(ready.statement(), signature) if ready is not None and signature is not None else None
 
-    def proves(self, blame: Blame, opened: Open) -> bool:
+    def proves(self, blame: Blame, opened: Proposal) -> bool:
         """Return True if a complaint shows an announcement that contradicts the proposal.
 
         It has other data under the same number, or another life. Adopted results name the lives at their decision, which
@@ -259,10 +258,10 @@ class ProposalCheck:
                 self._equivocation.note(proof.peer, vote, proof.signature)
 
 
-def _lives_agree(opened: Open, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
-    """Return False if an Open gives us another life than ours, or contradicts announcements that we have.
+def _lives_agree(opened: Proposal, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
+    """Return False if a proposal gives us another life than ours, or contradicts announcements that we have.
 
-    A leader could otherwise take the votes of the next round from all other peers. If the Open adopts results, the lives
+    A leader could otherwise take the votes of the next round from all other peers. If the proposal adopts results, the lives
     were decided with them, and other peers may have lost their folders since.
     """
     found = lives_of(opened.members, opened.lives)

@@ -25,13 +25,13 @@ from thinwire.swarm.messages.registry import (
     Blame,
     Commit,
     Digest,
-    Justified,
     Leave,
     Message,
-    Open,
     PeerId,
     Promise,
     Proof,
+    Proposal,
+    Propose,
     Ready,
     Vote,
 )
@@ -78,7 +78,7 @@ class Proposer:
         """Factor of the usual wait for a stuck leader, 1 to GROWTH."""
         return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 16)))
 
-    def leads(self, opened: Open | None) -> bool:
+    def leads(self, opened: Proposal | None) -> bool:
         """Return True if the open ballot is ours, and we have not begun another one."""
         return opened is not None and opened.ballot == self.ballot
 
@@ -130,7 +130,9 @@ class Proposer:
         if peer not in self._terms.members:
             self._asked.discard(peer)
 
-    def hear_vote(self, sender: PeerId, message: Vote, signature: bytes, opened: Open) -> tuple[bool, Commit | None]:
+    def hear_vote(
+        self, sender: PeerId, message: Vote, signature: bytes, opened: Proposal
+    ) -> tuple[bool, Commit | None]:
         """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
         if self.ballot != message.ballot or opened.ballot != message.ballot:
             return False, None
@@ -158,11 +160,11 @@ class Proposer:
         """Note that what was sent to a peer may be lost."""
         self._informed.discard(peer)
 
-    def lose(self, peer: PeerId, opened: Open | None) -> None:
+    def lose(self, peer: PeerId, opened: Proposal | None) -> None:
         """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
         self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
 
-    def hear_blame(self, sender: PeerId, message: Blame, opened: Open, now: float, *, proven: bool = False) -> None:
+    def hear_blame(self, sender: PeerId, message: Blame, opened: Proposal, now: float, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
             late = now >= self._opened_at + self._terms.patience
@@ -186,7 +188,7 @@ class Proposer:
         else:
             self.blame_book.forgive(sender)
 
-    def propose(self, before: Open | None, now: float) -> Open | Justified | None:
+    def propose(self, before: Proposal | None, now: float) -> Propose | None:
         """Return the proposal, above the first ballot with its promises, once these suffice.
 
         Stop leading if no quorum answers in time.
@@ -207,7 +209,12 @@ class Proposer:
                 return None
         left = electorate.farewells.below(ballot)
         opened = self._proposal(ballot, present & electorate.live, promises, left, before)
-        found = opened if opened is None or ballot.term == 1 else justify(opened, promises, left.values())
+        if opened is None:
+            found = None
+        elif ballot.term == 1:
+            found = Propose(opened)
+        else:
+            found = justify(opened, promises, left.values())
         if found is not None:
             self._promises, self._votes, self._informed = None, {}, set(electorate.live)
             self._opened_at = now
@@ -221,8 +228,8 @@ class Proposer:
         present: set[PeerId],
         promises: Mapping[PeerId, Signed],
         left: Mapping[PeerId, Leave],
-        before: Open | None,
-    ) -> Open | None:
+        before: Proposal | None,
+    ) -> Proposal | None:
         terms, live = self._terms, self._electorate.live
         # A peer that has left takes part again once it announces that it has no vote.
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposer import Proposer
-from thinwire.swarm.messages.registry import Open, PeerId, Ready
+from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
 
 class Turn:
@@ -40,7 +40,7 @@ class Turn:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def held(self, opened: Open | None, now: float) -> bool:
+    def held(self, opened: Proposal | None, now: float) -> bool:
         """Return True if a ballot of another peer would only delay the round.
 
         The proposal in progress has moved within the patience, or the first one is to come. A ballot without a proposal holds
@@ -56,7 +56,7 @@ class Turn:
         moves = opened is not None and opened.ballot == promised and promised.leader in self._electorate.live
         return moves and now < self._moved + self._terms.patience
 
-    def early(self, opened: Open | None) -> bool:
+    def early(self, opened: Proposal | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
         if opened is not None or self._proposer.preparing or self._proposer.urged:
             return False
@@ -64,7 +64,7 @@ class Turn:
         too_few = ready < self._terms.fraction * (members - len([*self._electorate.farewells]))
         return too_few or (self._quorum_since is not None and ready < members)
 
-    def due(self, opened: Open | None, refused: Collection[PeerId], now: float) -> float | None:
+    def due(self, opened: Proposal | None, refused: Collection[PeerId], now: float) -> float | None:
         """Return the time of our turn to begin a ballot, None without one. refused: peers that must not lead."""
         electorate, terms, leader = self._electorate, self._terms, self._acceptor.leader
         order = electorate.order(leader)

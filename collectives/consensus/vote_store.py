@@ -14,7 +14,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta
 from thinwire.swarm.messages.base import LIFE, U32
-from thinwire.swarm.messages.registry import Ballot, Digest, Open
+from thinwire.swarm.messages.registry import Ballot, Digest, Proposal
 
 
 def new_life(rng: random.Random, wall: float) -> bytes:
@@ -29,7 +29,7 @@ def new_life(rng: random.Random, wall: float) -> bytes:
 class VoteRecord:
     """State of an acceptor in one round.
 
-    lineage: empty or LIFE bytes. promised: no lower ballot gets a vote. voted, digest: the last vote, with the Open
+    lineage: empty or LIFE bytes. promised: no lower ballot gets a vote. voted, digest: the last vote, with the proposal
     voted for and the digest of its results; None before the first vote. left: the acceptor has sent a farewell, so it
     neither promises nor votes any more. Raises ValueError if the fields contradict each other.
     """
@@ -37,7 +37,7 @@ class VoteRecord:
     lineage: Annotated[bytes, Meta(max_length=LIFE)]
     round: U32
     promised: Ballot
-    voted: Open | None
+    voted: Proposal | None
     digest: Digest | None
     left: bool = False
 
@@ -55,7 +55,7 @@ class VoteStore(Protocol):
 
     @property
     def life(self) -> bytes:
-        """The acceptor's life, LIFE bytes (see `Open.lives`); it changes whenever a record may have been lost."""
+        """The acceptor's life, LIFE bytes (see `Proposal.lives`); it changes whenever a record may have been lost."""
         ...
 
     @property

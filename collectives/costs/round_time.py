@@ -1,7 +1,7 @@
 """Duration and traffic of a round of this version (butterfly or ring), in closed form.
 
 The sizes are exact: chunk grid, codec and control messages are those of the product. The time is the sum of the
-dependent steps (Ready -> Open -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes on the
+dependent steps (Ready -> Proposal -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes on the
 slowest link in between. Encoding, encryption and the outer step are not included: with int8 about a second of one core per
 GB of fp32 parameters (docs/measured/exchange.md). tests/swarms/topologies/test_planned_times.py compares the model with
 whole swarms in virtual time.
@@ -30,9 +30,10 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Message,
-    Open,
     Partial,
     Proof,
+    Proposal,
+    Propose,
     Ready,
     Record,
     Result,
@@ -205,7 +206,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     ids = tuple(at.to_bytes(32, "big") for at in range(peers))
     entries = tuple(Contribution(peer, _NUMBER, _NUMBER, _ID) for peer in ids)
     lives = bytes(LIFE * peers)
-    opened = Open(_NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64))
+    opened = Proposal(_NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64))
     commit = decided(Commit(opened, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
     spans = (Span(bytes(SPAN_PREFIX), 100, 0),) * min(MAX_SPANS, peers - 1)
@@ -224,7 +225,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
         ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0, spans=spans))
         mine = tuple(range(500, 500 + -(-count // peers)))
         record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
-    led = len(fragments) * (wire(opened) + wire(commit))
+    led = len(fragments) * (wire(Propose(opened)) + wire(commit))
     return _Sizes(mean, most, scatter, last, ready, record, vote * len(fragments), led)
 
 

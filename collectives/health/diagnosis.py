@@ -162,7 +162,7 @@ class Diagnosis:
         if round != (seen.announced.get(peer) if self._paired else seen.round):
             return
         if not self._paired:
-            self.opened(round, now, fragment=fragment)  # the data has overtaken the Open, or answers ours
+            self.opened(round, now, fragment=fragment)  # the data has overtaken the proposal, or answers ours
         self._trips[peer] = trip
         flow = seen.flows.get(peer)
         if flow is None:

@@ -4,7 +4,7 @@ Every contributor sends its payload to all peers, and every peer computes the re
 
 Meant for sparse payloads, which are small and differ in length. Announcements, ballots and votes are the same as with a
 butterfly: a payload is announced by the hashes of its pieces, and the results voted for are the pieces of all
-contributors in the order of the Open. So the result is a pure function of the verdict, no owner has to be trusted, and
+contributors in the order of the proposal. So the result is a pure function of the verdict, no owner has to be trusted, and
 any peer can supply missing pieces, which are identified by their hashes.
 
 A contributor with a weak uplink sends a piece to one helper only, which forwards it to the other peers (see
@@ -40,8 +40,8 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Digest,
     Fetch,
-    Open,
     PeerId,
+    Proposal,
     Record,
     Result,
 )
@@ -111,7 +111,7 @@ class AllGather(DataPlane):
 
     # --- a ballot opens
 
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Proposal) -> None:
         """Handle a new ballot: send our payload to all participants."""
         changed = self._name(opened)
         self._relay_plan.open(opened, changed=changed)
@@ -141,7 +141,7 @@ class AllGather(DataPlane):
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
         self._payloads.keep(needed)
 
-    def _scatter(self, opened: Open) -> None:
+    def _scatter(self, opened: Proposal) -> None:
         """Send our payload to all other peers.
 
         Each piece starts at another peer, so that all links are in use at once.
@@ -172,7 +172,7 @@ class AllGather(DataPlane):
         super().announced(sender)
         self.check()
 
-    def _expect(self, opened: Open) -> None:
+    def _expect(self, opened: Proposal) -> None:
         """Set the expected hashes of slots from the announcements, unless the results are settled already."""
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):
@@ -236,7 +236,7 @@ class AllGather(DataPlane):
         slot = self._slots.find(key, message.index)
         if slot is None:
             if self._fits(frame):
-                self._early.put(sender, frame)  # it may have overtaken the Open
+                self._early.put(sender, frame)  # it may have overtaken the proposal
             return
         count = len(ready.hashes) // 32
         charged = self.agreement.commit is None and self._relay_plan.charge(key, message.index, count)
@@ -247,7 +247,7 @@ class AllGather(DataPlane):
         if charged and opened is not None:
             self._hand_on(opened, ((key, message.index),))
 
-    def _hand_on(self, opened: Open, what: Sequence[tuple[Key, int]] | None = None) -> None:
+    def _hand_on(self, opened: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
         """Forward pieces that we are helper for, all or those in `what`.
 
         They go to the peers that did not get them from us.
@@ -338,12 +338,12 @@ class AllGather(DataPlane):
         self._phase(self.round, "vote")
         self._vote(digest)
 
-    def _senders(self, opened: Open) -> Collection[PeerId]:
+    def _senders(self, opened: Proposal) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""
         lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(opened.contributors)
         return [opened.contributors[place].peer for place in range(count) if place not in lacks]
 
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the contributor that the round waits for and the reason, or None."""
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):

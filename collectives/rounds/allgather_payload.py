@@ -13,7 +13,7 @@ from thinwire.collectives.rounds.contributions import Contributions
 from thinwire.collectives.topology.relay_plan import PLANS
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, MAX_GROUP, Ballot, Digest, Open
+from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, MAX_GROUP, Ballot, Digest, Proposal
 
 EMPTY = blake3.blake3(b"").digest()
 """Hash of an unused slot."""
@@ -78,7 +78,7 @@ class Slots:
         self._places: dict[Key, int] = {}
         self._named: dict[Ballot, tuple[Key, ...]] = {}
 
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Proposal) -> None:
         """Number the slots of a ballot."""
         self.keys = tuple((entry.peer, entry.attempt) for entry in opened.contributors)
         self._places = {key: place for place, key in enumerate(self.keys)}

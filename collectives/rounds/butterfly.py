@@ -36,9 +36,9 @@ from thinwire.swarm.messages.registry import (
     Claim,
     Contribution,
     Digest,
-    Open,
     Partial,
     PeerId,
+    Proposal,
     Record,
     Result,
     Subtotal,
@@ -156,7 +156,7 @@ class Butterfly(DataPlane):
 
     # --- a ballot opens
 
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Proposal) -> None:
         """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
         self._pace.open(opened, self._now())
         if self._name(opened):
@@ -174,23 +174,23 @@ class Butterfly(DataPlane):
         self._record()
         self.check()
 
-    def _renew(self, opened: Open) -> None:
+    def _renew(self, opened: Proposal) -> None:
         """Drop results and computations: they do not belong to this ballot."""
         self._computing.clear()
         self.results.clear()
         self._records.clear()
 
-    def _assign(self, opened: Open) -> None:
+    def _assign(self, opened: Proposal) -> None:
         """Determine the owner of each chunk and the peer that receives the contributions to it."""
         working = [peer for peer in opened.alive if peer not in opened.idle]
         self.owners = self._takers = self._shared(opened, working)
         self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
 
-    def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _shared(self, opened: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk, one of the `working` peers."""
         return owners(len(self.grid), opened.group, working, self._seed, opened.shares, self.fragment)
 
-    def _resume(self, opened: Open) -> None:
+    def _resume(self, opened: Proposal) -> None:
         """Send or compute our results as the new ballot requires."""
         for index in self._mine:
             here = self.results.chunks[index] is not None
@@ -201,7 +201,7 @@ class Butterfly(DataPlane):
             else:
                 self._reduce(index)
 
-    def _scatter(self, opened: Open) -> None:
+    def _scatter(self, opened: Proposal) -> None:
         if not self._names_us(opened):
             return
         for index, owner in enumerate(self._takers):
@@ -239,7 +239,7 @@ class Butterfly(DataPlane):
         if held.has(key, index):
             return
         if not self._awaits(key, index):
-            # It may have overtaken the Open that asks for it. PendingFrames protects the space of other senders.
+            # It may have overtaken the proposal that asks for it. PendingFrames protects the space of other senders.
             if self._fits(frame):
                 self._early.put(sender, frame)
             return
@@ -281,12 +281,12 @@ class Butterfly(DataPlane):
             return
         self._make(opened, index, payloads, [float(entry.weight) for entry in opened.contributors])
 
-    def _announced(self, opened: Open) -> bool:
+    def _announced(self, opened: Proposal) -> bool:
         """Return True if our data of each contributor is that of the announcement in the proposal."""
         named = [one for one in opened.contributors if one.announced]
         return all(self._sources.get((one.peer, one.attempt), one.announced) == one.announced for one in named)
 
-    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _make(self, opened: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Compute the result of a chunk that we own from all contributions to it."""
         make = partial(_computed, self._reducer, payloads, weights, self.grid.size(index))
         if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
@@ -306,7 +306,7 @@ class Butterfly(DataPlane):
         self._computing.clear()
         self._stirred = _nothing
 
-    def _publish(self, opened: Open, index: int, result: Buffer, found: Digest | None = None) -> None:
+    def _publish(self, opened: Proposal, index: int, result: Buffer, found: Digest | None = None) -> None:
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self._progress()
@@ -314,11 +314,11 @@ class Butterfly(DataPlane):
         self.check()
         self._send_result(opened, index, self._heirs(opened, index))
 
-    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+    def _heirs(self, opened: Proposal, index: int) -> Sequence[PeerId]:
         """Return the peers to which we send the result of a chunk."""
         return opened.alive if self.owners[index] == self.me else ()
 
-    def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
+    def _send_result(self, opened: Proposal, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
         if result is not None:
             frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
@@ -428,13 +428,13 @@ class Butterfly(DataPlane):
             self._phase(self.round, "vote")
             self._vote(digest)
 
-    def owing(self, opened: Open) -> Collection[PeerId]:
+    def owing(self, opened: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
         held, missing = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
         late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
         return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
-    def _senders(self, opened: Open) -> Collection[PeerId]:
+    def _senders(self, opened: Proposal) -> Collection[PeerId]:
         """Return the contributors whose chunks that we own are all here."""
         held = self._contributions
         return [
@@ -452,7 +452,7 @@ class Butterfly(DataPlane):
         }
         return set(self.owners) - lacking
 
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         chunks = self.results.chunks
         for entry in opened.contributors:

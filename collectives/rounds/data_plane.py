@@ -22,7 +22,18 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Ask, Ballot, Chunk, Claim, Digest, Open, Partial, PeerId, Record, Result
+from thinwire.swarm.messages.registry import (
+    Ask,
+    Ballot,
+    Chunk,
+    Claim,
+    Digest,
+    Partial,
+    PeerId,
+    Proposal,
+    Record,
+    Result,
+)
 
 STIRRING = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
@@ -55,7 +66,7 @@ class DataPlane(ABC):
     ) -> None:
         self.agreement, self.results = agreement, results
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self.opened: Open | None = None
+        self.opened: Proposal | None = None
         """The ballot in progress at this peer."""
         self.owners: tuple[PeerId, ...] = ()
         """The owner of each result in that ballot."""
@@ -94,7 +105,7 @@ class DataPlane(ABC):
         out = commit.opened.excluded if commit is not None else ()
         return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}
 
-    def _senders(self, opened: Open) -> Collection[PeerId]:
+    def _senders(self, opened: Proposal) -> Collection[PeerId]:
         """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
         return ()
 
@@ -197,7 +208,7 @@ class DataPlane(ABC):
         """Send a newly connected `peer` what it lacks."""
 
     @abstractmethod
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Proposal) -> None:
         """Handle a new ballot: send the data it asks for."""
 
     @abstractmethod
@@ -218,7 +229,7 @@ class DataPlane(ABC):
         return bool(self.results.missing)
 
     @abstractmethod
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
     def nudge(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
@@ -294,7 +305,7 @@ class DataPlane(ABC):
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
-    def _name(self, opened: Open) -> bool:
+    def _name(self, opened: Proposal) -> bool:
         """Note a ballot; return whether the results that are here do not count in it.
 
         Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.
@@ -311,11 +322,11 @@ class DataPlane(ABC):
         changed, self._key = key != self._key or (computes and self.results.wanted is not None), key
         return changed
 
-    def _basis(self, opened: Open) -> object:
+    def _basis(self, opened: Proposal) -> object:
         """Return the inputs that determine the results of a ballot."""
         return opened.contributors
 
-    def _begin(self, opened: Open) -> None:
+    def _begin(self, opened: Proposal) -> None:
         """Start a ballot: send our contribution and ask for announcements that we missed."""
         self._phase(self.round, "open")
         if self.agreement.commit is None:
@@ -327,20 +338,20 @@ class DataPlane(ABC):
             self.results.settle(opened.adopted)
 
     @abstractmethod
-    def _scatter(self, opened: Open) -> None:
+    def _scatter(self, opened: Proposal) -> None:
         """Send our contribution to its receivers, unless it was sent already."""
 
-    def _withdrawn(self, opened: Open) -> bool:
+    def _withdrawn(self, opened: Proposal) -> bool:
         """Return whether a ballot names a contribution of ours that we no longer have."""
         named = any(entry.peer == self.me for entry in opened.contributors)
         return named and opened.adopted is None and not self._names_us(opened)
 
-    def _names_us(self, opened: Open) -> bool:
+    def _names_us(self, opened: Proposal) -> bool:
         ours = (self.me, self._attempt)
         found = [entry for entry in opened.contributors if (entry.peer, entry.attempt) == ours]
         return bool(self._source) and bool(found) and self.agreement.announced(found[0]) is not None
 
-    def _ask_unannounced(self, opened: Open) -> None:
+    def _ask_unannounced(self, opened: Proposal) -> None:
         """Ask for earlier announcements: chunks are meaningless without them, and a late peer missed them."""
         for entry in opened.contributors:
             ready = self.agreement.ready.get(entry.peer)
@@ -353,7 +364,7 @@ class DataPlane(ABC):
             for sender, frame in self._early.take():
                 self.take(sender, frame)
 
-    def owing(self, opened: Open) -> Collection[PeerId]:
+    def owing(self, opened: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for data in this ballot."""
         return [peer for peer in opened.group if peer != self.me]
 

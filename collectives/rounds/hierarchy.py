@@ -28,7 +28,7 @@ from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
 from thinwire.collectives.topology.shards import Key
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Digest, Open, PeerId, Subtotal
+from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Subtotal
 
 
 class Hierarchy(Butterfly):
@@ -51,7 +51,7 @@ class Hierarchy(Butterfly):
 
     # --- roles in a ballot
 
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Proposal) -> None:
         """Handle a new ballot: compute the routes and drop values of former relays."""
         self._routes = routes = Routes(opened, len(self.grid), self._seed)
         for (name, index), relay in list(self._given.items()):
@@ -67,12 +67,12 @@ class Hierarchy(Butterfly):
         }
         super().open(opened)
 
-    def _basis(self, opened: Open) -> object:
+    def _basis(self, opened: Proposal) -> object:
         """Return the inputs that determine the results: the contributors and which of them share a site."""
         inputs = self._routes.inputs if self._routes is not None else ()
         return [opened.contributors, [each.peer for each in inputs]]
 
-    def _assign(self, opened: Open) -> None:
+    def _assign(self, opened: Proposal) -> None:
         """Assign owners; our own contribution goes to the relay of our cluster."""
         routes = self._routes
         assert routes is not None
@@ -81,7 +81,7 @@ class Hierarchy(Butterfly):
         site, chunks = routes.number.get(self.me), range(len(self.grid))
         self._takers = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
 
-    def _resume(self, opened: Open) -> None:
+    def _resume(self, opened: Proposal) -> None:
         for index in range(len(self.grid)):
             self._send_result(opened, index, self._heirs(opened, index))
             self._reduce(index)
@@ -168,7 +168,7 @@ class Hierarchy(Butterfly):
             message = Subtotal(self.round, self.fragment, cluster.name, index)
             self._send_queue.bulk(owner, Frame(message, value[0]))
 
-    def _finish(self, opened: Open, routes: Routes, index: int) -> None:
+    def _finish(self, opened: Proposal, routes: Routes, index: int) -> None:
         values = self._totals.of(routes.inputs, index)
         if values is None:
             return
@@ -214,7 +214,7 @@ class Hierarchy(Butterfly):
             or self.owners[index] != self.me
             or routes.collector(number, index) != sender
         ):
-            self._early.put(sender, frame)  # it may have overtaken the Open that asks for it
+            self._early.put(sender, frame)  # it may have overtaken the proposal that asks for it
             return
         if self._totals.has((name, 0), index):
             return
@@ -229,7 +229,7 @@ class Hierarchy(Butterfly):
 
     # --- towards the peers
 
-    def _heirs(self, opened: Open, index: int) -> Sequence[PeerId]:
+    def _heirs(self, opened: Proposal, index: int) -> Sequence[PeerId]:
         """Return the receivers of a result: relays and the own cluster for an owner, its cluster for a relay."""
         return self._routes.heirs(self.me, index) if self._routes is not None else ()
 
@@ -248,11 +248,11 @@ class Hierarchy(Butterfly):
         """
         return False
 
-    def owing(self, opened: Open) -> Collection[PeerId]:
+    def owing(self, opened: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as values may be made of any peer's data."""
         return DataPlane.owing(self, opened)
 
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame: a contributor, a relay, or the source of a result."""
         routes, results = self._routes, self.results
         if routes is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Digest, Open, PeerId, Record, Result
+from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Record, Result
 
 
 class OwnerDependentButterfly(Butterfly):
@@ -19,11 +19,11 @@ class OwnerDependentButterfly(Butterfly):
 
     _voted: tuple[Digest, list[Buffer]] | None = None
 
-    def _basis(self, opened: Open) -> object:
+    def _basis(self, opened: Proposal) -> object:
         """Return the inputs that determine a ballot's results: the adopted digest, if any."""
         return opened.adopted if opened.adopted is not None else super()._basis(opened)
 
-    def _renew(self, opened: Open) -> None:
+    def _renew(self, opened: Proposal) -> None:
         """Clear results of other ballots, but store the last voted ones for peers that adopt them."""
         digest = self.results.digest
         if digest is not None:
@@ -35,13 +35,13 @@ class OwnerDependentButterfly(Butterfly):
             for index, chunk in enumerate(self._voted[1]):
                 self.results.put(index, chunk)
 
-    def _assign(self, opened: Open) -> None:
+    def _assign(self, opened: Proposal) -> None:
         """Assign owners; a ballot that adopts results has none."""
         super()._assign(opened)
         if opened.adopted is not None:
             self._takers, self._mine = (b"",) * len(self.grid), []
 
-    def _scatter(self, opened: Open) -> None:
+    def _scatter(self, opened: Proposal) -> None:
         """Send our contribution, unless the ballot adopts results."""
         if opened.adopted is None:
             super()._scatter(opened)
@@ -87,6 +87,6 @@ class OwnerDependentButterfly(Butterfly):
             self._progress()
         return taken
 
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame. None for adopted results: other peers are asked, see Round."""
         return super().culprit(opened) if opened.adopted is None else None

@@ -18,7 +18,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Digest, Open, PeerId, Ready, Record
+from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Digest, PeerId, Proposal, Ready, Record
 
 
 class ChunkReducer(Protocol):
@@ -100,7 +100,7 @@ class OwnerRecords:
         self.contradicted: set[PeerId] = set()
         """Owners that have signed for another result than the settled one."""
         self._agreement, self._results, self._audited = agreement, results, audited
-        self._opened: Open | None = None
+        self._opened: Proposal | None = None
         self._owners: Sequence[PeerId] = ()
         self._basis = b""
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
@@ -112,7 +112,7 @@ class OwnerRecords:
         self.contradicted.clear()
         self._made.clear()
 
-    def open(self, opened: Open, owners: Sequence[PeerId]) -> None:
+    def open(self, opened: Proposal, owners: Sequence[PeerId]) -> None:
         """Begin a ballot. owners: of each chunk in it."""
         self._opened, self._owners, self._basis = opened, owners, basis_of(opened.contributors)
         voted = self._agreement.acceptor.voted
@@ -135,7 +135,7 @@ class OwnerRecords:
         free = self._opened is not None and self._opened.adopted is None and self._agreement.commit is None
         return self._audited and free
 
-    def sign(self, opened: Open, indices: tuple[int, ...]) -> Record:
+    def sign(self, opened: Proposal, indices: tuple[int, ...]) -> Record:
         """Return our record of these results in a ballot, and store our claim if we have computed them."""
         claims = self._audited and self.computed(indices)
         place, hashes = (opened.round, opened.fragment, opened.ballot), self._results.hashes(indices)

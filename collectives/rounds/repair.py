@@ -10,7 +10,7 @@ from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.state_sync import LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.swarm.messages.registry import Digest, Fetch, Open, PeerId
+from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal
 
 
 class Repair:
@@ -22,7 +22,7 @@ class Repair:
         self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
         self._requests = ChunkRequests()
         self._claims_at, self._claims_asked = -math.inf, 0
-        self._leader_asked: tuple[Open, float] | None = None
+        self._leader_asked: tuple[Proposal, float] | None = None
         self._spent: set[PeerId] = set()
 
     @property

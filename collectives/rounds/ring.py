@@ -34,7 +34,7 @@ from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Contribution, Open, Partial, PeerId, Result
+from thinwire.swarm.messages.registry import Contribution, Partial, PeerId, Proposal, Result
 
 PASSED = 0
 """Announcement number for data that a neighbour passed on; real numbers start at 1."""
@@ -72,20 +72,20 @@ class Ring(OwnerDependentButterfly):
 
     # --- a ballot opens
 
-    def _basis(self, opened: Open) -> object:
+    def _basis(self, opened: Proposal) -> object:
         """Return the inputs that determine the results: in a ring also its members and their order."""
         if opened.adopted is None and opened.order:
             return opened.contributors, opened.alive, opened.idle, opened.order
         return super()._basis(opened)
 
-    def _renew(self, opened: Open) -> None:
+    def _renew(self, opened: Proposal) -> None:
         """Drop the data of another ballot's ring."""
         if self._lap is not None:
             self._lap = None
             self._send_queue.recall(self.round, self.fragment)
         super()._renew(opened)
 
-    def _assign(self, opened: Open) -> None:
+    def _assign(self, opened: Proposal) -> None:
         """Assign owners and receivers from the ring's schedule."""
         super()._assign(opened)
         if opened.adopted is None and opened.order:
@@ -93,14 +93,14 @@ class Ring(OwnerDependentButterfly):
             self.owners, self._takers = lap.owners, lap.takers
             self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
 
-    def _resume(self, opened: Open) -> None:
+    def _resume(self, opened: Proposal) -> None:
         """Continue with stored data in a new ballot."""
         super()._resume(opened)
         if self._lap is not None:
             for index in range(len(self.grid)):
                 self._reduce(index)
 
-    def _scatter(self, opened: Open) -> None:
+    def _scatter(self, opened: Proposal) -> None:
         """Send our contribution; members of the ring have no receiver for it."""
         if self._lap is None or self._lap.right is None:
             super()._scatter(opened)
@@ -156,7 +156,7 @@ class Ring(OwnerDependentButterfly):
             lap.made[index] = made
             self._forward(index)
 
-    def _adding(self, opened: Open, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
+    def _adding(self, opened: Proposal, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
         """Return the contributions that we have to add, in order; None if one is missing."""
         if any(entry.peer == self.me for entry in entries):
             if not self._names_us(opened):
@@ -237,7 +237,7 @@ class Ring(OwnerDependentButterfly):
 
     # --- results
 
-    def _send_result(self, opened: Open, index: int, to: Sequence[PeerId]) -> None:
+    def _send_result(self, opened: Proposal, index: int, to: Sequence[PeerId]) -> None:
         lap = self._lap
         if lap is None:
             return super()._send_result(opened, index, to)
@@ -257,11 +257,11 @@ class Ring(OwnerDependentButterfly):
         elif taken is False and sender in (lap.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
 
-    def owing(self, opened: Open) -> Collection[PeerId]:
+    def owing(self, opened: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
         return DataPlane.owing(self, opened)
 
-    def culprit(self, opened: Open) -> tuple[PeerId, str] | None:
+    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame.
 
         Only contributors outside the ring can be named exactly; else the left neighbour with "ring".

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from thinwire.collectives.rounds.owner_results import ChunkReducer
 from thinwire.collectives.topology.shards import shares
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Contribution, Open, PeerId
+from thinwire.swarm.messages.registry import Contribution, PeerId, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class RingPath:
         return self.stations.index(peer) if peer in self.stations else None
 
 
-def ring(opened: Open) -> tuple[PeerId, ...]:
+def ring(opened: Proposal) -> tuple[PeerId, ...]:
     """Return the peers of a ballot's ring in order; empty without a ring."""
     return tuple(opened.alive[place] for place in opened.order)
 
 
-def ways(opened: Open) -> dict[PeerId, RingPath]:
+def ways(opened: Proposal) -> dict[PeerId, RingPath]:
     """Return the path of each owner's chunks in a ballot with a ring."""
     peers, named = ring(opened), {entry.peer: entry for entry in opened.contributors}
     leaves = tuple(entry for entry in opened.contributors if entry.peer not in peers)
@@ -93,7 +93,7 @@ class RingPosition:
     - sent: (chunk, whether it was the result) sent to the right neighbour.
     """
 
-    def __init__(self, me: PeerId, opened: Open, count: int) -> None:
+    def __init__(self, me: PeerId, opened: Proposal, count: int) -> None:
         peers = ring(opened)
         self.ways = ways(opened)
         self.owners = shares(count, peers, fragment=opened.fragment)

@@ -36,10 +36,10 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Decided,
     Fetch,
-    Justified,
-    Open,
     Partial,
     PeerId,
+    Proposal,
+    Propose,
     Ready,
     Record,
     Result,
@@ -227,7 +227,7 @@ class Round:
         else:
             if isinstance(message, (Commit, Decided)):
                 self._repair.renewed(sender)  # earlier reports concerned another round
-            if isinstance(message, Justified):
+            if isinstance(message, Propose):
                 keys = {peer_id_of(key): key for key in message.keys}
                 self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
             before = self.agreement.ready.get(sender)
@@ -317,7 +317,7 @@ class Round:
         if commit is not None and (opened is None or commit.opened.ballot != opened.ballot):
             opened = commit.opened
         exchange = self.exchange
-        self._tell()  # send an Open before the data that it asks for: sealing and sending the data takes milliseconds
+        self._tell()  # send a proposal before the data that it asks for: sealing and sending the data takes milliseconds
         if opened is not None and opened is not exchange.opened:
             self.opened_at = self._now()
             exchange.open(opened)
@@ -335,9 +335,9 @@ class Round:
     def _tell(self) -> None:
         """Send the agreement's messages."""
         for to, message in self.agreement.take():
-            if isinstance(message, Justified):
+            if isinstance(message, Propose):
                 # A receiver that has just come may not know the signers.
-                signers = {*(report.peer for report in message.reports), *departed(message.opened)}
+                signers = {*(report.peer for report in message.reports), *departed(message.proposal)}
                 keys = tuple(key for peer in sorted(signers) if (key := self._key_of(peer)) is not None)
                 message = msgspec.structs.replace(message, keys=keys)
             for peer in sorted(self.agreement.reachable) if to is None else (to,):
@@ -346,7 +346,7 @@ class Round:
 
     # --- requests of other peers
 
-    def _prove(self, to: PeerId, opened: Open) -> None:
+    def _prove(self, to: PeerId, opened: Proposal) -> None:
         """Show a peer of the round what an audit of our results needs, once in a patience."""
         terms, last = self.agreement.terms, self._proved.get(to, -math.inf)
         if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:

@@ -42,7 +42,7 @@ from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependent
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Open, PeerId
+from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, PeerId, Proposal
 from thinwire.swarm.rendezvous_hash import rank
 
 HOLD = 8
@@ -211,13 +211,13 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Chunks of ours whose results are not computed yet, in the order of the computation."""
         return tuple(self._computing)
 
-    def _basis(self, opened: Open) -> object:
+    def _basis(self, opened: Proposal) -> object:
         """Return the inputs that determine the results: also the owners."""
         if opened.adopted is None:
             return opened.contributors, opened.alive, opened.idle
         return super()._basis(opened)
 
-    def _shared(self, opened: Open, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _shared(self, opened: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk."""
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
@@ -226,7 +226,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         if self.agreement.commit is None:
             super()._reduce(index)
 
-    def _make(self, opened: Open, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _make(self, opened: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
         make = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)

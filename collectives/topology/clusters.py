@@ -1,6 +1,6 @@
 """Clusters of peers that share a fast network.
 
-Pure functions, from announcements to the numbers in an Open.
+Pure functions, from announcements to the numbers in a proposal.
 """
 
 from __future__ import annotations

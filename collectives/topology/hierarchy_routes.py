@@ -1,6 +1,6 @@
 """Routes of a ballot's chunks in a hierarchy: collectors of contributions, owners of chunks, relays.
 
-Pure: every peer computes the same routes from the Open. Chunks are assigned to the clusters in turn, and within each to
+Pure: every peer computes the same routes from the proposal. Chunks are assigned to the clusters in turn, and within each to
 its members in turn, so that all uplinks and all members have equal work. Within a cluster, other members replace those
 that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The partial mean of a
 cluster depends only on its contributions, not on the routes, so a chunk can move to another peer without another result.
@@ -14,7 +14,7 @@ from functools import cached_property
 
 import blake3
 import msgspec
-from thinwire.swarm.messages.registry import Contribution, Digest, Open, PeerId
+from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Proposal
 from thinwire.swarm.rendezvous_hash import backups
 
 
@@ -51,7 +51,7 @@ class Cluster:
 class Routes:
     """Routes of one ballot. `clusters` is in the order of their numbers, `owners` in that of the chunks."""
 
-    def __init__(self, opened: Open, count: int, seed: bytes) -> None:
+    def __init__(self, opened: Proposal, count: int, seed: bytes) -> None:
         numbers = opened.sites or tuple(range(len(opened.group)))
         self._seed, self._shift = seed, opened.fragment * count  # see shards: fragments share the work
         self.number = dict(zip(opened.group, numbers, strict=True))

@@ -7,7 +7,7 @@ from statistics import median
 
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, filled, seconds
 from thinwire.collectives.topology.placement import loads
-from thinwire.swarm.messages.registry import Open, PeerId, Ready
+from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
 LATE, FELT = 1.5, 0.5
 """An owner of many chunks is slower than announced if it takes LATE times its time, plus FELT seconds."""
@@ -17,12 +17,12 @@ class OwnerPace:
     """Owners of a round's first ballot, and the time when the last result of each was here."""
 
     def __init__(self) -> None:
-        self.first: Open | None = None
+        self.first: Proposal | None = None
         """The first ballot that this peer has followed."""
         self._began = 0.0
         self._done: dict[PeerId, float] = {}
 
-    def open(self, opened: Open, now: float) -> None:
+    def open(self, opened: Proposal, now: float) -> None:
         """Note a ballot that begins at the time `now`, in seconds."""
         if self.first is None:
             self.first, self._began = opened, now
@@ -31,7 +31,7 @@ class OwnerPace:
         """Note that a result of an owner is here."""
         self._done[owner] = now
 
-    def failed(self, last: Open, ready: Mapping[PeerId, Ready], nbytes: int) -> set[PeerId]:
+    def failed(self, last: Proposal, ready: Mapping[PeerId, Ready], nbytes: int) -> set[PeerId]:
         """Return the owners of the first ballot that own nothing in the last one, or that were overdue.
 
         The pace is only judged if the first ballot is the last one. ready: announcements, with the rates of links; nbytes:
@@ -47,7 +47,7 @@ class OwnerPace:
         return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
 
 
-def overdue(opened: Open, links: Sequence[PeerLoad], took: Mapping[PeerId, float], nbytes: int) -> set[PeerId]:
+def overdue(opened: Proposal, links: Sequence[PeerLoad], took: Mapping[PeerId, float], nbytes: int) -> set[PeerId]:
     """Return the peers that own more than an equal share and finished much later than they should.
 
     That is, much later than the others and than the announced links allow. links: loads of the group, in its order.

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
+from thinwire.swarm.messages.registry import MAX_GROUP, PeerId, Proposal
 
 STEPS = 6
 """Binary logarithm of the longest pause, in rounds."""
@@ -100,7 +100,7 @@ class PeerBackoff:
 
     def settle(
         self,
-        opened: Open,
+        opened: Proposal,
         failed: Collection[PeerId],
         withheld: Collection[PeerId] = (),
         led: Collection[PeerId] = (),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 
 SOON, LATE = 0.1, 0.5
 """Patiences after which to ask others for the payload of an unreachable peer, and of a slow one."""
@@ -46,7 +46,7 @@ class PieceRequests:
 
     def plan(
         self,
-        opened: Open,
+        opened: Proposal,
         pieces: Iterable[MissingPiece],
         live: Collection[PeerId],
         *,

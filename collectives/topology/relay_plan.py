@@ -6,7 +6,7 @@ uplinks with spare capacity carry more of it. Two hops are sufficient for the sh
 and Zhang, "Mutualcast", SIGCOMM Asia Workshop 2005): the maximum of the time of any payload over its own uplink, and of
 all bytes over all uplinks.
 
-The leader writes the speeds of uplinks into the `Open` (`shares`) if relaying pays; the relays follow from that alone,
+The leader writes the speeds of uplinks into the `Proposal` (`shares`) if relaying pays; the relays follow from that alone,
 so that all peers compute the same. Idle peers relay nothing. Announced uplink speeds cannot be checked: no peer relays
 more than MOST payloads, and a piece that does not arrive is requested from peers that have it, see `allgather`.
 """
@@ -20,7 +20,7 @@ from statistics import median
 
 from thinwire.collectives.topology.bandwidth_shares import MOST, PeerLoad, filled
 from thinwire.collectives.topology.shards import Key
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 
 PARTS = 16
 """Number of parts into which a payload is divided for assignment."""
@@ -32,7 +32,7 @@ Measured links never quite agree, and a hop costs time.
 """
 
 MEDIAN, FASTEST = 256, 2**16 - 1
-"""Values in an Open for an uplink as fast as the median, and for the fastest possible one."""
+"""Values in a proposal for an uplink as fast as the median, and for the fastest possible one."""
 
 PLANS = 8
 """Number of ballots of a round whose late pieces are still relayed."""
@@ -87,7 +87,7 @@ def seconds(uplinks: Sequence[float], gives: Sequence[bool], given: Sequence[dic
 
 
 def shares(links: Sequence[PeerLoad]) -> tuple[int, ...]:
-    """Return the uplink speeds for an Open in units of 1/MEDIAN of the median.
+    """Return the uplink speeds for a proposal in units of 1/MEDIAN of the median.
 
     Empty if nothing is known, or if sending directly is about as fast.
     """
@@ -118,7 +118,7 @@ def _quotas(
     }
 
 
-def quotas(opened: Open) -> dict[PeerId, Quota]:
+def quotas(opened: Proposal) -> dict[PeerId, Quota]:
     """Return the contributors that are helped in a ballot, with their helpers."""
     if not opened.shares:
         return {}
@@ -149,13 +149,13 @@ class RelayPlan:
         self.me = me
         self.failed: set[PeerId] = set()
         """Peers that have not relayed what they should."""
-        self._plans: list[Open] = []
+        self._plans: list[Proposal] = []
         self._charged: dict[tuple[Key, int], set[PeerId]] = {}
         self._late: dict[int, PeerId | None] = {}
         self._wants: dict[PeerId, set[PeerId]] = {}
         self._via: dict[int, PeerId] = {}
 
-    def open(self, opened: Open, *, changed: bool) -> None:
+    def open(self, opened: Proposal, *, changed: bool) -> None:
         """Open a ballot. changed: its slots differ from those of the ballot before."""
         self._plans = [*self._plans[1 - PLANS :], opened]
         if changed:
@@ -250,14 +250,14 @@ class RelayPlan:
         return slot in self._late and helper != sender
 
 
-def stand_in(opened: Open, source: PeerId, helper: PeerId, index: int) -> PeerId | None:
+def stand_in(opened: Proposal, source: PeerId, helper: PeerId, index: int) -> PeerId | None:
     """Return the peer that relays a piece if its helper fails; a different one for each piece."""
     others = [peer for peer in opened.alive if peer not in (source, helper)]
     able = [peer for peer in others if peer not in opened.idle] or others
     return able[index % len(able)] if able else None
 
 
-def _relays(opened: Open, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
+def _relays(opened: Proposal, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
     """Return the helper of a piece and the helper's stand-in; empty if the ballot has no helper for it."""
     plan = quotas(opened)
     helper = turns(plan[source], count)[index] if source in plan and index < count else None

@@ -10,7 +10,7 @@ from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import Chunk, Hour, Justified, Open, Partial, PeerId, Ready
+from thinwire.swarm.messages.registry import Chunk, Hour, Partial, PeerId, Propose, Ready
 
 TELL_SECONDS = 10.0
 """Seconds between two announcements of our wall clock."""
@@ -60,7 +60,7 @@ class PeerDiagnosis:
             if message.fragment in self.fragments and (isinstance(message, Chunk) or self._own(peer, message)):
                 trip, size = self._roster.distances.rtt(peer), nbytes(frame.payload)
                 self.diagnosis.chunk(peer, message.round, size, self._now(), trip=trip, fragment=message.fragment)
-        elif isinstance(message, (Open, Justified)):
+        elif isinstance(message, Propose):
             if message.fragment in self.fragments:
                 self.diagnosis.opened(message.round, self._now(), fragment=message.fragment)
         elif isinstance(message, Ready):

@@ -25,7 +25,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk, Fetch, Open, PeerId, Ready
+from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk, Fetch, PeerId, Proposal, Ready
 
 MOST_ANNOUNCED = 8
 """Announcements of one peer to one round whose order is stored."""
@@ -135,7 +135,7 @@ class Trials:
             self._draw(done, base)
         self._heard = {key: known for key, known in self._heard.items() if key[1] > self._replica.round}
 
-    def _note(self, opened: Open) -> None:
+    def _note(self, opened: Proposal) -> None:
         """Report members whose contributions have ceased to count, or count again."""
         out = {entry.peer for entry in opened.excluded if entry.reason == DISTRUSTED}
         for peer in sorted(out - self._out.keys()):

@@ -104,7 +104,7 @@ class CheckpointContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     `serial` counts this store's checkpoints, `written` is wall time in seconds since 1970.
 
     `previous` is the blake3 of the manifest before this one, "" for the first; hashes and ids are hexadecimal.
-    `standings`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Open.
+    `standings`: by fragment number, if fragments have separate rounds. `lives`: of the members, see Proposal.
     `chain`: proves round and members, see collectives/consensus/chain.py; in hexadecimal.
     """
 

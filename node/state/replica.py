@@ -32,7 +32,17 @@ from thinwire.node.state.replica_buffers import Read
 from thinwire.node.state.shared_state import SharedState
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import CHAIN_BYTES, CHUNK_BYTES, MAX_ERAS, Chain, Digest, Era, Fork, Open, PeerId
+from thinwire.swarm.messages.registry import (
+    CHAIN_BYTES,
+    CHUNK_BYTES,
+    MAX_ERAS,
+    Chain,
+    Digest,
+    Era,
+    Fork,
+    PeerId,
+    Proposal,
+)
 from thinwire.swarm.method_specs.base import MethodSpec
 
 SPARE = 64 << 20
@@ -47,7 +57,7 @@ class Replica(SharedState):
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
     round, 0 before the first. members: peers that took part in that round, by seniority; they vote in the next one. lives:
-    theirs, LIFE bytes each, see Open. chain: proves round, members, lives and lineage; empty without a state. Made by
+    theirs, LIFE bytes each, see Proposal. chain: proves round, members, lives and lineage; empty without a state. Made by
     `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
     `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
     """
@@ -287,14 +297,14 @@ class Replica(SharedState):
         self.advance(opened.members, opened.lives)
         return stepped
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """Change the state by the decoded results of the round `opened`; return True if that was a step."""
         outer = self.outer
         for low, high, mean in self.coder.decoded(results):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True
 
-    def _buffers_of(self, results: Sequence[Buffer], opened: Open) -> Floats:
+    def _buffers_of(self, results: Sequence[Buffer], opened: Proposal) -> Floats:
         """Return the buffers after a round."""
         found: Floats = self.codec.block_of(results, [self.grid.size(index) for index in range(len(self.grid))])
         return found

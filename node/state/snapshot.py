@@ -50,7 +50,7 @@ class Snapshot:
     `digest` is the state digest (32 bytes), `members` the members of that round.
 
     `standings`: by fragment, if fragments have separate rounds; then the whole has no chain.
-    `lives`: of the members, as in Open. `chain`: proves round and members. `lost`: returns True if the arrays may have
+    `lives`: of the members, as in Proposal. `chain`: proves round and members. `lost`: returns True if the arrays may have
     changed since the snapshot was made.
     """
 

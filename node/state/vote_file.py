@@ -42,7 +42,7 @@ from thinwire.swarm.messages.registry import LIFE
 MAGIC = b"twvotes\x02"
 
 SIZE = 1 << 17
-"""Bytes of the file. The largest record is an Open of 111 kB and less than 1 kB."""
+"""Bytes of the file. The largest record is a proposal of 111 kB and less than 1 kB."""
 
 AHEAD = 1024
 """Numbers of announcements that one save allows. After a restart the numbers continue above them."""
@@ -192,7 +192,7 @@ def _decoded(data: bytes) -> tuple[bytes, int, VoteRecord | None, int]:
         record = msgspec.msgpack.decode(body, type=VoteRecord | None)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _Damaged(str(error)) from None
-    # Zeros stand for any life, see `Open.lives`.
+    # Zeros stand for any life, see `Proposal.lives`.
     if not any(life) or msgspec.msgpack.encode(record) != body:
         raise _Damaged("not written by this program")
     numbers = int.from_bytes(data[_HEADER - 8 : _HEADER - 4], "little")

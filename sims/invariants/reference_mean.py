@@ -13,7 +13,7 @@ from thinwire.collectives.topology.shards import shares
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Commit, Open
+from thinwire.swarm.messages.registry import Commit, Proposal
 
 
 def sites_of(commit: Commit) -> list[int]:
@@ -41,7 +41,7 @@ def result(
     return _mean(codec, rule, values, totals, size) if len(values) > 1 else values[0]
 
 
-def round_ring(codec: Codec, opened: Open, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
+def round_ring(codec: Codec, opened: Proposal, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
     """Return a function that gives the encoded mean of one of `count` chunks, added up along the ring."""
     reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.ways(opened)
     owners = shares(count, ring_schedule.ring(opened), fragment=opened.fragment)

@@ -12,7 +12,7 @@ import blake3
 import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, proposal_in, statement, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.result_store import digest_of
@@ -27,13 +27,13 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Commit,
     Digest,
-    Justified,
     Message,
-    Open,
     PeerId,
     Prepare,
     Promise,
     Proof,
+    Proposal,
+    Propose,
     Record,
     Vote,
 )
@@ -69,7 +69,7 @@ def _higher(agreement: Agreement) -> Sequence[Message]:
     opened = agreement.opened
     if opened is None:
         return ()
-    return (replace(opened, ballot=Ballot(opened.ballot.term + LEAP, agreement.me)),)
+    return (Propose(replace(opened, ballot=Ballot(opened.ballot.term + LEAP, agreement.me))),)
 
 
 def _prepares(agreement: Agreement) -> Sequence[Message]:
@@ -99,8 +99,8 @@ def _vote_twice(session: RoundSession | GossipSession) -> None:
     def hear(peer: PeerId, frame: Frame) -> None:
         message = frame.message
         on_frame(peer, frame)
-        if isinstance(message, (Open, Justified)):
-            opened = proposal_in(message)
+        if isinstance(message, Propose):
+            opened = message.proposal
             for digest in (bytes(32), bytes([1]) * 32):
                 control(peer, vote_for(opened, digest))
 
@@ -125,7 +125,12 @@ def _false_report(process: Process) -> None:
     change_outgoing(process, change)
 
 
-def _sealed(session: RoundSession, opened: Open) -> Open:
+def _first(message: Message) -> bool:
+    """Return True for the proposal of a first ballot."""
+    return isinstance(message, Propose) and not message.reports
+
+
+def _sealed(session: RoundSession, opened: Proposal) -> Proposal:
     return replace(opened, seal=_sign(session, statement(opened)))
 
 
@@ -142,19 +147,19 @@ class _TwoOpens:
     def __init__(self, session: RoundSession) -> None:
         self._session, self._queue = session, session.presence.send_queue
         self._control, self._on_frame = self._queue.control, session.on_frame
-        self._other: Open | None = None
+        self._other: Proposal | None = None
         self._votes: dict[tuple[Digest, Digest], dict[PeerId, bytes]] = {}
         self._queue.control = self._send  # type: ignore[method-assign]
         session.on_frame = self._hear  # type: ignore[method-assign]
 
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session
-        mine = isinstance(message, Open) and message.fragment == session.fragment
-        if mine and isinstance(message, Open) and message.ballot.leader == session.me and to[0] % 2:
-            if len(message.contributors) > 1:
-                self._other = _sealed(session, replace(message, contributors=message.contributors[:-1]))
+        if isinstance(message, Propose) and _first(message) and message.fragment == session.fragment and to[0] % 2:
+            opened = message.proposal
+            if opened.ballot.leader == session.me and len(opened.contributors) > 1:
+                self._other = _sealed(session, replace(opened, contributors=opened.contributors[:-1]))
                 self._votes = {}
-                message = self._other
+                message = Propose(self._other)
         self._control(to, message)
 
     def _hear(self, peer: PeerId, frame: Frame) -> None:
@@ -182,7 +187,7 @@ class _DroppedVotes:
     def _hear(self, peer: PeerId, frame: Frame) -> None:
         self._on_frame(peer, frame)
         session = self._session
-        if isinstance(frame.message, Open) and session.current.agreement.opened is not None:
+        if _first(frame.message) and session.current.agreement.opened is not None:
             asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
 
     def _begin(self, current: Round) -> None:
@@ -191,13 +196,13 @@ class _DroppedVotes:
 
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session
-        if isinstance(message, Justified) and message.fragment == session.fragment:
-            opened, ready = message.opened, session.current.agreement.ready
+        if isinstance(message, Propose) and message.reports and message.fragment == session.fragment:
+            opened, ready = message.proposal, session.current.agreement.ready
             if len(opened.contributors) > 1 and all(peer in ready for peer in opened.alive):
                 lives = b"".join(ready[peer].life for peer in opened.alive)
                 free = replace(opened, adopted=None, sources=(), kept=(), shares=(), group=opened.alive, lives=lives)
                 ours = _sealed(session, replace(free, contributors=opened.contributors[1:]))
-                message = Justified(ours, tuple(one for one in message.reports if not one.voted), message.proposals)
+                message = Propose(ours, tuple(one for one in message.reports if not one.voted), message.earlier)
         self._control(to, message)
 
 
@@ -221,7 +226,7 @@ class _FalseVote:
         session = self._session
         if not isinstance(frame.message, Promise) or self._useful(peer, frame.message, session.current.agreement.terms):
             self._on_frame(peer, frame)
-        if isinstance(frame.message, Open):
+        if _first(frame.message):
             asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
 
     def _useful(self, peer: PeerId, promise: Promise, terms: RoundTerms) -> bool:
@@ -255,8 +260,8 @@ class _FalseVote:
         return payload.data
 
     def _send(self, to: PeerId, message: Message) -> None:
-        session, adopted = self._session, message.opened.adopted if isinstance(message, Justified) else None
-        if adopted is not None and isinstance(message, Justified) and message.fragment == session.fragment:
+        session, adopted = self._session, message.proposal.adopted if isinstance(message, Propose) else None
+        if adopted is not None and isinstance(message, Propose) and message.fragment == session.fragment:
             asyncio.get_running_loop().call_soon(self._fill, session.current, adopted)
         self._control(to, message)
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from thinwire.swarm.messages.announcement import Said
 from thinwire.swarm.messages.base import MAX_CHUNKS, MAX_GROUP, U16, U32, Digest, Id, Message, Reason, Signature
-from thinwire.swarm.messages.proposal import MAX_FAREWELLS, Ballot, Bits, Farewell, Lineage, Open
+from thinwire.swarm.messages.proposal import MAX_FAREWELLS, Ballot, Bits, Farewell, Lineage, Proposal
 
 MAX_PROPOSALS = 16
 """Maximum number of earlier proposals of a round that one justification may contain."""
@@ -33,7 +33,7 @@ class Prepare(Message, frozen=True):
 class Promise(Message, frozen=True):
     """Answer to Prepare: the sender will not vote for any lower ballot.
 
-    It carries the sender's last vote, if any, with the Open voted for.
+    It carries the sender's last vote, if any, with the proposal voted for.
     """
 
     limit: ClassVar[int] = 83_200
@@ -41,13 +41,13 @@ class Promise(Message, frozen=True):
     round: U32
     fragment: U16
     ballot: Ballot
-    voted: Open | None
+    voted: Proposal | None
     digest: Digest | None
     lineage: Lineage = b""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Signature of one Promise. The Promise itself is rebuilt from the Justified that carries it.
+    """Signature of one Promise. The Promise itself is rebuilt from the Propose that carries it.
 
     voted: number of the proposal that the peer voted for last, counted from 1; 0: no vote. digest: of its results.
     """
@@ -58,33 +58,33 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     signature: Signature
 
 
-class Justified(Message, frozen=True):
-    """Open of a ballot above the first, with the promises that justify its value, see justification.py.
+class Propose(Message, frozen=True):
+    """Proposal of a leader; above the first ballot with the promises that justify its value, see justification.py.
 
-    reports: promises of a quorum, sorted by peer. proposals: those that they, and the farewells, have voted for. keys: of
-    the peers that have signed these.
+    reports: promises of a quorum, sorted by peer; none in the first ballot. earlier: the proposals that they, and the
+    farewells, have voted for. keys: of the peers that have signed these.
     """
 
     limit: ClassVar[int] = 1_450_000
 
-    opened: Open
-    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)]
-    proposals: Annotated[tuple[Open, ...], Meta(max_length=MAX_PROPOSALS)]
+    proposal: Proposal
+    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)] = ()
+    earlier: Annotated[tuple[Proposal, ...], Meta(max_length=MAX_PROPOSALS)] = ()
     keys: Keys = ()
 
     @property
     def round(self) -> int:
         """Round of the proposal."""
-        return self.opened.round
+        return self.proposal.round
 
     @property
     def fragment(self) -> int:
         """Fragment of the proposal."""
-        return self.opened.fragment
+        return self.proposal.fragment
 
 
 class Leave(Message, frozen=True):
-    """Farewell of a member in one round, with the Open that it voted for, if any. Other peers pass it on.
+    """Farewell of a member in one round, with the proposal that it voted for, if any. Other peers pass it on.
 
     round, fragment, lineage: the round in progress.
     """
@@ -95,7 +95,7 @@ class Leave(Message, frozen=True):
     fragment: U16
     lineage: Lineage
     farewell: Farewell
-    opened: Open | None
+    opened: Proposal | None
 
 
 class Blame(Message, frozen=True):
@@ -117,7 +117,7 @@ class Record(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
     `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `basis`: name
-    of the contributions from which the sender has computed these results itself (blake3 of `Open.contributors`); empty: it
+    of the contributions from which the sender has computed these results itself (blake3 of `Proposal.contributors`); empty: it
     does not state that it has.
     """
 
@@ -176,9 +176,9 @@ class Verdict(Message, frozen=True):
 class Vote(Message, frozen=True, tag=16):
     """Statement that the sender holds every result of `ballot`.
 
-    `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the Open voted for, so that
+    `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the proposal voted for, so that
     a certificate covers the participants and not only the results. Without a digest it is no vote, but the statement of
-    the leader that it proposes this (`Open.seal`). `lineage`: see `Fork`. Its number precedes the fields, because evidence
+    the leader that it proposes this (`Proposal.seal`). `lineage`: see `Fork`. Its number precedes the fields, because evidence
     has either.
     """
 
@@ -205,7 +205,7 @@ class Commit(Message, frozen=True):
 
     limit: ClassVar[int] = 99_500
 
-    opened: Open
+    opened: Proposal
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
 
@@ -223,7 +223,7 @@ class Commit(Message, frozen=True):
 class Decided(Message, frozen=True):
     """Commit without its proposal, for a peer that has the proposal; another one asks with Ask.
 
-    opened: see Vote. voters: bitmap over `Open.alive`. signatures: of their votes, 64 bytes each.
+    opened: see Vote. voters: bitmap over `Proposal.alive`. signatures: of their votes, 64 bytes each.
     """
 
     limit: ClassVar[int] = 16_700

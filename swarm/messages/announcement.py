@@ -63,8 +63,9 @@ class Ready(Message, frozen=True, dict=True):
     sender takes part but contributes nothing. `witness` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
-    with preference to the nearest. `life` is the sender's (see `Open.lives`); empty in rounds without votes. `endorses`: peers
-    on trial that may become members, in the opinion of the sender; `distrusts`: peers whose contributions should not count.
+    with preference to the nearest. `life` is the sender's (see `Proposal.lives`); empty in rounds without votes.
+    `endorses`: peers on trial that may become members, in the opinion of the sender; `distrusts`: peers whose contributions
+    should not count.
     See Electorate.uncounted.
     """
 

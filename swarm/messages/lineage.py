@@ -69,7 +69,7 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Commit with what proves it to a peer that does not know its members.
 
-    members (by seniority), lives: electorate of the round, which `Open.electorate` names. keys: of the voters and of the
+    members (by seniority), lives: electorate of the round, which `Proposal.electorate` names. keys: of the voters and of the
     members that left with a farewell.
     """
 

@@ -1,6 +1,6 @@
 """Proposals of a leader, and their form on the wire.
 
-A proposal names most of its peers several times. On the wire it has each id once, in one sorted table (`PackedOpen.peers`);
+A proposal names most of its peers several times. On the wire it has each id once, in one sorted table (`PackedProposal.peers`);
 a set of peers is a bitmap over the table. One proposal has exactly one wire form. Votes, seals and names cover the proposal
 itself, not its wire form.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, U53, Digest, Id, Message, PeerId, Reason
+from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, U53, Digest, Id, PeerId, Reason
 
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
@@ -65,8 +65,8 @@ class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
 class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Final statement of a member that leaves: it votes and promises nothing more in this round.
 
-    promised: its highest promise. voted, digest: blake3 of the Open that it voted for last, and the digest of the results;
-    None without a vote. signature: of the Leave with an empty signature and without its Open, see `farewells.statement`.
+    promised: its highest promise. voted, digest: blake3 of the proposal that it voted for last, and the digest of the results;
+    None without a vote. signature: of the Leave with an empty signature and without its Proposal, see `farewells.statement`.
     """
 
     peer: Id
@@ -76,8 +76,8 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
-class Open(Message, frozen=True, dict=True):
-    """Proposal of the leader: who takes part in the round. On the wire it is a PackedOpen.
+class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, dict=True):
+    """Value that a leader proposes in a ballot: who takes part in the round. On the wire it is a PackedProposal.
 
     Results are a pure function of `contributors` and their announcements. `group` (sorted) fixes the primary owners of
     chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to
@@ -96,8 +96,6 @@ class Open(Message, frozen=True, dict=True):
     `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
     leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
     """
-
-    limit: ClassVar[int] = 83_000
 
     round: U32
     fragment: U16
@@ -130,7 +128,7 @@ class Open(Message, frozen=True, dict=True):
         return self.kept or self.alive
 
     @cached_property
-    def packed(self) -> PackedOpen:
+    def packed(self) -> PackedProposal:
         """Wire form. Raises ValueError if it has none.
 
         Then a list of peers is not sorted, or some announcements have no digest.
@@ -139,7 +137,7 @@ class Open(Message, frozen=True, dict=True):
         ids = {peer for peers in named for peer in peers}
         ids |= {entry.peer for entry in self.contributors} | {entry.peer for entry in self.excluded}
         place = {peer: at for at, peer in enumerate(sorted(ids))}
-        return PackedOpen(
+        return PackedProposal(
             self.round,
             self.fragment,
             self.ballot,
@@ -160,12 +158,12 @@ class Open(Message, frozen=True, dict=True):
         )
 
 
-class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Wire form of an Open.
+class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Wire form of a proposal.
 
     peers: table of the ids that the sets name, sorted, without duplicates. group, alive, contributors, excluded, sources,
     idle, kept: bitmaps over it. attempts, weights, announced (32 bytes each, or nothing): for each contributor. reasons: for
-    each excluded peer. The other fields are those of the Open.
+    each excluded peer. The other fields are those of the proposal.
     """
 
     round: U32
@@ -198,7 +196,7 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
         """The ids of `peers`."""
         return tuple(self.peers[at : at + 32] for at in range(0, len(self.peers), 32))
 
-    def open(self) -> Open:
+    def open(self) -> Proposal:
         """Return the proposal. Raises ValueError if this is not its wire form."""
         table = self.table
         group, alive, sources, idle, kept = (
@@ -208,7 +206,7 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
         hashes = [self.announced[at : at + 32] for at in range(0, len(self.announced), 32)] or [b""] * len(peers)
         if len(self.peers) % 32 or max(map(len, (group, alive, sources, idle, kept))) > MAX_GROUP:
             raise ValueError(f"ids of other lengths, or more than {MAX_GROUP} peers")
-        opened = Open(
+        opened = Proposal(
             self.round,
             self.fragment,
             self.ballot,
@@ -227,7 +225,7 @@ class PackedOpen(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fi
         return opened
 
 
-def _rest(one: Open | PackedOpen) -> tuple[Any, ...]:
+def _rest(one: Proposal | PackedProposal) -> tuple[Any, ...]:
     """Return the last fields, which are the same in both forms."""
     return one.shares, one.sites, one.order, one.lives, one.lineage, one.farewells, one.electorate, one.seal
 

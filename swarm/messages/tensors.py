@@ -111,7 +111,7 @@ class StateOffer(Message, frozen=True):
     """Offer of a state. The payload has the hashes of its chunks, then the encoded chain.
 
     A hash is the blake3 of a chunk of CHUNK_BYTES. `members` are the participants of that round, on which the next quorum
-    is based, and `lives` theirs, as in Open. `digest`, the state digest, is blake3 over round, layout, members, lives,
+    is based, and `lives` theirs, as in Proposal. `digest`, the state digest, is blake3 over round, layout, members, lives,
     lineage and the chunk hashes, so that one agreed digest covers all of it. The chain proves round, members, lives and
     lineage. It is absent in methods without agreement, and in the offer of a peer that has no state. The sender also serves
     the results of `replay` rounds up to that round, which have `results` bytes.

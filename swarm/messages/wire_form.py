@@ -1,7 +1,7 @@
 """Encoding of messages that contain proposals, with each proposal in its wire form.
 
 `encode` and `decode` are inverse: a decoded message has been checked to be the only one with this encoding, as far as its
-proposals go (`PackedOpen.open`). All other messages are encoded as they are.
+proposals go (`PackedProposal.open`). All other messages are encoded as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.agreement import Commit, Justified, Leave, Promise, Proof
+from thinwire.swarm.messages.agreement import Commit, Leave, Promise, Proof, Propose
 from thinwire.swarm.messages.base import MAX_GROUP, Digest
 from thinwire.swarm.messages.lineage import Certificate, Chain, Era
-from thinwire.swarm.messages.proposal import Bits, Open, PackedOpen, bits_of, named_by
+from thinwire.swarm.messages.proposal import Bits, PackedProposal, Proposal, bits_of, named_by
 
 Kind = TypeVar("Kind")
 
@@ -25,7 +25,7 @@ class PackedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
     voters: bitmap over `opened.peers`. signatures: of their votes, 64 bytes each.
     """
 
-    opened: PackedOpen
+    opened: PackedProposal
     digest: Digest
     voters: Bits
     signatures: Annotated[bytes, Meta(max_length=64 * MAX_GROUP)]
@@ -63,7 +63,7 @@ def proofs_of(voters: bytes, signatures: bytes, table: tuple[bytes, ...]) -> tup
     return proofs
 
 
-PACKED: dict[type, type[msgspec.Struct]] = {Open: PackedOpen, Commit: PackedCommit}
+PACKED: dict[type, type[msgspec.Struct]] = {Proposal: PackedProposal, Commit: PackedCommit}
 """Types with another wire form, and these."""
 
 _FORMS: dict[type, Any] = dict(PACKED)
@@ -87,7 +87,7 @@ def _form(hint: Any) -> Any:
     return _FORMS.get(hint, hint) if isinstance(hint, type) else hint
 
 
-for _kind in (Promise, Leave, Justified, Certificate, Era):
+for _kind in (Promise, Leave, Propose, Certificate, Era):
     _hints = get_type_hints(_kind, include_extras=True)
     _FORMS[_kind] = msgspec.defstruct(
         f"Packed{_kind.__name__}",
@@ -118,7 +118,7 @@ def decode(kind: type[Kind], body: bytes) -> Kind:
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, Open):
+    if isinstance(value, Proposal):
         return value.packed
     if isinstance(value, Commit):
         return packed_commit(value)
@@ -130,7 +130,7 @@ def _packed(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, PackedOpen):
+    if isinstance(value, PackedProposal):
         return value.open()
     if isinstance(value, PackedCommit):
         return value.commit()

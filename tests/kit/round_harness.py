@@ -25,12 +25,12 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Digest,
     Farewell,
-    Justified,
     Leave,
     Message,
-    Open,
     PeerId,
     Promise,
+    Proposal,
+    Propose,
     Ready,
     Record,
     Result,
@@ -126,7 +126,7 @@ def ready(
     return Ready(1, 0, attempt, BASE, PLAN, 10, hashes, True, 0.0, 0.0, site=site, norms=norms)
 
 
-def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
+def opening(peers: Sequence[PeerId], **changes: Any) -> Proposal:
     """Return the leader's proposal of round 1 to these members: all contribute once, with weight 10."""
     given = dict(
         round=1,
@@ -140,7 +140,7 @@ def opening(peers: Sequence[PeerId], **changes: Any) -> Open:
         sources=(),
         electorate=RoundTerms(1, 0, tuple(peers), BASE, PLAN).electorate,
     )
-    return Open(**(given | changes))
+    return Proposal(**(given | changes))
 
 
 START = Ballot(0, bytes(32))
@@ -148,8 +148,10 @@ START = Ballot(0, bytes(32))
 
 
 def freely(
-    opened: Open, peers: Iterable[PeerId], sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64)
-) -> Justified:
+    opened: Proposal,
+    peers: Iterable[PeerId],
+    sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64),
+) -> Propose:
     """Return a proposal with promises of these peers, of which none has voted.
 
     If it adopts results, `peers` are all members. Their holders have voted for them, and so few others have promised that
@@ -175,7 +177,7 @@ def freely(
 def leaving(
     peer: PeerId,
     promised: Ballot = START,
-    voted: Open | None = None,
+    voted: Proposal | None = None,
     digest: Digest | None = None,
     *,
     round: int = 5,
@@ -233,14 +235,15 @@ class RoundHarness:
         """Deliver a frame, signed by its sender."""
         self.round.on_frame(sender, Frame(message, payload, signature(sender, message.statement())))
 
-    def open(self, **changes: Any) -> Open:
+    def open(self, **changes: Any) -> Proposal:
         """Let the leader open the round; return how."""
         opened = self.opening(**changes)
         later = opened.ballot.term > 1
-        self.on_message(opened.ballot.leader, freely(opened, self.terms.members, signature) if later else opened)
+        message = freely(opened, self.terms.members, signature) if later else Propose(opened)
+        self.on_message(opened.ballot.leader, message)
         return opened
 
-    def opening(self, **changes: Any) -> Open:
+    def opening(self, **changes: Any) -> Proposal:
         """Return the leader's proposal of the round."""
         return opening(self.peers, **({"electorate": self.terms.electorate} | changes))
 

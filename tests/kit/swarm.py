@@ -25,7 +25,7 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import Hello, Open, PeerId, Refuse, Welcome
+from thinwire.swarm.messages.registry import Hello, PeerId, Proposal, Refuse, Welcome
 
 RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -279,16 +279,16 @@ class Swarm:
             assert self.nodes[index].replica.round == self.rounds
 
 
-def committed_ballots(swarm: Swarm) -> dict[int, list[Open]]:
+def committed_ballots(swarm: Swarm) -> dict[int, list[Proposal]]:
     """Return round -> the committed ballot, once for each present node; filled while the swarm runs."""
-    found: dict[int, list[Open]] = {}
+    found: dict[int, list[Proposal]] = {}
     for node in swarm.nodes.values():
         node.round_factory.outcome = _noted(node.round_factory.outcome, found)  # type: ignore[method-assign]
     return found
 
 
 def _noted(
-    outcome: Callable[..., Awaitable[Outcome]], found: dict[int, list[Open]]
+    outcome: Callable[..., Awaitable[Outcome]], found: dict[int, list[Proposal]]
 ) -> Callable[..., Awaitable[Outcome]]:
     """Return `outcome` of a RoundFactory, which adds each committed ballot to `found`, once."""
     rounds: set[int] = set()

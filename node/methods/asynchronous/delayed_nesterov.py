@@ -20,7 +20,7 @@ from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import MAX_GROUP, Open, PeerId
+from thinwire.swarm.messages.registry import MAX_GROUP, PeerId, Proposal
 
 
 class DelayedNesterovReplica(FedBuffReplica):
@@ -41,7 +41,7 @@ class DelayedNesterovReplica(FedBuffReplica):
         """Number of contributions in Δ, clipped to a valid range: a fetched state may contain any value."""
         return int(np.clip(np.nan_to_num(self.extra[self.size]), 0, MAX_GROUP))
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """Move theta by each arrival, and the momentum once for `outer.buffer_size` of them."""
         outer, whole, before, arrivals = self.outer, self.whole(opened.members), self.arrived, len(opened.contributors)
         lr, beta, part = np.float32(outer.sgd.lr), np.float32(outer.sgd.momentum), np.float32(1 / whole)

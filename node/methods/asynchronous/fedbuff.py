@@ -27,7 +27,7 @@ from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 from thinwire.swarm.method_specs.buffered_async import AsynchronousSpec
 
 
@@ -71,7 +71,7 @@ class FedBuffReplica(Replica):
         self.age += len(outcome.contributors) / self.whole(self.members)
         return stepped
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the part k / n of an outer step."""
         outer, share = self.outer, np.float32(len(opened.contributors) / self.whole(opened.members))
         for low, high, mean in self.coder.decoded(results):

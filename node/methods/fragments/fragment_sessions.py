@@ -24,7 +24,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Decline, Digest, Open, PeerId, Prepare, Ready, StateAsk, StateOffer
+from thinwire.swarm.messages.registry import Decline, Digest, PeerId, Prepare, Proposal, Ready, StateAsk, StateOffer
 from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
 
 FRAME_EACH = 2
@@ -207,7 +207,7 @@ class FragmentSessions:
         else:
             self._strays += number >= self.replica.count
 
-    def late(self, opened: Open, at: float) -> float:
+    def late(self, opened: Proposal, at: float) -> float:
         """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
         entries, heard = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
         times = [heard[peer][1] for peer in entries if peer in heard and heard[peer][0] == opened.round]

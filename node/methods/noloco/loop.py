@@ -20,7 +20,7 @@ from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Proposal
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
 
@@ -145,7 +145,7 @@ class GossipLoop(RoundLoop):
         missing = {result.partner: result.reason for result in results if result.reason}
         # The record of a round between partners needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
-        opened = Open(
+        opened = Proposal(
             group.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
         )
         await self.adopt()

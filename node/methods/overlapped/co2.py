@@ -19,7 +19,7 @@ from thinwire.node.methods.overlapped.one_round_late import OneRoundLateReplica
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica_buffers import Read
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 from thinwire.swarm.method_specs.co2 import CO2
 
 TINY = 1e-12
@@ -45,7 +45,7 @@ class Co2Replica(OneRoundLateReplica):
         gap = self.outer.sgd.lr * length([self.momentum])
         return 1.0 + gap / (length(mean for _, _, mean in self.coder.decoded(results)) + TINY)
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the CO2 step; it ignores `nesterov`."""
         outer, clip = self.outer, self.clip
         share, beta, alpha = (np.float32(x) for x in (1 / self.penalty(results), outer.sgd.momentum, outer.sgd.lr))

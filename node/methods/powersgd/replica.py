@@ -29,7 +29,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 
 _Q = 1 + two_phase_contributors.SIZE
 """Index of Q in the extra state."""
@@ -139,7 +139,7 @@ class PowerSGDReplica(Replica):
         if self.memory.pending:
             self.memory.rollback()
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """End one of the two rounds of a step; return True if the step was made."""
         cut, contributors = self.grid, opened.contributors
         mean = np.empty(cut.total, np.float32)

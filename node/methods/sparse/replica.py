@@ -34,7 +34,7 @@ from thinwire.node.state.replica_buffers import Read
 from thinwire.node.state.shared_state import SharedState
 from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Open, PeerId
+from thinwire.swarm.messages.registry import PeerId, Proposal
 
 _KEPT = "kept/"
 """Prefix of owner residuals in a checkpoint; the number of the chunk follows."""
@@ -148,7 +148,7 @@ class SparseReplica(Replica):
         if self.feedback.pending:
             self.feedback.rollback()
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Open, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the step. The record may name an earlier announcement of ours; then that one counts as sent."""
         weights = [float(entry.weight) for entry in opened.contributors]
         contributions = self.codec.read(results, weights, self.grid)
@@ -161,7 +161,7 @@ class SparseReplica(Replica):
         self.kept.commit(self.round + 1)
         return True
 
-    def _buffers_of(self, results: Sequence[Buffer], opened: Open) -> Floats:
+    def _buffers_of(self, results: Sequence[Buffer], opened: Proposal) -> Floats:
         return self.codec.buffers_of(results, [float(entry.weight) for entry in opened.contributors], self.grid)
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:

@@ -15,9 +15,9 @@ from thinwire.swarm.messages.registry import (
     Fork,
     Found,
     Message,
-    Open,
     PeerId,
     Proof,
+    Proposal,
 )
 
 RESULTS = b"o" * 32
@@ -49,7 +49,7 @@ def certificate(
     members, electorate, voters = tuple(before), b"".join(before.values()), tuple(sorted(voters))
     ids = tuple(sorted(after))
     alive = tuple(sorted({*ids, *voters}))
-    opened = Open(
+    opened = Proposal(
         round,
         0,
         Ballot(1, voters[0]),

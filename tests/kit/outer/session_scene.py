@@ -25,9 +25,9 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Fork,
     Found,
-    Open,
     Prepare,
     Proof,
+    Proposal,
     Ready,
     Record,
     Result,
@@ -163,7 +163,7 @@ class Scene:
             self.on_message(peer, said[peer])
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
-        opened = Open(
+        opened = Proposal(
             number, 0, ballot, group, group, (Contribution(ANN, 1, 10, said[ANN].digest),), (), None, (), idle
         )
         lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)

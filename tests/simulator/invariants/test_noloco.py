@@ -10,7 +10,7 @@ from thinwire.sims.invariants.gossip_steps import OuterSteps
 from thinwire.sims.invariants.noloco import GossipInvariants
 from thinwire.sims.trials.noloco_trial import CODECS, MANIFEST
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Proposal
 
 CHUNKS, BETA, GAMMA = 4, np.float32(0.7), {1: np.float32(0.7), 2: np.float32(0.4)}
 SIZE = CHUNKS * MIN_CHUNK
@@ -51,7 +51,7 @@ class Large:
         entries = tuple(Contribution(peer(index), 1, 100) for index in members)
         ids = tuple(entry.peer for entry in entries)
         gone = tuple(Exclusion(peer(index), "gone") for index in range(4) if index not in members)
-        opened = Open(ROUND, 0, Ballot(1, ids[0]), ids, ids, entries, gone, adopted=None, sources=())
+        opened = Proposal(ROUND, 0, Ballot(1, ids[0]), ids, ids, entries, gone, adopted=None, sources=())
         for index in members:
             delta = self.delta(index, members, came)
             state = np.concatenate([self.phi[index] + delta, delta])
@@ -113,7 +113,7 @@ def test_absent_member_that_has_gone_too_far_to_remember_its_contribution_is_onl
             delta = np.float32(0.5) * delta + BETA * (group.theta[ABSENT] - phi if round == 1 else np.float32(0))
             phi = phi + delta
             entries = (Contribution(peer(ABSENT), 1, 100),)
-            opened = Open(round, 0, Ballot(1, *ids), ids, ids, entries, (), adopted=None, sources=())
+            opened = Proposal(round, 0, Ballot(1, *ids), ids, ids, entries, (), adopted=None, sources=())
             state = np.concatenate([phi, delta])
             group.judge.committed(ABSENT, round, state, np.empty(0, np.float32), Commit(opened, bytes(32), ()))
 
@@ -156,7 +156,7 @@ def test_value_that_only_a_liar_has_sent_may_count_in_full(times, told):
     judge.encoded(peer(0), 1, theta)
     entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
     ids = tuple(entry.peer for entry in entries)
-    opened = Open(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+    opened = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
     judge.committed(0, 1, np.concatenate([phi + delta, delta]), mine.left, Commit(opened, bytes(32), ()))
     assert found == told
 
@@ -177,7 +177,7 @@ class Restarted:
             moved = rng.standard_normal(MIN_CHUNK).astype(np.float32)
             entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
             ids = tuple(entry.peer for entry in entries)
-            opened = Open(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+            opened = Proposal(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
             theta = phi + moved
             sent = np.empty_like(phi)
             CODEC.decode(payload_of(CODEC, theta - phi + left), sent)

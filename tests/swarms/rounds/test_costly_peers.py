@@ -17,7 +17,7 @@ STEPS = 20
 
 
 def play(monkeypatch, speeds, *, outer="", exchange="", steps=STEPS, faults=(), duration=90.0, seed=1):
-    """Return the run, and for each committed round the first time at which a peer learned it, and its Open."""
+    """Return the run, and for each committed round the first time at which a peer learned it, and its Proposal."""
     seen, committed = {}, SimWorld.committed
 
     def note(self, machine, outcome):

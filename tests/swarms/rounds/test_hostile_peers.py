@@ -17,9 +17,10 @@ from thinwire.swarm.messages.registry import (
     Behind,
     Chunk,
     Fetch,
-    Open,
     Prepare,
     Promise,
+    Proposal,
+    Propose,
     Ready,
     Record,
     Result,
@@ -63,8 +64,8 @@ def _lead(node, liar):
     return [
         Frame(Prepare(number, 0, Ballot(2**32 - 1, liar.id))),
         Frame(Prepare(number, 0, Ballot(5, liar.id))),
-        Frame(Open(number, 0, Ballot(6, liar.id), group, group, (), (), None, ())),
-        Frame(Open(number, 0, Ballot(0, liar.id), group, group, (), (), None, ())),
+        Frame(Propose(Proposal(number, 0, Ballot(6, liar.id), group, group, (), (), None, ()))),
+        Frame(Propose(Proposal(number, 0, Ballot(0, liar.id), group, group, (), (), None, ()))),
     ]
 
 
@@ -72,7 +73,7 @@ def _promise(node, liar):
     number, agreement = node.session.current.round, node.session.current.agreement
     promised = agreement.acceptor.promised
     leading = promised if promised.leader == node.id else Ballot(1, node.id)
-    empty = Open(number, 0, leading, (), (), (), (), None, ())
+    empty = Proposal(number, 0, leading, (), (), (), (), None, ())
     return [Frame(Promise(number, 0, leading, empty, bytes(32))), Frame(Promise(number, 0, leading, empty, None))]
 
 

@@ -20,10 +20,10 @@ from thinwire.swarm.messages.registry import (
     Blame,
     Commit,
     Contribution,
-    Open,
     Prepare,
     Promise,
     Proof,
+    Propose,
     Ready,
     Said,
     Vote,
@@ -133,7 +133,7 @@ def test_leader_with_two_announcements_is_convicted_by_the_other_peers(committed
     ben.announce(ready(BEN), 0.0)
     ben.on_message(LEADER, ready(LEADER, b"b"), sign(LEADER, ready(LEADER, b"b")), 0.0)
     ben.take()
-    ben.on_message(LEADER, opened, sign(LEADER, opened), 0.0)
+    ben.on_message(LEADER, Propose(opened), bytes(64), 0.0)
     ((to, blame),) = [(to, message) for to, message in ben.take() if isinstance(message, Blame)]
     assert to is None and blame.peer == LEADER and not scene.convicted
     if committed:
@@ -151,7 +151,7 @@ def test_peer_votes_for_no_proposal_that_contradicts_an_announcement():
     ben.announce(ready(BEN), 0.0)
     ben.on_message(LIAR, ready(LIAR, b"b"), sign(LIAR, ready(LIAR, b"b")), 0.0)
     opened = scene.peers[LEADER].opened
-    ben.on_message(LEADER, opened, sign(LEADER, opened), 0.0)
+    ben.on_message(LEADER, Propose(opened), bytes(64), 0.0)
     assert ben.opened == opened
     ben.complete(bytes(32), 0.0)
     assert not [message for _, message in ben.take() if isinstance(message, Vote)]
@@ -255,7 +255,7 @@ def test_leader_that_names_false_announcements_of_all_gets_one_complaint_of_each
         ben.on_message(peer, message, sign(peer, message), 0.0)
     ben.announce(ready(BEN), 0.0)
     ben.take()
-    ben.on_message(LEADER, false, sign(LEADER, false), 0.0)
+    ben.on_message(LEADER, Propose(false), bytes(64), 0.0)
     assert len([message for _, message in ben.take() if isinstance(message, Blame)]) == 1
 
 
@@ -296,7 +296,7 @@ def test_round_decides_the_life_in_memory_of_a_member_that_could_not_store_its_n
     for peer, message in ((ANN, ready(ANN)), (LIAR, ready(LIAR)), (BEN, again)):
         leader.on_message(peer, message, sign(peer, message), 0.0)
     leader.tick(2.0)
-    (opened,) = [message for _, message in leader.take() if isinstance(message, Open)]
+    (opened,) = [message.proposal for _, message in leader.take() if isinstance(message, Propose)]
     assert lives_of(opened.members, opened.lives)[BEN] == life
-    ben.on_message(LEADER, opened, sign(LEADER, opened), 2.0)
+    ben.on_message(LEADER, Propose(opened), bytes(64), 2.0)
     assert ben.opened == opened, "it takes part without a vote"

@@ -7,7 +7,7 @@ import pytest
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
-from thinwire.swarm.messages.registry import Ballot, Open, Prepare, Ready, Vote
+from thinwire.swarm.messages.registry import Ballot, Prepare, Propose, Ready, Vote
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 *MEMBERS, NEW = [bytes([index]) * 32 for index in range(5)]
@@ -56,7 +56,7 @@ def test_acceptor_follows_a_proposal_with_a_newcomer_only_with_endorsements_and_
     opened = opened_by_the_leader(3)
     acceptor = agreement(MEMBERS[1])
     acceptor.announce(ready(NEW), 0.0)
-    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.0)
+    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
     assert acceptor.opened is None
     acceptor.on_message(MEMBERS[2], ready(), bytes(64), 0.1)
     acceptor.on_message(NEW, ready(NEW), bytes(64), 0.1)
@@ -69,13 +69,13 @@ def test_newcomer_has_no_vote_and_leads_no_ballot():
     newcomer = agreement(NEW)
     newcomer.announce(ready(), 0.0)
     opened = opened_by_the_leader(0)
-    newcomer.on_message(MEMBERS[0], opened, bytes(64), 0.0)
+    newcomer.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
     newcomer.complete(bytes(32), 0.1)
     for now in (1.0, 100.0, 1000.0):
         newcomer.tick(now)
-    assert not [message for _, message in newcomer.take() if isinstance(message, (Vote, Open, Prepare))]
+    assert not [message for _, message in newcomer.take() if isinstance(message, (Vote, Propose, Prepare))]
     member = agreement(MEMBERS[1])
-    member.on_message(NEW, msgspec.structs.replace(opened, ballot=Ballot(9, NEW)), bytes(64), 0.0)
+    member.on_message(NEW, Propose(msgspec.structs.replace(opened, ballot=Ballot(9, NEW))), bytes(64), 0.0)
     assert member.opened is None
 
 
@@ -86,9 +86,9 @@ def test_acceptor_follows_no_first_proposal_of_earlier_results():
     )
     acceptor = agreement(MEMBERS[1])
     acceptor.announce(ready(), 0.0)
-    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.0)
+    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
     assert acceptor.opened is None and acceptor.ready
-    acceptor.on_message(MEMBERS[0], opened_by_the_leader(1), bytes(64), 0.0)
+    acceptor.on_message(MEMBERS[0], Propose(opened_by_the_leader(1)), bytes(64), 0.0)
     assert acceptor.opened is not None
 
 
@@ -150,7 +150,7 @@ def test_distrusted_member_contributes_if_there_are_too_few_others():
     acceptor = agreement(MEMBERS[1], terms=terms)
     for member, said in distrusting(3).items():
         acceptor.on_message(member, said, bytes(64), 0.0)
-    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
     assert acceptor.opened == opened
 
 
@@ -161,7 +161,7 @@ def test_acceptor_follows_no_leader_that_counts_a_distrusted_member_and_soon_rep
         acceptor.on_message(member, said[member], bytes(64), 0.0)
     acceptor.on_message(MEMBERS[0], said[MEMBERS[0]], bytes(64), 0.0)
     acceptor.announce(said[MEMBERS[1]], 0.0)
-    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
     assert acceptor.opened is None
     acceptor.tick(10.0)
     assert any(isinstance(message, Prepare) for _, message in acceptor.take())
@@ -171,7 +171,7 @@ def test_acceptor_that_knows_fewer_announcements_than_the_leader_follows_it():
     """A late announcement that the leader did not have is not in its proposal."""
     opened, acceptor = opened_with(2), agreement(MEMBERS[1])
     acceptor.announce(distrusting(2)[MEMBERS[1]], 0.0)
-    acceptor.on_message(MEMBERS[0], opened, bytes(64), 0.1)
+    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
     assert acceptor.opened == opened
     late, alive = agreement(MEMBERS[1]), tuple(peer for peer in opened.alive if peer != MEMBERS[2])
     partial = msgspec.structs.replace(opened_with(1), group=alive, alive=alive)
@@ -182,5 +182,5 @@ def test_acceptor_that_knows_fewer_announcements_than_the_leader_follows_it():
     for member in (MEMBERS[0], MEMBERS[2], BAD):
         late.on_message(member, said[member], bytes(64), 0.0)
     late.announce(said[MEMBERS[1]], 0.0)
-    late.on_message(MEMBERS[0], partial, bytes(64), 0.1)
+    late.on_message(MEMBERS[0], Propose(partial), bytes(64), 0.1)
     assert late.opened == partial

@@ -46,14 +46,14 @@ from thinwire.swarm.messages.registry import (
     Gossip,
     Head,
     Hello,
-    Justified,
     Leave,
     Message,
     Nack,
-    Open,
     Ping,
     Promise,
     Proof,
+    Proposal,
+    Propose,
     Ready,
     Record,
     Report,
@@ -69,7 +69,7 @@ SIGNED = [kind for kind in KINDS if kind.signed]
 BALLOT = Ballot(1, b"l" * 32)
 
 
-def tidy_proposal(opened: Open) -> Open:
+def tidy_proposal(opened: Proposal) -> Proposal:
     """Return a proposal with sorted peers, of which each contributor has an announcement."""
     entries = {entry.peer: msgspec.structs.replace(entry, announced=bytes(32)) for entry in opened.contributors}
     lists = ("group", "alive", "sources", "idle", "kept")
@@ -111,7 +111,7 @@ def values(info: inspect.Type) -> st.SearchStrategy:
         case inspect.UnionType():
             return st.one_of(*map(values, info.types))
         case inspect.StructType():
-            tidy = {Open: tidy_proposal, Commit: tidy_commit}.get(info.cls, lambda value: value)
+            tidy = {Proposal: tidy_proposal, Commit: tidy_commit}.get(info.cls, lambda value: value)
             return st.builds(info.cls, *(values(field.type) for field in info.fields)).map(tidy)
     raise AssertionError(f"no strategy for {info}")
 
@@ -289,7 +289,7 @@ for _ in range(200):
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("kind", [Gossip, Ping, Hello, Open, Commit, Chunk], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Gossip, Ping, Hello, Propose, Commit, Chunk], ids=lambda kind: kind.__name__)
 def test_structure_bombs_are_refused(kind, body):
     body = body[: kind.limit]
     with pytest.raises(FrameError):
@@ -474,7 +474,7 @@ def test_invalid_outgoing_frames_raise():
 def test_largest_round_fits_in_a_frame():
     group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
     everyone = tuple(Contribution(peer, 2**32 - 1, 2**53 - 1) for peer in group)
-    opened = Open(
+    opened = Proposal(
         2**32 - 1,
         2**16 - 1,
         Ballot(2**32 - 1, RUN),
@@ -501,8 +501,8 @@ def test_largest_round_fits_in_a_frame():
     for message in (
         announced,
         early,
-        opened,
-        adopted,
+        Propose(opened),
+        Propose(adopted),
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
         Commit(adopted, RUN, proofs),
         Leave(2**32 - 1, 2**16 - 1, lineage, said[0], adopted),
@@ -516,7 +516,7 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
     every = tuple(at.to_bytes(2, "big") * 16 for at in range(4 * MAX_GROUP))
     group, kept, out, sources = (every[at : at + MAX_GROUP] for at in range(0, len(every), MAX_GROUP))
     high, most = Ballot(2**32 - 1, RUN), (2**16 - 1,) * MAX_GROUP
-    opened = Open(
+    opened = Proposal(
         2**32 - 1,
         2**16 - 1,
         high,
@@ -541,10 +541,9 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
     keys = (RUN,) * (MAX_GROUP + MAX_FAREWELLS)
     commit = Commit(opened, RUN, tuple(Proof(peer, bytes(64)) for peer in group))
     for message in (
-        opened,
         Promise(2**32 - 1, 2**16 - 1, high, opened, RUN, bytes(LIFE)),
         Leave(2**32 - 1, 2**16 - 1, bytes(LIFE), opened.farewells[0], opened),
-        Justified(opened, reports, (opened,) * MAX_PROPOSALS, keys),
+        Propose(opened, reports, (opened,) * MAX_PROPOSALS, keys),
         commit,
         decided(commit),
     ):
@@ -574,16 +573,17 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
 )
 def test_proposal_has_one_wire_form(change):
     entries = (Contribution(b"a" * 32, 1, 2, bytes(32)),)
-    opened = Open(1, 0, BALLOT, (b"a" * 32, b"b" * 32), (b"a" * 32,), entries, (), None, ())
-    assert read(wire_of(Open, msgspec.msgpack.encode(opened.packed))).message == opened
+    opened = Proposal(1, 0, BALLOT, (b"a" * 32, b"b" * 32), (b"a" * 32,), entries, (), None, ())
+    assert read(wire_of(Propose, msgspec.msgpack.encode((opened.packed, (), (), ())))).message == Propose(opened)
     with pytest.raises(FrameError):
-        read(wire_of(Open, msgspec.msgpack.encode(msgspec.structs.replace(opened.packed, **change))))
+        changed = msgspec.structs.replace(opened.packed, **change)
+        read(wire_of(Propose, msgspec.msgpack.encode((changed, (), (), ()))))
 
 
 def test_unsorted_proposal_has_no_wire_form():
-    opened = Open(1, 0, BALLOT, (b"b" * 32, b"a" * 32), (), (), (), None, ())
+    opened = Proposal(1, 0, BALLOT, (b"b" * 32, b"a" * 32), (), (), (), None, ())
     with pytest.raises(ValueError, match="not sorted"):
-        encode(Frame(opened), ME, RUN)
+        encode(Frame(Propose(opened)), ME, RUN)
     votes = tuple(Proof(peer * 32, bytes(64)) for peer in (b"a", b"c"))
     with pytest.raises(ValueError, match="not in the table"):
         encode(Frame(Commit(msgspec.structs.replace(opened, group=(b"a" * 32,)), RUN, votes)), ME, RUN)
@@ -592,7 +592,7 @@ def test_unsorted_proposal_has_no_wire_form():
 @pytest.mark.parametrize("change", [{"voters": b"\x07"}, {"voters": b""}, {"signatures": bytes(63)}], ids=str)
 def test_commit_has_one_wire_form(change):
     group = (b"a" * 32, b"b" * 32)
-    commit = Commit(Open(1, 0, BALLOT, group, group, (), (), None, ()), RUN, (Proof(group[1], bytes(64)),))
+    commit = Commit(Proposal(1, 0, BALLOT, group, group, (), (), None, ()), RUN, (Proof(group[1], bytes(64)),))
     packed = wire_form.packed_commit(commit)
     assert read(wire_of(Commit, msgspec.msgpack.encode(packed))).message == commit
     with pytest.raises(FrameError):

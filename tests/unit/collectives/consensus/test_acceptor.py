@@ -8,7 +8,7 @@ import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, rest
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Open, Prepare
+from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
 
 FIRST, SECOND, THIRD = (bytes([index]) * 32 for index in (1, 2, 3))
 MEMBERS = (FIRST, SECOND, THIRD)
@@ -42,7 +42,7 @@ def sign(message):
 
 def opened(term, leader=FIRST, electorate=ELECTORATE):
     entries = tuple(Contribution(peer, 1, 10) for peer in MEMBERS)
-    return Open(5, 0, Ballot(term, leader), MEMBERS, MEMBERS, entries, (), None, (), electorate=electorate)
+    return Proposal(5, 0, Ballot(term, leader), MEMBERS, MEMBERS, entries, (), None, (), electorate=electorate)
 
 
 def prepare(term, leader):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thinwire.collectives.consensus.blame import BlameBook, Complaints
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Open, Said
+from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Proposal, Said
 
 IDS = [bytes([i]) * 32 for i in range(6)]
 LEADER, ANN, BEN, CAT, DAN, EVE = IDS
@@ -18,7 +18,7 @@ LEADER, ANN, BEN, CAT, DAN, EVE = IDS
 def opened(alive, *, term=1, idle=(), adopted=None):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
     group = tuple(alive)
-    return Open(1, 0, Ballot(term, LEADER), group, group, contributors, (), adopted, (), tuple(sorted(idle)))
+    return Proposal(1, 0, Ballot(term, LEADER), group, group, contributors, (), adopted, (), tuple(sorted(idle)))
 
 
 class Bench:

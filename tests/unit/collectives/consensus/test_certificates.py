@@ -8,7 +8,7 @@ from kit.round_harness import START, leaving
 from thinwire.collectives.consensus.certificates import certificate, certified, conflicting, decided, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
-from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Open, Proof, Vote
+from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Proof, Proposal, Vote
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))
 ANN, BEN, CAT, DAN, EVE = IDS
@@ -19,7 +19,7 @@ RESULTS = b"r" * 32
 
 def opened(**changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
-    usual = Open(5, 0, Ballot(1, ANN), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
+    usual = Proposal(5, 0, Ballot(1, ANN), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
     return msgspec.structs.replace(usual, **changes)
 
 

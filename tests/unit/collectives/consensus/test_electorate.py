@@ -7,7 +7,7 @@ import pytest
 from kit.round_harness import farewell, leaving, ready
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
-from thinwire.swarm.messages.registry import Ballot, Open
+from thinwire.swarm.messages.registry import Ballot, Proposal
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 ME, ANN, BEN, CAT, DAN, EVE = IDS
@@ -22,7 +22,7 @@ def electorate(live=IDS, terms=TERMS, left=()):
 
 
 def opened(alive, left=()):
-    return Open(5, 0, Ballot(1, ANN), alive, alive, (), (), None, (), farewells=tuple(map(farewell, left)))
+    return Proposal(5, 0, Ballot(1, ANN), alive, alive, (), (), None, (), farewells=tuple(map(farewell, left)))
 
 
 @pytest.mark.parametrize("live", [IDS, (ANN, BEN), ()])

@@ -16,10 +16,11 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Leave,
-    Open,
     Prepare,
     Promise,
     Proof,
+    Proposal,
+    Propose,
     Ready,
     Vote,
 )
@@ -49,7 +50,7 @@ def farewells(terms=TERMS):
 
 def opened(term=1, leader=ANN, **changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
-    usual = Open(5, 0, Ballot(term, leader), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
+    usual = Proposal(5, 0, Ballot(term, leader), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
     return msgspec.structs.replace(usual, **changes)
 
 
@@ -204,18 +205,18 @@ def test_refused_farewell_is_not_passed_on():
 
 def test_departed_member_sends_its_vote_and_no_other_one():
     one = agreement(BEN, store=MemoryVoteStore())
-    on_message(one, ANN, opened())
+    on_message(one, ANN, Propose(opened()))
     one.complete(RESULTS, 0.1)
     assert sent(one, Vote)
     one.leave()
     (leave,) = sent(one, Leave)
     assert leave.opened == opened() and leave.farewell.digest == RESULTS and farewells().add(leave)
     on_message(one, CAT, Prepare(5, 0, Ballot(2, CAT)), 0.2)
-    on_message(one, CAT, opened(2, CAT), 0.3)
+    on_message(one, CAT, Propose(opened(2, CAT)), 0.3)
     one.complete(RESULTS, 0.4)
     one.tick(100.0)
     one.leave()
-    assert not sent(one, Promise, Vote, Leave, Prepare, Open) and not one.witness
+    assert not sent(one, Promise, Vote, Leave, Prepare, Propose) and not one.witness
 
 
 def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote():
@@ -243,9 +244,9 @@ def test_newcomer_says_no_farewell():
 
 def test_proposal_with_an_unproved_farewell_is_not_followed():
     one = agreement(BEN)
-    on_message(one, ANN, opened(farewells=(said(DAN, signer=ANN).farewell,)))
+    on_message(one, ANN, Propose(opened(farewells=(said(DAN, signer=ANN).farewell,))))
     assert one.opened is None
-    on_message(one, ANN, fine := opened(farewells=(said(DAN).farewell,)))
+    on_message(one, ANN, Propose(fine := opened(farewells=(said(DAN).farewell,))))
     assert one.opened == fine
 
 
@@ -289,7 +290,7 @@ def test_refused_connections_do_not_change_the_quorum():
 def test_vote_in_a_farewell_binds_the_next_ballot():
     """Three of five voted; two of them left, and the third is silent: the others must adopt the value."""
     one = agreement(CAT, live=IDS)
-    on_message(one, ANN, opened())
+    on_message(one, ANN, Propose(opened()))
     for peer in (ANN, BEN):
         on_message(one, peer, said(peer, Ballot(1, ANN), opened(), RESULTS))
         one.on_link_down(peer, 0.0)

@@ -12,7 +12,7 @@ from thinwire.collectives.consensus.justification import justified, justify, pre
 from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
 from thinwire.collectives.consensus.quorum import TWO_THIRDS, tolerated
 from thinwire.swarm.evidence import EACH, Equivocation
-from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Open, Promise
+from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Promise, Proposal
 
 # --- every state of a round with one liar
 
@@ -79,7 +79,7 @@ def verify(peer, message, signature):
 def opened(ballot=FIRST, contributors=IDS, **changes):
     entries = tuple(Contribution(peer, 1, 1, A) for peer in contributors)
     ids = tuple(IDS)
-    usual = Open(
+    usual = Proposal(
         5, 0, ballot, ids, ids, entries, (), None, (), lineage=LINEAGE, electorate=TERMS.electorate, lives=LIVES
     )
     return msgspec.structs.replace(usual, **changes)

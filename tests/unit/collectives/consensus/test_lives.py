@@ -8,7 +8,17 @@ from kit.round_harness import freely
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Open, Prepare, Promise, Ready, Vote
+from thinwire.swarm.messages.registry import (
+    LIFE,
+    Ballot,
+    Contribution,
+    Prepare,
+    Promise,
+    Proposal,
+    Propose,
+    Ready,
+    Vote,
+)
 
 IDS = [bytes([n]) * 32 for n in range(3)]
 LEADER, ME, OTHER = IDS
@@ -49,11 +59,12 @@ def announced(life):
 def proposal(lives, ballot=FIRST):
     entries = tuple(Contribution(peer, 1, 1) for peer in IDS)
     group, lives = tuple(IDS), b"".join(lives)
-    return Open(5, 0, ballot, group, group, entries, (), None, (), lives=lives, electorate=TERMS.electorate)
+    return Proposal(5, 0, ballot, group, group, entries, (), None, (), lives=lives, electorate=TERMS.electorate)
 
 
 def follows(one, opened):
-    one.on_message(LEADER, opened if opened.ballot.term == 1 else freely(opened, IDS), bytes(64), 0.1)
+    first = opened.ballot.term == 1
+    one.on_message(LEADER, Propose(opened) if first else freely(opened, IDS), bytes(64), 0.1)
     return one.opened == opened
 
 

@@ -28,10 +28,11 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Leave,
-    Open,
     Prepare,
     Promise,
     Proof,
+    Proposal,
+    Propose,
     Ready,
     Vote,
 )
@@ -534,7 +535,7 @@ def test_leader_limits_its_ballot_rate(trouble):
 
 def test_endless_proposer_is_answered_no_more_often_than_an_honest_one():
     peer, ids = _led()
-    peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
     heard = 0
     for at in range(400):
         now = at / 10
@@ -577,7 +578,7 @@ def _split_votes(*votes):
     None: without a vote.
     """
     peer, ids = _led(n=5)
-    peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
     begun = None
     for at in range(1, 60):
         peer.tick(at / 2)
@@ -636,7 +637,7 @@ def _promises(peer, leader, term, now):
 @pytest.mark.parametrize("hasty", [(), (2,)])
 def test_ballot_of_a_hasty_peer_does_not_stop_a_proposal_that_moves(hasty):
     peer, ids = _led(hasty=hasty)
-    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
     peer.progress(2.0)
     assert _promises(peer, ids[2], 2, 1.9 + peer.terms.patience) != bool(hasty)
     assert _promises(peer, ids[2], 3, 2.1 + peer.terms.patience), "the leader is stuck"
@@ -645,13 +646,13 @@ def test_ballot_of_a_hasty_peer_does_not_stop_a_proposal_that_moves(hasty):
 def test_hasty_leader_may_replace_its_own_proposal_at_once():
     """Otherwise a round in which a member departs would wait for a patience."""
     peer, ids = _led(hasty=(0,))
-    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
     assert _promises(peer, ids[0], 2, 1.0)
 
 
 def test_ballot_of_a_hasty_peer_is_followed_if_the_leader_is_gone():
     peer, ids = _led(hasty=(2,))
-    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
     peer.on_link_down(ids[0], 1.0)
     assert _promises(peer, ids[2], 2, 1.1)
 
@@ -678,7 +679,7 @@ def test_hasty_peer_may_begin_if_no_first_proposal_can_come(members, first):
 
 def test_peer_is_hasty_once_another_ballot_has_followed_its_own():
     peer, ids = _led()
-    peer.on_message(ids[0], _open(ids, ids[0]), b"", 1.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
     assert _promises(peer, ids[2], 2, 1.0) and _promises(peer, ids[2], 3, 1.0), "nothing is open that could move"
     assert _promises(peer, ids[3], 4, 1.0)
     peer.on_message(ids[3], freely(_open(ids, ids[3], 4), ids, sign), b"", 1.0)
@@ -746,13 +747,13 @@ def _open(ids, leader, term=1, **changes):
         sources=(),
         electorate=terms(ids).electorate,
     )
-    return Open(**(given | changes))
+    return Proposal(**(given | changes))
 
 
-def test_open_of_leader_is_followed():
+def test_proposal_of_the_leader_is_followed():
     peer, ids = _led()
     opened = _open(ids, ids[0])
-    peer.on_message(ids[0], opened, b"", 0.0)
+    peer.on_message(ids[0], Propose(opened), b"", 0.0)
     assert peer.opened == opened
 
 
@@ -786,19 +787,19 @@ def test_open_of_leader_is_followed():
 )
 def test_invalid_open_is_not_followed(sender, changes):
     peer, ids = _led()
-    peer.on_message(ids[sender], _open(ids, ids[0], **changes), b"", 0.0)
+    peer.on_message(ids[sender], Propose(_open(ids, ids[0], **changes)), b"", 0.0)
     assert peer.opened is None
 
 
 def test_ballot_below_promise_is_not_followed():
     peer, ids = _led()
     peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
-    peer.on_message(ids[0], _open(ids, ids[0]), b"", 0.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 0.0)
     assert peer.opened is None
     # Nor does it vote for its earlier proposal.
     peer, ids = _led()
     opened = _open(ids, ids[0])
-    peer.on_message(ids[0], opened, b"", 0.0)
+    peer.on_message(ids[0], Propose(opened), b"", 0.0)
     peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
     peer.take()
     peer.complete(digest(opened.contributors), 0.0)
@@ -837,7 +838,7 @@ def test_commit_goes_without_its_proposal_to_peers_that_have_it():
     sent = dict(leader.take())
     assert sent == {ids[1]: decided(leader.commit), ids[2]: decided(leader.commit), ids[3]: leader.commit}
     follower, _ = _led(me=1)
-    follower.on_message(ids[0], opened, b"", 0.0)
+    follower.on_message(ids[0], Propose(opened), b"", 0.0)
     follower.on_message(ids[0], sent[ids[1]], b"", 0.0)
     assert follower.commit == leader.commit
 
@@ -869,7 +870,7 @@ def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
 def test_forged_commit_without_its_proposal_is_refused(change):
     peer, ids = _led()
     opened = _open(ids, ids[0])
-    peer.on_message(ids[0], opened, b"", 0.0)
+    peer.on_message(ids[0], Propose(opened), b"", 0.0)
     true = decided(_commit(opened, ids[:3]))
     peer.on_message(ids[0], msgspec.structs.replace(true, **change), b"", 0.0)
     assert peer.commit is None
@@ -974,9 +975,9 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     peer.tick(100.0)
     assert peer.opened is None and not peer.witness
     peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
-    peer.on_message(ids[1], opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate), b"", 100.0)
+    peer.on_message(ids[1], Propose(opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate)), b"", 100.0)
     peer.complete(digest(opened.contributors), 100.0)
-    assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Open)]
+    assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Propose)]
     # The others wait for it no longer, and two of three members are still a quorum.
     other = agreement(ids[1], ids, ids, lives=lives)
     other.on_message(ids[0], announced, b"", 0.0)
@@ -987,12 +988,12 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
 def test_restarted_peer_with_its_store_remembers_its_promise_and_vote():
     store = MemoryVoteStore()
     before, ids = _led(store=store)
-    before.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    before.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
     before.complete(digest(opened.contributors), 0.0)
     before.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     after, _ = _led(store=store)
     assert after.witness and after.acceptor.bound
-    after.on_message(ids[0], opened, b"", 0.0)
+    after.on_message(ids[0], Propose(opened), b"", 0.0)
     assert after.opened is None, "a lower ballot than the promised one"
     after.on_message(ids[3], Prepare(5, 0, Ballot(4, ids[3])), b"", 0.0)
     ((to, promise),) = [(to, message) for to, message in after.take() if isinstance(message, Promise)]
@@ -1008,7 +1009,7 @@ def test_restarted_leader_does_not_begin_its_first_ballot_again():
     begun = []
     for at in range(40):
         after.tick(at / 2)
-        begun += [message for _, message in after.take() if isinstance(message, (Open, Prepare))]
+        begun += [message for _, message in after.take() if isinstance(message, (Propose, Prepare))]
     assert begun and all(message.ballot.term > 1 for message in begun)
 
 
@@ -1021,7 +1022,7 @@ class BrokenStore(MemoryVoteStore):
 
 def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
     peer, ids = _led(store=BrokenStore())
-    peer.on_message(ids[0], opened := _open(ids, ids[0]), b"", 0.0)
+    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
     assert peer.opened == opened, "it takes part, so that others get its data"
     peer.complete(digest(opened.contributors), 0.0)
     peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
@@ -1030,7 +1031,7 @@ def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
         peer.tick(float(at))
         leader.tick(float(at))
     leader.leave()
-    kinds = Promise | Vote | Open | Prepare | Leave
+    kinds = Promise | Vote | Propose | Prepare | Leave
     assert not [message for one in (peer, leader) for _, message in one.take() if isinstance(message, kinds)]
     assert not peer.witness and not leader.witness
 
@@ -1069,7 +1070,7 @@ def test_only_members_vote(member):
     ids = [name(index) for index in range(4)]
     members = ids if member else ids[:3]
     peer = agreement(ids[3], members, ids)
-    peer.on_message(ids[0], _open(ids, ids[0], electorate=terms(members).electorate), b"", 0.0)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0], electorate=terms(members).electorate)), b"", 0.0)
     assert peer.opened is not None
     peer.complete(digest(peer.opened.contributors), 0.0)
     votes = [to for to, message in peer.take() if isinstance(message, Vote)]
@@ -1087,7 +1088,7 @@ def test_newcomers_never_decide_after_all_members_are_unreachable():
     for at in range(200):
         peer.tick(float(at))
         for _, message in peer.take():
-            assert not isinstance(message, (Open, Prepare))
+            assert not isinstance(message, (Propose, Prepare))
     assert peer.opened is None and peer.absent == tuple(ids)
 
 
@@ -1130,6 +1131,6 @@ def test_follower_does_not_open_before_the_leader(leads):
     when = None
     for now in range(80):
         agreement.tick(float(now))
-        if when is None and any(isinstance(message, (Open, Prepare)) for _, message in agreement.take()):
+        if when is None and any(isinstance(message, (Propose, Prepare)) for _, message in agreement.take()):
             when = now
     assert when == (3 if leads else 62)

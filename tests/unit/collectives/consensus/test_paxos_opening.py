@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.swarm.messages.registry import Blame, Ready
+from thinwire.swarm.messages.registry import Blame, Propose, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 IDS = [bytes([index]) * 32 for index in range(4)]
@@ -127,6 +127,6 @@ def test_participant_objects_to_barred_contributor_unless_too_few_are_left(min_p
     leader.announce(ready(1, 1), 0.0)
     for other in IDS[1:]:
         leader.on_message(other, ready(1, 1), bytes(64), 0.0)
-    peer.on_message(IDS[0], leader.opened, bytes(64), 0.1)
+    peer.on_message(IDS[0], Propose(leader.opened), bytes(64), 0.1)
     said = [(to, message.peer, message.reason) for to, message in peer.take() if isinstance(message, Blame)]
     assert said == ([(IDS[0], IDS[3], "withheld")] if objects else [])

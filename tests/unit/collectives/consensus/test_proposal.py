@@ -21,7 +21,7 @@ from thinwire.collectives.consensus.proposal import (
     sound,
 )
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.swarm.messages.registry import LIFE, MAX_GROUP, Ballot, Contribution, Open, Promise, Ready, Span
+from thinwire.swarm.messages.registry import LIFE, MAX_GROUP, Ballot, Contribution, Promise, Proposal, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 BASE, PLAN = bytes(32), bytes(32)
@@ -37,7 +37,7 @@ def said(*rates):
     return {peer: ready(rate) for peer, rate in zip(IDS, rates, strict=False)}
 
 
-def opened(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST) -> Open:
+def opened(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST) -> Proposal:
     able = tuple(known) if able is None else able
     found = propose(ballot, terms, able, known, {}, rejected={}, idle=idle, before=before)
     assert found is not None and sound(found, terms)

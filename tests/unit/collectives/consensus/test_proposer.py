@@ -9,7 +9,7 @@ from thinwire.collectives.consensus.acceptor import LAST_TERM
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import Proposer
-from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Justified, Open, Promise, Ready, Vote
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
@@ -21,7 +21,7 @@ RESULTS, OTHER, SIGNED = b"r" * 32, b"o" * 32, b"s" * 64
 
 def opened(ballot, alive=tuple(IDS)):
     entries = tuple(Contribution(peer, 1, 1) for peer in alive)
-    return Open(5, 0, ballot, alive, alive, entries, (), None, (), electorate=TERMS.electorate)
+    return Proposal(5, 0, ballot, alive, alive, entries, (), None, (), electorate=TERMS.electorate)
 
 
 def announced(weight=1):
@@ -42,9 +42,9 @@ def promise(term, voted=None, digest=None):
 
 
 def proposed(proposer, before, now):
-    """Return the Open that a proposer makes of the promises."""
+    """Return the proposal that a proposer makes of the promises."""
     found = proposer.propose(before, now)
-    return found.opened if isinstance(found, Justified) else found
+    return None if found is None else found.proposal
 
 
 def prepared(term=3, **options):
@@ -230,8 +230,8 @@ def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsem
         for peer in everyone:
             proposer.hear_promise(peer, promise(2), SIGNED, counts=peer != guest)
     found = proposer.propose(None, 0.1)
-    assert isinstance(found, Open if first else Justified)
-    proposal = found if first else found.opened
+    assert bool(found.reports) != first
+    proposal = found.proposal
     assert proposal.alive == tuple(everyone if first and endorsed else IDS)
     assert [entry.peer for entry in proposal.contributors] == [peer for peer in proposal.alive if peer != IDS[4]]
     out = {one.peer: one.reason for one in proposal.excluded}

@@ -30,11 +30,11 @@ from thinwire.swarm.messages.registry import (
     Commit,
     Contribution,
     Fetch,
-    Open,
     Partial,
     Prepare,
     Promise,
     Proof,
+    Proposal,
     Ready,
     Record,
     Result,
@@ -390,7 +390,7 @@ def test_ring_order_must_have_each_owner_once(harness, changes):
 
 def test_ring_order_survives_encoding(harness):
     opened = harness.opening()
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(opened), type=Open)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(opened), type=Proposal)
     assert again == opened and name_of(again) != name_of(harness.opening(order=(0, 2, 1)))
 
 

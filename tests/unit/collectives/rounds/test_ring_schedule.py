@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.rounds.ring_schedule import RingPosition, joined, result, ring, ways
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 IDS = [bytes([i]) * 32 for i in range(9)]
 
@@ -20,7 +20,7 @@ def opens(draw):
     contributors = tuple(Contribution(peer, 1, 1 + IDS.index(peer)) for peer in sorted(entries))
     idle = tuple(peer for at, peer in enumerate(alive) if at not in inside)
     group = tuple(alive)
-    return Open(1, 0, Ballot(1, alive[0]), group, group, contributors, (), None, (), idle, order=tuple(inside))
+    return Proposal(1, 0, Ballot(1, alive[0]), group, group, contributors, (), None, (), idle, order=tuple(inside))
 
 
 @given(opens())
@@ -80,7 +80,9 @@ def test_station_joins_the_received_mean_with_its_weight():
 
 def test_owners_alone_begin_their_chunks_if_all_contributors_are_outside_the_ring():
     group = tuple(IDS[:4])
-    opened = Open(1, 0, Ballot(1, IDS[0]), group, group, (Contribution(IDS[3], 1, 5),), (), None, (), order=(0, 1, 2))
+    opened = Proposal(
+        1, 0, Ballot(1, IDS[0]), group, group, (Contribution(IDS[3], 1, 5),), (), None, (), order=(0, 1, 2)
+    )
     for owner, way in ways(opened).items():
         assert way.stations == (owner,) and way.adds == (opened.contributors,) and way.before == (0.0,)
 
@@ -88,7 +90,7 @@ def test_owners_alone_begin_their_chunks_if_all_contributors_are_outside_the_rin
 def test_result_computed_locally_joins_the_stations_as_the_ring_does():
     group = tuple(IDS[:3])
     entries = tuple(Contribution(peer, 1, weight) for peer, weight in zip(group, (5, 6, 7), strict=True))
-    opened = Open(1, 0, Ballot(1, IDS[0]), group, group, entries, (), None, (), order=(0, 1, 2))
+    opened = Proposal(1, 0, Ballot(1, IDS[0]), group, group, entries, (), None, (), order=(0, 1, 2))
     payloads = {peer: [f"payload {at}"] for at, peer in enumerate(group)}
     first = joined(Sum(), payloads[IDS[1]], 6.0, [payloads[IDS[2]]], [7.0], 4)
     whole = joined(Sum(), first, 13.0, [payloads[IDS[0]]], [5.0], 4)

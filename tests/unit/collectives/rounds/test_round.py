@@ -50,10 +50,10 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Fetch,
-    Open,
     Prepare,
     Promise,
     Proof,
+    Propose,
     Ready,
     Record,
     Result,
@@ -884,7 +884,7 @@ def test_frames_of_another_fragment_are_ignored(harness):
     before = len(harness.queue.sent)
     harness.on_message(OTHER, Chunk(1, 1, 1, 2), b"x")
     harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
-    harness.on_message(LEADER, harness.opening(fragment=1, ballot=Ballot(2, LEADER)))
+    harness.on_message(LEADER, Propose(harness.opening(fragment=1, ballot=Ballot(2, LEADER))))
     assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened
 
 
@@ -1153,7 +1153,7 @@ def test_record_without_basis_does_not_vouch_for_results_that_are_audited():
     harness.results_of(OTHER, 4, 5)
     harness.record_of(OTHER, 4, 5)
     harness.on_message(LEADER, msgspec.structs.replace(harness.record(0, 1), basis=b""))
-    assert not harness.sent(Vote) and not harness.sent(Open)
+    assert not harness.sent(Vote) and not harness.sent(Propose)
     harness.now += 2 * harness.terms.patience
     harness.round.tick()
     assert harness.blamed() == [(LEADER, "result missing")]
@@ -1164,7 +1164,7 @@ def test_owner_that_follows_another_proposal_with_this_ballot_is_shown_ours():
     harness = Harness(audited=True)
     for _ in range(3):
         harness.on_message(OTHER, msgspec.structs.replace(harness.record(4, 5), basis=bytes(32)))
-    assert [(to, one) for to, one, _ in harness.sent(Open)] == [(OTHER, harness.opened)]
+    assert [(to, one) for to, one, _ in harness.sent(Propose)] == [(OTHER, Propose(harness.opened))]
 
 
 def entries(harness, **other):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from thinwire.collectives.topology.clusters import NEAR, clusters, kept, near, sound
 from thinwire.collectives.topology.hierarchy_routes import Routes
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 PEERS = [bytes([i]) * 32 for i in range(12)]
 SITES = st.lists(st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=12)
@@ -16,7 +16,7 @@ SITES = st.lists(st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=12)
 def ballot(names, *, dead=(), idle=(), silent=()):
     group = tuple(PEERS[: len(names)])
     alive = tuple(p for i, p in enumerate(group) if i not in dead)
-    return Open(
+    return Proposal(
         1,
         0,
         Ballot(1, group[0]),

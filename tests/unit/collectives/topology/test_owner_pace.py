@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad
 from thinwire.collectives.topology.owner_pace import FELT, LATE, OwnerPace, overdue
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open, Ready
+from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal, Ready
 
 IDS = [bytes([i]) * 32 for i in range(4)]
 ANN, BEN, CAT, DAN = IDS
@@ -14,7 +14,7 @@ ANN, BEN, CAT, DAN = IDS
 
 def opened(term=1, *, alive=IDS, idle=(), shares=()):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
-    one = Open(1, 0, Ballot(term, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
+    one = Proposal(1, 0, Ballot(term, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
     return msgspec.structs.replace(one, shares=shares)
 
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.topology.peer_backoff import STEPS, PeerBackoff
-from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import MAX_GROUP, Ballot, Contribution, Proposal
 
 IDS = [bytes([i]) * 32 for i in range(4)]
 ANN, BEN, CAT, DAN = IDS
@@ -14,7 +14,7 @@ ANN, BEN, CAT, DAN = IDS
 
 def opened(round, *, alive=IDS, idle=()):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
-    return Open(round, 0, Ballot(1, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
+    return Proposal(round, 0, Ballot(1, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
 
 
 def live(standing, rounds, fails):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from thinwire.collectives.topology.piece_requests import LATE, SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 IDS = [bytes([i]) * 32 for i in range(5)]
 SOURCE, HELPER = IDS[3], IDS[4]
 PATIENCE = 2.0
-OPENED = Open(
+OPENED = Proposal(
     1, 0, Ballot(1, IDS[0]), tuple(IDS), tuple(IDS), tuple(Contribution(peer, 1, 10) for peer in IDS), (), None, (), ()
 )
 DIRECT = MissingPiece(slot=6, piece=0, source=SOURCE, helper=None)

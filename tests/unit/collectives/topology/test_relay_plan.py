@@ -19,7 +19,7 @@ from thinwire.collectives.topology.relay_plan import (
     stand_in,
     turns,
 )
-from thinwire.swarm.messages.registry import Ballot, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 IDS = tuple(bytes([i]) * 32 for i in range(8))
 WEAK = IDS[2]
@@ -80,7 +80,7 @@ def opened(**changes):
         electorate=RoundTerms(1, 0, IDS, bytes(32), bytes(32)).electorate,
         shares=tuple(26 if peer == WEAK else MEDIAN for peer in IDS),
     )
-    return Open(**(given_ | changes))
+    return Proposal(**(given_ | changes))
 
 
 def test_open_shares_must_cover_group_and_need_relaying():

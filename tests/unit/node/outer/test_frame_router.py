@@ -16,9 +16,9 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Decline,
     Fetch,
-    Open,
     Prepare,
     Promise,
+    Proposal,
     Ready,
     Result,
     Vote,
@@ -61,7 +61,7 @@ def test_claim_to_have_committed_this_round_or_a_later_one_counts(round, past):
 
 def test_sender_of_a_commit_is_past_the_round_and_a_voter_is_not():
     scene = Scene()
-    opened = Open(
+    opened = Proposal(
         1, 0, Ballot(2, ANN), tuple(sorted(ALL)), tuple(sorted(ALL)), (Contribution(ANN, 1, 10),), (), None, ()
     )
     scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))

@@ -28,11 +28,11 @@ from thinwire.swarm.messages.registry import (
     Fork,
     Found,
     Head,
-    Justified,
     Leave,
     Prepare,
     Promise,
     Proof,
+    Propose,
     Ready,
 )
 
@@ -151,8 +151,8 @@ def test_leader_of_a_later_ballot_sends_the_keys_of_the_signers():
     scene.on_message(ANN, Promise(terms.round, 0, asked.ballot, None, None, terms.lineage))
     scene.now += 3.0  # BEN and CAT do not answer.
     scene.session.on_tick()
-    [proposal, *_] = scene.sent(Justified)
-    assert set(proposal.keys) == {KEYS[peer].public_key for peer in (ME, ANN)}
+    [message, *_] = scene.sent(Propose)
+    assert message.reports and set(message.keys) == {KEYS[peer].public_key for peer in (ME, ANN)}
 
 
 def test_digest_is_computed_after_a_change_unless_the_caller_does_it():

@@ -21,7 +21,7 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Open, StateOffer
+from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Proposal, StateOffer
 
 ME, ANN, BEN = (bytes([number]) * 32 for number in range(1, 4))
 LIVES = {peer: peer[:LIFE] for peer in (ME, ANN, BEN)}
@@ -88,7 +88,7 @@ class Scene:
 
     def commit(self, weight):
         """Count a round of our lineage to which this peer contributed."""
-        opened = Open(
+        opened = Proposal(
             5,
             0,
             Ballot(1, ME),

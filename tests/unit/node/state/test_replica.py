@@ -17,7 +17,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import name_of_fork
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Era, Fork, Open, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Era, Fork, Proposal, StateOffer
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -49,7 +49,7 @@ def commit(target, deltas, weights, spec="fp32", *, lr=0.7, momentum=0.9, nester
         payload = np.empty(codec.nbytes(out.size), np.uint8)
         codec.encode(out, payload)
         results.append(payload.data)
-    opened = Open(1, 0, Ballot(1, ME), (ME,), (ME,), (), (), None, ())
+    opened = Proposal(1, 0, Ballot(1, ME), (ME,), (ME,), (), (), None, ())
     assert target.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), ME)
 
 

@@ -25,7 +25,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Farewell,
-    Open,
+    Proposal,
 )
 
 PATH = Path("/run/votes")
@@ -39,7 +39,7 @@ class Killed(BaseException):
 def opened(round=7, peers=2, term=1):
     ids = tuple(bytes([index % 256, index // 256]) * 16 for index in range(peers))
     contributors = tuple(Contribution(peer, 1, 100) for peer in ids)
-    return Open(round, 0, Ballot(term, A), ids, ids, contributors, (), None, (), lives=bytes(LIFE * peers))
+    return Proposal(round, 0, Ballot(term, A), ids, ids, contributors, (), None, (), lives=bytes(LIFE * peers))
 
 
 def record(round=7, term=1, peers=2):
@@ -47,10 +47,10 @@ def record(round=7, term=1, peers=2):
 
 
 def largest_open():
-    """Return an Open with the longest encoding."""
+    """Return a proposal with the longest encoding."""
     farewells = tuple(Farewell(B, Ballot(2**32 - 1, B), B, B, b"s" * 64) for _ in range(MAX_FAREWELLS))
     ids = tuple(bytes([255]) * 31 + bytes([index]) for index in range(MAX_GROUP))
-    return Open(
+    return Proposal(
         2**32 - 1,
         2**16 - 1,
         Ballot(2**32 - 1, B),

@@ -21,7 +21,7 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Open
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclusion, Proposal
 
 SIZE = 3_000
 LAYOUT = Layout((Piece("w", (SIZE,), "float32", 0, SIZE),), SIZE, b"l" * 32)
@@ -49,7 +49,7 @@ def outcome_of(number, mean, contributors, excluded=()):
     """The outcome of a round with these contributors."""
     entries = tuple(Contribution(peer, 1, 10) for peer in contributors)
     out = tuple(Exclusion(peer, reason) for peer, reason in excluded)
-    opened = Open(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, out, None, ())
+    opened = Proposal(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, out, None, ())
     return Outcome(tuple(sent(mean)), Commit(opened, bytes(32), ()), dict(excluded))
 
 

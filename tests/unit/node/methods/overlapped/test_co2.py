@@ -13,7 +13,7 @@ from thinwire.node.methods.overlapped.co2 import length
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Open, StateOffer
+from thinwire.swarm.messages.registry import Ballot, Commit, Proposal, StateOffer
 
 from benchmarks.training.round_table import RoundTable
 
@@ -119,7 +119,7 @@ def test_co2_joiner_continues_from_fetched_state():
     replica.install(FetchedState(offer, tuple(other.hashes), chunks, (), other.chain))
     assert np.array_equal(replica.start, other.theta) and not replica.sent.any()
     results = [bytes(one) for one in other.contribution(lambda start, stop, out: out.fill(0), attempt=1, peers=2)]
-    opened = Open(other.round + 1, 0, Ballot(1, bytes(32)), table.members, table.members, (), (), None, ())
+    opened = Proposal(other.round + 1, 0, Ballot(1, bytes(32)), table.members, table.members, (), (), None, ())
     for one in (replica, other):
         one.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), bytes(32))
     assert replica.digest == other.digest

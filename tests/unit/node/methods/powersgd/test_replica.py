@@ -17,7 +17,7 @@ from thinwire.node.state.checkpointer import Checkpointer
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Proposal
 
 LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "float32", 6300, 6333)), 6333, b"l" * 32)
 ME = Identity.generate(b"1" * 32)
@@ -50,7 +50,7 @@ def offered(replica, read, attempt=9):
 
 def commit(replica, payloads, *, attempt=1, since=None):
     me = (ME.peer_id,)
-    opened = Open(1, 0, Ballot(1, ME.peer_id), me, me, (Contribution(ME.peer_id, attempt, 5),), (), None, ())
+    opened = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, (Contribution(ME.peer_id, attempt, 5),), (), None, ())
     return replica.commit(Outcome(tuple(payloads), Commit(opened, bytes(32), ())), ME.peer_id, since)
 
 

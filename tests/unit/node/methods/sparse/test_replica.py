@@ -27,7 +27,7 @@ from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Open, StateOffer
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Proposal, StateOffer
 
 LAYOUT = Layout((Piece("a", (90, 70), "float32", 0, 6300), Piece("b", (33,), "float32", 6300, 6333)), 6333, b"l" * 32)
 ME = Identity.generate(b"1" * 32)
@@ -66,7 +66,7 @@ def sent(replica, cut, payload):
 def outcome_of(results, entries):
     """The outcome of a round in which this peer is alone."""
     me = (ME.peer_id,)
-    opened = Open(1, 0, Ballot(1, ME.peer_id), me, me, tuple(entries), (), None, ())
+    opened = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, tuple(entries), (), None, ())
     return Outcome(tuple(results), Commit(opened, bytes(32), ()))
 
 
