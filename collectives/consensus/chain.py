@@ -17,7 +17,7 @@ Peer ids are hashes of public keys, so the keys that signatures need are part of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -46,8 +46,17 @@ class Configuration:
     lives: Mapping[PeerId, bytes]
 
 
+Proving = Generator[int, None, Configuration | None]
+"""Check of a chain in parts.
+
+It yields the number of signatures of each part before it checks them, and returns what the chain proves.
+"""
+
 Prove = Callable[[Chain, int, Trusted], Configuration | None]
 """`proven` for one run."""
+
+Check = Callable[[Chain, int, Trusted], Proving]
+"""`checked` for one run."""
 
 
 def founded(chain: Chain, fork: Fork) -> Chain:
@@ -91,6 +100,22 @@ def proven(
 ) -> Configuration | None:
     """Return the members that a chain proves, or None if it is not valid, or empty.
 
+    The parameters are those of `checked`.
+    """
+    parts = checked(chain, fragment, trusted, fraction=fraction, verifier=verifier, gaps=gaps)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found: Configuration | None = end.value
+            return found
+
+
+def checked(
+    chain: Chain, fragment: int, trusted: Trusted, *, fraction: float, verifier: WithKeys, gaps: bool = False
+) -> Proving:
+    """Check a chain part by part; return what it proves. The whole takes seconds if the chain is long.
+
     fraction: see RoundTerms. trusted: returns True for the beginning of a run that this peer may take part in. gaps: a
     lineage may begin at a later round than the newest one before it, and without its members: a lost pipeline stage is made
     again so.
@@ -107,10 +132,12 @@ def proven(
             return None
         # The first members of a run may be given to each of them. Then it has no founder, and `trusted` compares them.
         given = here is None and not fork.lives
+        yield len(fork.signatures)
         if not given and not proved(fork, fragment, verifier(fork.keys)):
             return None
         here = _start(fork)
         for certificate in era.certificates:
+            yield len(certificate.commit.votes)
             if not _proves(certificate, here, fragment, fraction, verifier(certificate.keys)):
                 return None
             here = _after(certificate, here.lineage)

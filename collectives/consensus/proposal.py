@@ -174,24 +174,24 @@ def sound(opened: Proposal, terms: RoundTerms) -> bool:
         and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
         and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
         and all(len(one.announced) == 32 or not (one.announced or terms.lineage) for one in opened.contributors)
-        and (not opened.shares or _whole(opened, terms))
+        and (not opened.shares or _shares_valid(opened, terms))
         and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
         and len(opened.lives) in (0, LIFE * len(opened.members))
         and (not terms.lineage or len(lives_of(opened.members, opened.lives)) == len(opened.members))
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
-        and (not opened.order or _round(opened, terms))
+        and (not opened.order or _ring_valid(opened, terms))
     )
 
 
-def _whole(opened: Proposal, terms: RoundTerms) -> bool:
+def _shares_valid(opened: Proposal, terms: RoundTerms) -> bool:
     """Return True if shares are valid: chunks that add up to the fragment, or uplinks above 0."""
     if terms.hands:
         return len(opened.shares) == len(opened.group) and 0 not in opened.shares
     return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
 
 
-def _round(opened: Proposal, terms: RoundTerms) -> bool:
-    """Return True if the terms allow a ring, and the ring of a proposal contains each owner of chunks once."""
+def _ring_valid(opened: Proposal, terms: RoundTerms) -> bool:
+    """Return True if the terms allow a ring, and it contains each owner of chunks once."""
     places = [place for place, peer in enumerate(opened.alive) if peer not in opened.idle]
     return terms.ring is not None and opened.adopted is None and sorted(opened.order) == places
 

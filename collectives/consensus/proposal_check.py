@@ -259,7 +259,7 @@ class ProposalCheck:
 
 
 def _lives_agree(opened: Proposal, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
-    """Return False if a proposal gives us another life than ours, or contradicts announcements that we have.
+    """Return False if a proposal gives us another life than ours, or contradicts our announcements.
 
     A leader could otherwise take the votes of the next round from all other peers. If the proposal adopts results, the lives
     were decided with them, and other peers may have lost their folders since.

@@ -55,7 +55,10 @@ class VoteStore(Protocol):
 
     @property
     def life(self) -> bytes:
-        """The acceptor's life, LIFE bytes (see `Proposal.lives`); it changes whenever a record may have been lost."""
+        """The acceptor's life, LIFE bytes, see `Proposal.lives`.
+
+        It changes whenever a record may have been lost.
+        """
         ...
 
     @property

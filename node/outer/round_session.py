@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.collectives.consensus.chain import Prove, proven
+from thinwire.collectives.consensus.chain import Prove, checked, proven
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.contributions import Summary
@@ -118,12 +118,8 @@ class RoundSession:
             paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
-        self.prove: Prove = partial(
-            proven,
-            fraction=manifest.quorum,
-            verifier=self.factory.with_keys,
-            gaps=staged,
-        )
+        rules: dict[str, Any] = dict(fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
+        self.prove: Prove = partial(proven, **rules)
         """Checks chains of this run."""
         entered = entered and self.me in replica.members
         self.states = StateServer(
@@ -143,7 +139,7 @@ class RoundSession:
             presence,
             fragment,
             now=now,
-            prove=self.prove,
+            check=partial(checked, **rules),
             current=lambda: self.current,
             quorate=lambda: self.own_lineage.since is None,
             entered=lambda: self.states.entered,

@@ -59,7 +59,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 
 
 class Propose(Message, frozen=True):
-    """Proposal of a leader; above the first ballot with the promises that justify its value, see justification.py.
+    """Proposal of a leader; in later ballots with the promises that justify it, see justification.py.
 
     reports: promises of a quorum, sorted by peer; none in the first ballot. earlier: the proposals that they, and the
     farewells, have voted for. keys: of the peers that have signed these.
@@ -84,7 +84,9 @@ class Propose(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """Farewell of a member in one round, with the proposal that it voted for, if any. Other peers pass it on.
+    """Farewell of a member in one round, with the proposal that it voted for, if any.
+
+    Other peers pass it on.
 
     round, fragment, lineage: the round in progress.
     """

@@ -77,7 +77,9 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, dict=True):
-    """Value that a leader proposes in a ballot: who takes part in the round. On the wire it is a PackedProposal.
+    """Value that a leader proposes in a ballot: contributors, owners and members of the round.
+
+    On the wire it is a PackedProposal.
 
     Results are a pure function of `contributors` and their announcements. `group` (sorted) fixes the primary owners of
     chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to

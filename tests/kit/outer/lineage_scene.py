@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from kit.outer.chains import certificate, sign, verify
-from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
+from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
@@ -17,6 +17,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
+    Era,
     Fork,
     Found,
     Head,
@@ -77,12 +78,13 @@ def replica_after(round, members=IDS):
 class Scene:
     """Peer `me` after round ROUND, with links to `live`.
 
-    `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields).
+    `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields). `verified`: number of checked signatures of
+    chains.
     """
 
     def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
-        self.entered, self.waiting = True, 0
+        self.entered, self.waiting, self.verified = True, 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             live=self.live,
@@ -99,7 +101,7 @@ class Scene:
             presence,
             0,
             now=lambda: self.now,
-            prove=partial(proven, fraction=0.5, verifier=lambda keys: verify),
+            check=partial(checked, fraction=0.5, verifier=lambda keys: self._verify),
             current=lambda: self.current,
             quorate=lambda: self.own_lineage.since is None,
             entered=lambda: self.entered,
@@ -119,6 +121,10 @@ class Scene:
             current=lambda: self.current,
             founded=self.founded,
         )
+
+    def _verify(self, peer, message, signature):
+        self.verified += 1
+        return verify(peer, message, signature)
 
     def next_round(self):
         replica = self.replica
@@ -180,7 +186,7 @@ class Scene:
         self.own_lineage.on_found(peer, message, sign(peer, message))
 
     def on_chain(self, peer, chain):
-        """Deliver the Head of a peer with its chain, after the time in which its chains are not checked again."""
+        """Deliver the Head of a peer with its chain, after a pause."""
         self.now += PATIENCE
         self.lineages.on_head(peer, Head(newest_round(chain[-1]), 0, lineage_of(chain)), encode(chain))
 
@@ -216,3 +222,14 @@ def later_chain(*voters, signer=None, rounds=1):
     for _ in range(rounds):
         step(replica, *voters, signer=signer)
     return replica.chain
+
+
+def long_chain(rounds, size):
+    """Return the chain of the first lineage after rounds that each replaced all members, by `size` new ones."""
+    era, before = FIRST[-1], {peer: life(peer) for peer in IDS}
+    certificates = []
+    for number in range(ROUND + 1, ROUND + 1 + rounds):
+        after = {bytes([number, at]) * 16: life(bytes([number])) for at in range(size)}
+        certificates.append(certificate(number, lineage_of(FIRST), before, before, after))
+        before = after
+    return (*FIRST[:-1], Era(era.fork, (*era.certificates, *certificates)))

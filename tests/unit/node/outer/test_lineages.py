@@ -22,10 +22,12 @@ from kit.outer.lineage_scene import (
     branch,
     later_chain,
     life,
+    long_chain,
     replica_after,
     step,
 )
 from thinwire.collectives.consensus.chain import encode, founded
+from thinwire.node.outer.lineages import BURST, RATE
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -92,14 +94,37 @@ def test_older_chain_is_answered_with_ours():
     assert scene.chains() == [(ANN, FIRST)] and not scene.lineages.ahead()
 
 
-def test_chains_of_one_peer_are_checked_now_and_then():
+def test_long_chain_is_checked_over_time_and_delays_no_other_peer():
+    """Its sender gets no more by coming back, and the chain of another peer is checked between its parts."""
     scene = Scene()
-    chain = later_chain(ANN, BEN, CAT)
-    scene.on_chain(ANN, FIRST)
-    scene.lineages.on_head(ANN, Head(ROUND + 1, 0, lineage_of(chain)), encode(chain))
-    assert not scene.lineages.ahead()
-    scene.on_chain(ANN, chain)
+    long = long_chain(120, 64)
+    for _ in range(5):
+        scene.link(DAN)
+        scene.on_chain(DAN, long)
+        assert scene.verified <= BURST + 64 + RATE * scene.now
+        scene.lose(DAN)
+    scene.link(DAN)
+    scene.run(1.0)
+    scene.on_chain(DAN, long)
+    scene.on_chain(ANN, later_chain(ANN, BEN, CAT))
+    scene.run(0.5)
     assert list(scene.lineages.ahead()) == [ANN]
+    begun, spent = scene.now, scene.verified
+    scene.run(3.0)
+    assert list(scene.lineages.ahead()) == [ANN]
+    assert scene.verified - spent <= RATE * (scene.now - begun) + BURST
+    scene.run(10.0)
+    assert sorted(scene.lineages.ahead()) == [ANN, DAN]
+
+
+def test_chain_that_waits_is_asked_for_when_the_last_one_is_checked():
+    scene = Scene()
+    scene.on_chain(ANN, long_chain(20, 64))
+    later = later_chain(ANN, BEN, CAT, rounds=30)
+    scene.on_chain(ANN, later)
+    scene.take(Head)
+    scene.run(10.0)
+    assert ANN in [to for to, _ in scene.take(Head)]
 
 
 def test_peer_with_a_quorum_does_not_give_way_to_a_lineage_founded_in_its_own():
@@ -219,18 +244,6 @@ def test_chain_is_sent_once_while_one_waits_for_the_peer():
     for _ in range(5):
         scene.lineages.on_head(CAT, Head(0, 0, scene.replica.lineage), b"")
     assert len(scene.told) == 1
-
-
-def test_chain_that_came_too_early_is_asked_for_again():
-    scene = Scene(live=(CAT,))
-    scene.run(1.0)
-    chain = branch(CAT, DAN)
-    scene.on_chain(CAT, later_chain(ANN, BEN, CAT))
-    scene.lineages.on_head(CAT, Head(ROUND, 0, lineage_of(chain)), encode(chain))
-    assert not scene.lineages.prevailing()
-    scene.take(Head)
-    scene.run(PATIENCE)
-    assert [to for to, _ in scene.take(Head)] == [CAT]
 
 
 @pytest.mark.parametrize("garbage", [b"\0", b"\x91", bytes(1000), encode(FIRST)[:-1]])
