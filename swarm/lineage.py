@@ -8,9 +8,10 @@ not change while lineages continue. That both have continued as far as they clai
 
 - A lineage that has continued with a quorum prevails over those that were founded from its earlier rounds.
 - A lineage that has not continued gives way to those that were founded from it: they contain it.
-- Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members,
-  then the one with more founders, then one that other peers have joined, then the one with the older lives. So the first
-  lineage counts if a peer founds it again alone, because it has lost its folder or its last rounds.
+- Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members
+  among the founders, then the one with the most senior of these. No peer can forge that by making more keys. Then follow
+  the number of founders, a lineage that other peers have joined, and the older lives. So the first lineage counts if a peer
+  founds it again alone, because it has lost its folder or its last rounds.
 """
 
 from __future__ import annotations
@@ -96,13 +97,14 @@ def prevails(chain: Chain, over: Chain) -> bool:
     return _rank(chain[common]) > _rank(over[common])
 
 
-def _rank(era: Era) -> tuple[int, int, int, bool, int, bytes]:
+def _rank(era: Era) -> tuple[int, int, int, int, bool, int, bytes]:
     fork, joined = era.fork, set[PeerId]()
     for one in era.certificates:
         joined.update(one.members, one.commit.opened.members)
-    known, others = len(set(fork.members).intersection(fork.before)), not joined.issubset(fork.members)
+    known = [place for place, peer in enumerate(fork.before) if peer in fork.members]  # by seniority
+    senior, others = -min(known, default=0), not joined.issubset(fork.members)
     # Lives begin with the time at which they were drawn, see vote_store.new_life.
-    return fork.round, known, len(fork.members), others, -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
+    return fork.round, len(known), senior, len(fork.members), others, -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
 
 
 def by_strangers(parent: Era, child: Era) -> bool:

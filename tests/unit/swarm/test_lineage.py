@@ -236,9 +236,18 @@ def test_lineage_with_more_members_of_the_parent_prevails_if_the_rounds_are_equa
     assert_prevails_with_the_same_parent(fork_of(3, ANN, BEN), fork_of(3, CAT, EVE, FAY))
 
 
-def test_lineage_with_more_founders_prevails_if_rounds_and_members_are_equal():
+@pytest.mark.parametrize("others", [(), (EVE,), (EVE, FAY)])
+def test_lineage_with_the_most_senior_member_prevails_however_many_others_have_founded_the_other(others):
+    """Keys and lives cost nothing: a member could make as many founders as it likes, also much later."""
     old = {**LIVES, CAT: bytes(LIFE), DAN: bytes(LIFE)}
-    assert_prevails_with_the_same_parent(fork_of(3, ANN, BEN, EVE), fork_of(3, CAT, DAN, lives=old))
+    assert_prevails_with_the_same_parent(fork_of(3, ANN, DAN), fork_of(3, BEN, CAT, *others, lives=old))
+    assert_prevails_with_the_same_parent(fork_of(3, BEN), fork_of(3, CAT, *others, lives=old))
+
+
+def test_lineage_with_more_founders_prevails_if_no_founder_is_a_member():
+    stranger = bytes([9]) * 32
+    old = {**LIVES, stranger: bytes(LIFE)}
+    assert_prevails_with_the_same_parent(fork_of(3, EVE, FAY), fork_of(3, stranger, lives=old))
 
 
 def names_against(better, worse):
