@@ -104,7 +104,15 @@ def _rank(era: Era) -> tuple[int, int, int, int, bool, int, bytes]:
     known = [place for place, peer in enumerate(fork.before) if peer in fork.members]  # by seniority
     senior, others = -min(known, default=0), not joined.issubset(fork.members)
     # Lives begin with the time at which they were drawn, see vote_store.new_life.
-    return fork.round, len(known), senior, len(fork.members), others, -int.from_bytes(fork.lives, "big"), name_of_fork(fork)
+    return (
+        fork.round,
+        len(known),
+        senior,
+        len(fork.members),
+        others,
+        -int.from_bytes(fork.lives, "big"),
+        name_of_fork(fork),
+    )
 
 
 def by_strangers(parent: Era, child: Era) -> bool:

@@ -37,7 +37,8 @@ PACKAGES = {
     "swarm/manifest": ("swarm/identity", "swarm/method_specs"),
     "collectives": ("swarm", "compression", "collectives/consensus"),
     "collectives/aggregation": ("swarm", "compression/sparse"),
-    "collectives/transport": ("swarm", "compression/core"),
+    "collectives/transport": ("swarm", "compression/core", "collectives/transport/addresses"),
+    "collectives/transport/addresses": ("swarm/identity",),
     "collectives/transport/circuits": ("collectives/transport",),
     "collectives/transport/shared_memory": ("swarm",),
     "collectives/transport/zeromq": (

@@ -184,6 +184,7 @@ MAY_OPEN = {
         "collectives/transport/shared_memory/local_sockets.py": TRANSPORT,
         "collectives/transport/zeromq/listener.py": TRANSPORT,
         "collectives/transport/tcp_options.py": TRANSPORT,
+        "collectives/transport/addresses/name_resolver.py": TRANSPORT,
         "collectives/transport/zeromq/transport.py": TRANSPORT,
         "node/membership/gateway_requests.py": "asks the router for port mappings",
         "node/cli/page/server.py": PAGE,
@@ -247,6 +248,7 @@ MAY_OPEN = {
         "node/runtime/parent_watch.py": "waits in a thread for the end of the parent",
         "collectives/transport/zeromq/transport.py": TRANSPORT + ": seals and opens bulk data",
         "collectives/transport/buffer_pool.py": "a lock, not a thread: views of buffers die in any",
+        "collectives/transport/addresses/name_resolver.py": TRANSPORT + ": look-ups of names cannot be stopped",
     },
 }
 CLOCK = {"time", "datetime"}

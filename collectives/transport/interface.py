@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-from thinwire.collectives.transport.observed_addresses import Sighting
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Hello, PeerId, Refuse, Welcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting, judge
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.observed_addresses import Sighting, judge
 from thinwire.collectives.transport.zeromq.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from thinwire.collectives.transport.addresses.observed_addresses import Reach, Sighting, judge
 from thinwire.collectives.transport.interface import Contact, Transport
-from thinwire.collectives.transport.observed_addresses import Reach, Sighting, judge
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.identity.address import scope_of, source_of
 from thinwire.swarm.identity.peer_record import MAX_ADDRESSES, PeerRecord

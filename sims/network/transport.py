@@ -9,8 +9,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
-from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeAlias
 
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.circuits.relay import Relay
-from thinwire.collectives.transport.circuits.ticket import enter
 from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.swarm.frame import Frame
@@ -89,7 +88,7 @@ class Circuits:
         rate_limit: RateLimit,
         draw: Callable[[int], bytes],
         *,
-        enter: Enter = enter,
+        enter: Enter,
     ) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}

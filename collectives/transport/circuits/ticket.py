@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 import blake3
+from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.tcp_options import tune
 from thinwire.swarm.identity.address import split_address
 
@@ -93,7 +94,9 @@ def hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> N
     protocol.connection_made(transport)
 
 
-async def enter(gates: Iterable[str], token: bytes, factory: Callable[[], End]) -> tuple[asyncio.BaseTransport, End]:
+async def enter(
+    resolver: NameResolver, gates: Iterable[str], token: bytes, factory: Callable[[], End]
+) -> tuple[asyncio.BaseTransport, End]:
     """Open a circuit at the first of a relay's gates that answers; return the connection and its protocol.
 
     Raises OSError. The caller limits the time.
@@ -102,7 +105,9 @@ async def enter(gates: Iterable[str], token: bytes, factory: Callable[[], End]) 
     error: OSError = ConnectionError("the relay has no address")
     for gate in gates:
         try:
-            transport, visitor = await loop.create_connection(lambda: _Visitor(token, factory), *split_address(gate))
+            host, port = split_address(gate)
+            numeric = await resolver.numeric(host)
+            transport, visitor = await loop.create_connection(lambda: _Visitor(token, factory), numeric, port)
         except (OSError, ValueError) as failed:
             error = ConnectionError(f"relay at {gate}: {failed}")
             continue

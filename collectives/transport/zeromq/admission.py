@@ -14,9 +14,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import GATE, Route
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
@@ -292,7 +292,7 @@ async def _visit(
             if route is not None:
                 await route.open(lambda: relay.outer, port)
             else:
-                sock = await _connected(host, port, source)
+                sock = await _connected(await station.resolver.numeric(host), port, source)
                 await loop.create_connection(lambda: relay.outer, sock=sock)
             ours, theirs = relay.ends
             control.settle()
@@ -317,18 +317,18 @@ async def _visit(
 
 
 async def _connected(host: str, port: int, source: int) -> socket.socket:
-    """Return a TCP connection from our port `source`. Raises OSError.
+    """Return a TCP connection to a numeric address from our port `source`. Raises OSError.
 
     Connections to several peers may share the port: a translator that maps by source port shows them one address.
     """
     loop = asyncio.get_running_loop()
-    family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-    sock = socket.socket(family, kind, protocol)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", source))
-        await loop.sock_connect(sock, address)
+        await loop.sock_connect(sock, (host, port))
     except BaseException:
         sock.close()
         raise

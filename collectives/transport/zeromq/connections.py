@@ -336,7 +336,8 @@ class Connections:
 
     def _direct(self, gate: str) -> Route:
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, Any]:
-            return await self._loop.create_connection(factory, split_address(gate)[0], port)
+            host = await self._station.resolver.numeric(split_address(gate)[0])
+            return await self._loop.create_connection(factory, host, port)
 
         return Route(opened, gate)
 

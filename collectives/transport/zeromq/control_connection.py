@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import zmq
 from thinwire.collectives.blocking_work import Workers
+from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
@@ -56,6 +57,7 @@ class SharedSockets:
     receive_queue: ReceiveQueue
     circuits: Circuits
     local_sockets: LocalSockets
+    resolver: NameResolver
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
     workers: Workers | None = None

@@ -52,6 +52,9 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:
             server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
+        except UnicodeError:
+            reason, hint = "not a host name", "name an address of this machine with --host, such as 0.0.0.0"
+            break
         except OSError as error:
             if error.errno and not isinstance(error, socket.gaierror):
                 reason = os.strerror(error.errno)

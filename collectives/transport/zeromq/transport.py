@@ -12,13 +12,16 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import zmq
 from thinwire.collectives.blocking_work import Workers
+from thinwire.collectives.transport.addresses.name_resolver import NameResolver
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import Circuits
+from thinwire.collectives.transport.circuits.ticket import enter
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
-from thinwire.collectives.transport.observed_addresses import Sighting
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection, LocalSockets, socket_name
@@ -105,8 +108,14 @@ class ZmqTransport:
         cores = os.cpu_count() or 1
         own = workers is None and cores >= FEWEST_CORES
         self._own_workers = ThreadPoolExecutor(min(THREADS, cores), "bulk data") if own else None
+        resolver = NameResolver()
         self._circuits = Circuits(
-            identity.peer_id, self._limits.circuits, loan or Loan(), rate_limit, secrets.token_bytes
+            identity.peer_id,
+            self._limits.circuits,
+            loan or Loan(),
+            rate_limit,
+            secrets.token_bytes,
+            enter=partial(enter, resolver),
         )
         self._station = SharedSockets(
             identity,
@@ -117,6 +126,7 @@ class ZmqTransport:
             receive_queue,
             self._circuits,
             LocalSockets(None if up else shared, self._limits.shared, wall),
+            resolver,
             rate_limit=rate_limit,
             workers=workers or self._own_workers,
         )

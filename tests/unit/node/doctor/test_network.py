@@ -6,7 +6,7 @@ import time
 
 import pytest
 from kit.wire import RUN, Wire
-from thinwire.collectives.transport.observed_addresses import Sighting
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.node.doctor.network import check_network, check_rate, judged
 from thinwire.node.runtime.load_settings import load
 from thinwire.swarm.identity.identity import Identity

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from thinwire.collectives.transport.observed_addresses import Reach, Sighting
+from thinwire.collectives.transport.addresses.observed_addresses import Reach, Sighting
 from thinwire.node.membership.reachability import AGAIN_SECONDS, CHECK_SECONDS, Reachability, chosen
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.messages.registry import Refuse

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 import pytest
+from thinwire.collectives.transport.addresses.observed_addresses import Sighting, judge
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.observed_addresses import Sighting, judge
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import BALLAST, Refuse
 

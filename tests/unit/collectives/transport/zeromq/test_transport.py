@@ -350,10 +350,11 @@ def test_taken_port_is_an_error(wire):
     wire.run(work)
 
 
-def test_bind_to_foreign_address_is_an_error():
+@pytest.mark.parametrize("host", ["192.0.2.1", "nonsense..x"])
+def test_bind_to_foreign_address_is_an_error(host):
     async def work():
         with pytest.raises(PortTaken) as error:
-            await listen(asyncio.Protocol, "192.0.2.1", range(0, 1))
+            await listen(asyncio.Protocol, host, range(0, 1))
         assert "--host" in error.value.hint
 
     asyncio.run(work())

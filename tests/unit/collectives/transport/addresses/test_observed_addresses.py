@@ -1,7 +1,7 @@
 """Judgement of the addresses at which others see a peer."""
 
 import pytest
-from thinwire.collectives.transport.observed_addresses import Reach, Sighting, judge
+from thinwire.collectives.transport.addresses.observed_addresses import Reach, Sighting, judge
 
 OUT, LIE, LOCAL = "198.51.7.9", "6.6.6.6", "192.168.0.5:50000"
 A, B, C, D = "45.1.1.1:7400", "45.2.1.1:7400", "45.3.1.1:7400", "45.1.1.2:7400"  # A and D: one /24

@@ -1,0 +1,1 @@
+"""Addresses of peers: those that others see, and those of host names."""
