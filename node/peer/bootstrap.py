@@ -27,7 +27,7 @@ from thinwire.node.runtime.environment import Environment, OpenTransport
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.runtime.load_settings import Config, advertised, member_ports
 from thinwire.node.state.checkpoint_store import LATEST, step_name
-from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.identity import Identity, IdentityError
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse, sign
@@ -71,15 +71,21 @@ def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> Ru
     """Return the entry to the run of a manifest from the file `name`: as its founder, or to return to it.
 
     new: the manifest may differ from that of an earlier run with the same run.name. Raises ManifestError, ConfigError,
-    ManifestMismatch.
+    ManifestMismatch, IdentityError.
     """
-    identity = Identity.load_or_create(config.directories.key)
+    home = config.directories
+    if not new and not home.key.exists() and any(_trained(RunDirectory(path)) for path in home.runs.glob("*")):
+        raise IdentityError(
+            f"{home.key} is missing, and only that key continues the trained runs of this home as their founder",
+            "put the key file back, or begin another run with --new (Python: new=True)",
+        )
+    identity = Identity.load_or_create(home.key)
     signed = sign(toml, identity)
     manifest = signed.verify()
     check_codec(manifest, name)
     run_id = manifest.run_id(identity.public_key)
     if not new:
-        _refuse_changes(manifest, run_id, identity, config.directories, name)
+        _refuse_changes(manifest, run_id, identity, home, name)
     opener = _transport_opener(identity, run_id, config)
 
     async def begin(peer: Peer) -> bool:
@@ -115,7 +121,7 @@ def _refuse_changes(manifest: Manifest, run_id: bytes, identity: Identity, home:
 
 def _trained(run: RunDirectory) -> Path | None:
     """Return the newest checkpoint of a run after its first round."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # the file may be damaged
         name = (run.checkpoints / LATEST).read_text().strip()
         if name != step_name(0) and (run.checkpoints / name).is_dir():
             return run.checkpoints / name

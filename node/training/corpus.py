@@ -85,12 +85,17 @@ class Source:
 
 
 def source_of(data: str | Path | None) -> Source:
-    """Return the source of a setting: "PATH", "PATH#FIELD", "hf:NAME", "hf:NAME:CONFIGURATION#FIELD"."""
+    """Return the source of a setting: "PATH", "PATH#FIELD", "hf:NAME", "hf:NAME:CONFIGURATION#FIELD".
+
+    Raises DataError for a name of nothing.
+    """
     if data is None or isinstance(data, Path):
         return Source(data)
     name, _, field = data.rpartition("#")
     if not name or (not data.startswith(HF) and Path(data).exists()):  # a name may have a "#"
         name, field = data, ""
+    if name.startswith(HF) and not name.removeprefix(HF).partition(":")[0]:
+        raise DataError(f"{data!r} names no data set", "name one: hf:NAME or hf:NAME:CONFIGURATION")
     return Source(None, name.removeprefix(HF), field) if name.startswith(HF) else Source(Path(name), "", field)
 
 

@@ -39,6 +39,8 @@ def export(model: StoredModel, out: Path, format: str, config: Config, *, force:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
     weights = model.weights
     try:
+        if out.exists() and not (out.is_file() or out.is_dir()):  # a rename would replace a device, too
+            raise ExportError(f"{out} is neither a file nor a folder", "name the file to write")
         if format != "safetensors" and not force and out.is_dir() and any(out.iterdir()):
             raise ExportError(f"{out} has files already", "name another folder, or replace its files with --force")
         if format == "transformers":

@@ -10,7 +10,7 @@ from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.load_settings import load, member_ports
 from thinwire.node.runtime.settings import PORT
-from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.identity import Identity, IdentityError
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import parse
@@ -106,6 +106,29 @@ def test_founding_with_a_changed_manifest_is_refused_with_the_changes(tmp_path):
     many += "[data]\nshards = 3\nholdout = 0.2\n[model]\nlayers = 1\nwidth = 32\n"
     with pytest.raises(ManifestMismatch, match=r"outer\.method was|and \d+ more keys\n"):
         founding(many.encode(), config, "run.toml")
+
+
+def test_founding_without_the_key_of_trained_runs_is_refused(tmp_path):
+    """The founder's key may be lost; without it the same manifest is another run, at round 0."""
+    config = load({"home": tmp_path}, {})
+    founding(OLD.encode(), config, "run.toml")
+    trained(tmp_path, OLD, Identity.load(config.directories.key))
+    config.directories.key.unlink()
+    with pytest.raises(IdentityError, match="identity.key is missing") as error:
+        founding(OLD.encode(), config, "run.toml")
+    assert "--new" in error.value.hint and not config.directories.key.exists()
+    assert founding(OLD.encode(), config, "run.toml", new=True).run_id
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"a\0b", b""])
+def test_damaged_name_of_the_newest_checkpoint_does_not_prevent_founding(tmp_path, content):
+    config = load({"home": tmp_path}, {})
+    founding(OLD.encode(), config, "run.toml")
+    author = Identity.load(config.directories.key)
+    trained(tmp_path, OLD, author)
+    run = config.directories.run(parse(OLD).run_id(author.public_key))
+    (run.checkpoints / "LATEST").write_bytes(content)
+    assert founding(OLD.encode(), config, "run.toml").run_id == parse(OLD).run_id(author.public_key)
 
 
 @pytest.mark.parametrize("case", ["another name", "another author", "no round"])

@@ -100,6 +100,13 @@ def test_paths_without_data_are_refused_with_a_hint(tmp_path: Path) -> None:
         assert error.value.hint and error.value.exit_code == 2
 
 
+@pytest.mark.parametrize("data", ["hf:", "hf::fr", "hf:#title"])
+def test_data_set_without_a_name_is_refused(data: str) -> None:
+    """Otherwise an unset variable in "hf:$NAME" would train on the default text."""
+    with pytest.raises(DataError, match="names no data set"):
+        source_of(data)
+
+
 def test_text_is_tokenized_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.txt").write_text("hello")
     first = opened(tmp_path / "x.txt", tmp_path)

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -250,6 +251,9 @@ def test_export_mistakes_are_reported(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     code, _, err = outcome(capsys, tmp_path / "file" / "m", "--home", home)
     assert code == 2 and "cannot write" in err
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = outcome(capsys, tmp_path / "pipe", "--home", home)
+    assert code == 2 and "neither a file nor a folder" in err and (tmp_path / "pipe").is_fifo()
     manifest = directories(home).run(RUN).manifest
     manifest.write_text('[model]\nkind = "custom"\n')
     code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
