@@ -159,7 +159,13 @@ def _path(value: Any) -> Path | None:
         return None
     if not isinstance(value, str | Path) or "\0" in str(value):
         raise ValueError("a path")
-    return Path(value).expanduser().absolute()
+    path = Path(value).expanduser().absolute()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        # status.json and the event log have the path.
+        raise ValueError("a path in UTF-8") from None
+    return path
 
 
 def _of_library(value: str) -> str:

@@ -332,3 +332,10 @@ def test_run_whose_manifest_has_no_name_is_found_by_the_default_one(tmp_path):
         (home.runs / run / "run.toml").write_text(toml)
     assert home.run_names() == {"aa" * 8: "demo", "bb" * 8: "mine", "cc" * 8: ""}
     assert Manifest().run.name == "demo" and home.runs_called("demo") == ["aa" * 8]
+
+
+def test_home_that_is_not_utf8_is_refused():
+    """The status file has the path, and JSON is UTF-8."""
+    with pytest.raises(ConfigError) as error:
+        load({"home": os.fsdecode(b"/home/\xff")}, {})
+    assert "UTF-8" in error.value.hint
