@@ -106,7 +106,7 @@ class OuterSteps:
         mean, middle = self.mean(offers), _mean([offer.sent[1] for offer in offers])
         chunks = np.arange(mean.size) // grid(mean.size, self.how).chunk
         pull = np.where(chunks % self._parts == round % self._parts, middle - mine.sent[1], np.float32(0))
-        return np.asarray(self.alpha * mine.replica.delta + self.beta * mean + self.gamma * pull, np.float32)
+        return self._step(mine, slice(None), mean, pull)
 
     def mean(self, offers: Sequence[Offer]) -> Floats:
         """Return the mean of Δ of these contributions."""
@@ -155,10 +155,14 @@ class OuterSteps:
             mean = fast[part] - phi
         else:
             mean = fast[part] if how.exact or isinstance(how.fast, FlatSparse) else decoded(how.means, fast[part])
+        pull = None if slow is None else slow[part] - mine.sent[1][part]
+        return self._step(mine, part, mean, pull if pull is None or how.exact else decoded(how.means, pull))
+
+    def _step(self, mine: Offer, part: slice, mean: Floats, pull: Floats | None) -> Floats:
+        """Return α δ + β mean + γ pull in some elements; without a pull the last term is left out."""
         delta = self.alpha * mine.replica.delta[part] + self.beta * mean
-        if slow is not None:
-            pull = slow[part] - mine.sent[1][part]
-            delta += self.gamma * (pull if how.exact else decoded(how.means, pull))
+        if pull is not None:
+            delta += self.gamma * pull
         return np.asarray(delta, np.float32)
 
 

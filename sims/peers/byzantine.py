@@ -7,7 +7,7 @@ them. An error in a lie is an error of ours: it ends the simulation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.allgather_payload import cut_up
-from thinwire.collectives.rounds.contributions import Summary
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
@@ -60,6 +59,21 @@ def corrupt(process: Process, kind: str) -> None:
     IMPLEMENTED[kind](process)
 
 
+def _contribute(
+    session: RoundSession | GossipSession, change: Callable[[Sequence[Any], dict[str, Any]], Awaitable[Sequence[Any]]]
+) -> None:
+    """Change every contribution. `change` gets the chunks and the other arguments of `average`, which it may change.
+
+    It returns the chunks to contribute.
+    """
+    average = session.average
+
+    async def lying(source: Sequence[Any], **others: Any) -> Outcome | tuple[PairResult, ...]:
+        return await average(await change(source, others), **others)
+
+    session.average = lying  # type: ignore[method-assign, assignment]
+
+
 def _announce(
     session: RoundSession | GossipSession,
     change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None],
@@ -70,11 +84,8 @@ def _announce(
 
     `change` works in place, or returns another chunk.
     """
-    average = session.average
 
-    async def lying(
-        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
-    ) -> Outcome | tuple[PairResult, ...]:
+    async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
         changed = []
         for chunk in source:
             payload = np.frombuffer(bytes(chunk), np.uint8).copy()
@@ -82,9 +93,11 @@ def _announce(
             changed.append((payload if other is None else other).data)
         if isinstance(session, GossipSession) and isinstance(session.current, OwnerGroup):
             _read_honestly(session, session.current, source, changed)
-        return await average(changed, summary=None if openly else summary, **rest)
+        if openly:
+            others["summary"] = None  # which is then made of the changed chunks
+        return changed
 
-    session.average = lying  # type: ignore[method-assign, assignment]
+    _contribute(session, lying)
 
 
 def _read_honestly(
@@ -155,19 +168,18 @@ def _whole(
     change: Callable[[NDArray[np.float32], int], NDArray[np.float32]],
 ) -> None:
     """Change a sparse payload, one vector of all parameters that travels in pieces."""
-    average, sparse, chunks = session.average, cast(Sparse, codec.codec), codec.chunks
+    sparse, chunks = cast(Sparse, codec.codec), codec.chunks
 
-    async def lying(
-        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
-    ) -> Outcome | tuple[PairResult, ...]:
+    async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
+        others["summary"] = None
         if source:
             values = np.zeros(session.replica.theta.size, np.float32)
             sparse.decode(b"".join(source), chunks).scatter(values)
             encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values, 0), np.float32), chunks))
-            source = cut_up(encoded, session.grid)
-        return await average(source, summary=None, **rest)
+            return cut_up(encoded, session.grid)
+        return source
 
-    session.average = lying  # type: ignore[method-assign, assignment]
+    _contribute(session, lying)
 
 
 def _flip_bits(payload: NDArray[np.uint8]) -> None:
@@ -229,15 +241,14 @@ def _false_labels(process: Process) -> None:
 
 
 def _repeat(session: RoundSession | GossipSession) -> None:
-    average, first = session.average, list[bytes]()
+    first = list[bytes]()
 
-    async def lying(
-        source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
-    ) -> Outcome | tuple[PairResult, ...]:
+    async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
+        others["summary"] = None
         first.extend(bytes(chunk) for chunk in source if not first or len(first) < len(source))
-        return await average([memoryview(chunk) for chunk in first] if source else source, summary=None, **rest)
+        return [memoryview(chunk) for chunk in first] if source else source
 
-    session.average = lying  # type: ignore[method-assign, assignment]
+    _contribute(session, lying)
 
 
 def _mimic(process: Process) -> None:
@@ -256,29 +267,25 @@ def _mimic(process: Process) -> None:
         return theirs.current.exchange.source if same else ()
 
     def begin(session: RoundSession | GossipSession) -> None:
-        average = session.average
-
-        async def lying(
-            source: Sequence[Any], *, summary: Summary | None = None, **rest: Any
-        ) -> Outcome | tuple[PairResult, ...]:
+        async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
             for _ in range(MIMIC_LOOKS):
                 if copied := [memoryview(bytes(chunk)) for chunk in of_victim(session)]:
-                    return await average(copied if source else source, summary=None, **rest)
+                    others["summary"] = None
+                    return copied if source else source
                 await asyncio.sleep(MIMIC_SECONDS / MIMIC_LOOKS)
-            return await average(source, summary=summary, **rest)
+            return source
 
-        session.average = lying  # type: ignore[method-assign, assignment]
+        _contribute(session, lying)
 
     each(begin)(process)
 
 
 def _boast(session: RoundSession | GossipSession) -> None:
-    average = session.average
+    async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
+        others["weight"] *= 1000
+        return source
 
-    async def lying(source: Sequence[Any], *, weight: int, **rest: Any) -> Outcome | tuple[PairResult, ...]:
-        return await average(source, weight=1000 * weight, **rest)
-
-    session.average = lying  # type: ignore[method-assign, assignment]
+    _contribute(session, lying)
 
 
 def _other_plan(to: PeerId, message: Message) -> Message:
