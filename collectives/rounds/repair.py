@@ -1,4 +1,4 @@
-"""Repair of a round: requests for the results that it is bound to and that are missing here."""
+"""Repair of a round: requests for the results that it is bound to, and answers to those of other peers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.state_sync import LATEST
+from thinwire.collectives.state_sync import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.send_queue import SendQueue
-from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal
+from thinwire.swarm.frame import Frame
+from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Record, Result
+
+Paced = Callable[[PeerId, int], bool]
+"""Function that returns whether the results of a round go to a peer with pauses."""
 
 
 class Repair:
@@ -159,3 +163,62 @@ class Repair:
         if wanted is not None:
             for peer, part in self._requests.plan(missing, sources, self._now()).items():
                 self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, tuple(part)))
+
+
+class ResultServer:
+    """Answers to peers that lack results of a round.
+
+    exchange: the data plane of the round at this peer. paced: returns whether a peer that asks for the results of a round gets
+    them with pauses, as state.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        exchange: DataPlane,
+        *,
+        send_queue: SendQueue,
+        now: Callable[[], float],
+        paced: Paced,
+    ) -> None:
+        self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
+        self._paced = paced
+        self._proved: dict[PeerId, float] = {}
+        """Times at which claims were shown to each peer."""
+
+    def on_link_down(self, peer: PeerId) -> None:
+        """Note that a peer may have lost the claims that it was shown."""
+        self._proved.pop(peer, None)
+
+    def serve(self, sender: PeerId, message: Fetch) -> None:
+        """Send the requested results that are here, and a record of all; before the commit also claims."""
+        agreement, exchange, opened = self._agreement, self._exchange, self._exchange.opened
+        round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, exchange.results.chunks
+        whole = exchange.results.digest == message.digest
+        if opened is None or not (whole or exchange.part(message.digest)):
+            return
+        known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
+        paced = not known and self._paced(sender, round)
+        waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
+        if waiting > 2 * IN_FLIGHT:
+            return  # the peer has not read what it asked for before
+        exchange.asked(sender, message.indices)
+        if whole:
+            everything = tuple(range(len(chunks)))
+            hashes = exchange.results.hashes(everything)
+            record = Record(round, fragment, opened.ballot, everything, hashes, opened.lineage)
+            self._send_queue.control(sender, record)
+            if not message.indices and agreement.commit is None:
+                self._prove(sender, opened)
+        for index in dict.fromkeys(message.indices):
+            if index < len(chunks) and (result := chunks[index]) is not None:
+                frame = Frame(Result(round, fragment, opened.ballot, index, opened.lineage), result)
+                self._send_queue.bulk(sender, frame, later=True, paced=paced)
+
+    def _prove(self, to: PeerId, opened: Proposal) -> None:
+        """Show a peer of the round what an audit of our results needs, once in a patience."""
+        terms, last = self._agreement.terms, self._proved.get(to, -math.inf)
+        if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:
+            self._proved[to] = self._now()
+            for proof in (*self._exchange.claims(), *self._agreement.announcements()):
+                self._send_queue.control(to, proof)

@@ -2,18 +2,14 @@
 
 It joins the agreement (who takes part, whether it commits) and the data plane.
 
-Chunks are pipelined: contributors send in grid order; an owner averages a chunk as soon as all named contributions to
-it are in and sends the result at once. Everything is event-driven and runs on the loop's thread; a chunk's kernels take
-well under a millisecond each.
-
-Payloads are checked against the hashes that their contributor announced, results against the signed record of their
-owner, and all results against the digest that was voted for. Misbehaviour leads to an accusation with a reason.
+Everything is event-driven and runs on the thread of the event loop. Payloads are checked against the hashes that their
+contributor announced, results against the signed record of their owner, and all results against the digest that was voted
+for. Misbehaviour leads to an accusation with a reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -22,8 +18,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.contributions import Summary
 from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.repair import Repair
-from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
 from thinwire.collectives.timing import MAX_MOVING, STALL
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
@@ -38,7 +33,6 @@ from thinwire.swarm.messages.registry import (
     Fetch,
     Partial,
     PeerId,
-    Proposal,
     Propose,
     Ready,
     Record,
@@ -50,9 +44,6 @@ from thinwire.swarm.messages.registry import (
 
 Opinions = Callable[[], tuple[tuple[PeerId, ...], tuple[PeerId, ...]]]
 """Function that returns the peers that an announcement endorses, and those that it distrusts."""
-
-Paced = Callable[[PeerId, int], bool]
-"""Function that returns whether the results of a round go to a peer with pauses."""
 
 TRICKLE = 2048
 """Bytes/s that count as progress; slower streams are closed (see Limits)."""
@@ -91,10 +82,11 @@ class Round:
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._link, self._spans, self._opinions = link, spans, opinions
-        self._key_of, self._met, self._paced = key_of, {} if met is None else met, paced
+        self._key_of, self._met = key_of, {} if met is None else met
         self.attempt = attempt
         self._site = site
         self._repair = Repair(agreement, exchange, send_queue=send_queue, now=now)
+        self._server = ResultServer(agreement, exchange, send_queue=send_queue, now=now, paced=paced)
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
@@ -104,7 +96,6 @@ class Round:
         self.booked = False
         """True if other objects have recorded the round's lessons about peers."""
         self._settled = asyncio.Event()
-        self._proved: dict[PeerId, float] = {}  # when we have shown claims to each peer
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
         self._came: tuple[float, dict[PeerId, int]] = (now(), {})
@@ -223,7 +214,7 @@ class Round:
             if getattr(message, "lineage", lineage) == lineage:  # One ballot may exist in several lineages.
                 self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
-            self._serve(sender, message)
+            self._server.serve(sender, message)
         else:
             if isinstance(message, (Commit, Decided)):
                 self._repair.renewed(sender)  # earlier reports concerned another round
@@ -260,7 +251,7 @@ class Round:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
-        self._proved.pop(peer, None)
+        self._server.on_link_down(peer)
         self.exchange.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
         self._repair.on_link_down(peer)
@@ -343,43 +334,3 @@ class Round:
             for peer in sorted(self.agreement.reachable) if to is None else (to,):
                 if peer != self.me:
                     self._send_queue.control(peer, message)
-
-    # --- requests of other peers
-
-    def _prove(self, to: PeerId, opened: Proposal) -> None:
-        """Show a peer of the round what an audit of our results needs, once in a patience."""
-        terms, last = self.agreement.terms, self._proved.get(to, -math.inf)
-        if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:
-            self._proved[to] = self._now()
-            for proof in (*self.exchange.claims(), *self.agreement.announcements()):
-                self._send_queue.control(to, proof)
-
-    def _serve(self, sender: PeerId, message: Fetch) -> None:
-        exchange, opened = self.exchange, self.exchange.opened
-        whole = exchange.results.digest == message.digest
-        if opened is None or not (whole or exchange.part(message.digest)):
-            return
-        agreement = self.agreement
-        known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
-        paced = not known and self._paced(sender, self.round)
-        waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
-        if waiting > 2 * IN_FLIGHT:
-            return  # the peer has not read what it asked for before
-        exchange.asked(sender, message.indices)
-        everything = tuple(range(len(exchange.results)))
-        if whole:
-            record = Record(
-                self.round,
-                self.fragment,
-                opened.ballot,
-                everything,
-                exchange.results.hashes(everything),
-                opened.lineage,
-            )
-            self._send_queue.control(sender, record)
-            if not message.indices and agreement.commit is None:
-                self._prove(sender, opened)
-        for index in dict.fromkeys(message.indices):
-            if index < len(everything) and (result := self.results[index]) is not None:
-                frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
-                self._send_queue.bulk(sender, frame, later=True, paced=paced)

@@ -24,8 +24,9 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.contributions import Screen
 from thinwire.collectives.rounds.data_plane import DataPlane
 from thinwire.collectives.rounds.hierarchy import Hierarchy
+from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.ring import Ring
-from thinwire.collectives.rounds.round import Opinions, Paced, Round
+from thinwire.collectives.rounds.round import Opinions, Round
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import TICK, Patience
 from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
