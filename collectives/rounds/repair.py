@@ -1,4 +1,4 @@
-"""Repair of a round: requests for the results that it is bound to, and answers to those of other peers."""
+"""Repair of a round: requests for results that it is bound to, and answers to other peers."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ def corrupt(process: Process, kind: str) -> None:
 def _contribute(
     session: RoundSession | GossipSession, change: Callable[[Sequence[Any], dict[str, Any]], Awaitable[Sequence[Any]]]
 ) -> None:
-    """Change every contribution. `change` gets the chunks and the other arguments of `average`, which it may change.
+    """Change every contribution.
 
-    It returns the chunks to contribute.
+    `change` gets the chunks and the other arguments of `average`, which it may change, and returns the chunks to contribute.
     """
     average = session.average
 
