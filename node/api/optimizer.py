@@ -6,6 +6,7 @@ Wraps the inner optimizer and runs a round with the swarm every H steps.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -107,10 +108,14 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._losses, self._heard = self._losses + loss, self._heard + 1
 
     def _mean_loss(self) -> float | None:
-        """Return the mean loss since the last call, if it is known and finite."""
-        mean = float(self._losses) / self._heard if self._heard else math.nan
+        """Return the mean loss since the last call, if it is known and finite; warn if it is not finite."""
+        mean = float(self._losses) / self._heard if self._heard else None
         self._losses, self._heard = 0.0, 0
-        return mean if math.isfinite(mean) else None
+        if mean is None or math.isfinite(mean):
+            return mean
+        text = f"the mean loss since the last round is {mean}; a peer whose parameters are not finite contributes nothing"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return None
 
     @property
     def swarm_step(self) -> int:

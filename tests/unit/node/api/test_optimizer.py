@@ -107,7 +107,8 @@ def test_optimizer_supports_closures():
 
     loss = optimizer.step(closure)
     optimizer.step(closure, loss=torch.tensor(2.5))
-    optimizer.step(closure, loss=float("nan"))
+    with pytest.warns(RuntimeWarning, match="mean loss since the last round is nan"):
+        optimizer.step(closure, loss=float("nan"))
     assert swarm.calls == [(1, 1, loss.item()), (1, 1, 2.5), (1, 1, None)]
 
 
