@@ -1,10 +1,10 @@
-"""Work that must not block the event loop: how a caller passes it to a thread."""
+"""Work that must not block the event loop: in a thread, or in parts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 Result = TypeVar("Result")
@@ -182,3 +182,68 @@ def _raiser(error: Exception) -> Callable[[], Any]:
         raise error
 
     return raise_it
+
+
+RATE = 1000.0
+"""Units of rationed work a second, all jobs together: some 15 % of a core."""
+
+BURST = 512.0
+"""Units that may be done at once after a pause: 75 ms."""
+
+MAX_WAITING = 16 << 20
+"""Most bytes of data that rationed jobs wait with."""
+
+
+class RationedWork:
+    """Work on what other peers send, in parts, on the event loop, with a limited share of its time.
+
+    A job yields the cost of each part before it does that part, in units of one check of a signature (0.15 ms). All jobs share
+    one budget. The next part is one of the owner that will have used the least with it, so a peer that sends much, however
+    often it comes back, delays others little.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._budget, self._then = now, BURST, now()
+        self._jobs: dict[tuple[bytes, Hashable], tuple[float, int, Generator[float, None, None]]] = {}
+        """By owner and name: cost of the next part, size of the data, and the job."""
+        self._used: dict[bytes, float] = {}
+        """Cost of each owner's parts since the last time when no job waited."""
+
+    def holds(self, owner: bytes, name: Hashable) -> bool:
+        """Return True if a job is not done yet."""
+        return (owner, name) in self._jobs
+
+    def add(self, owner: bytes, name: Hashable, size: int, job: Generator[float, None, None]) -> bool:
+        """Accept a job with `size` bytes of data; return False if it is refused.
+
+        That is the case if the last one of this name is not done, or if too much waits and no job is larger.
+        """
+        if self.holds(owner, name):
+            return False
+        if sum(one[1] for one in self._jobs.values()) + size > MAX_WAITING:
+            largest = max(self._jobs, key=lambda key: self._jobs[key][1])
+            if self._jobs[largest][1] <= size:
+                return False
+            del self._jobs[largest]
+        self._jobs[owner, name] = next(job), size, job
+        return True
+
+    def drop(self, owner: bytes) -> None:
+        """Forget the jobs of an owner."""
+        self._jobs = {key: job for key, job in self._jobs.items() if key[0] != owner}
+
+    def run(self) -> None:
+        """Do as much as the budget allows."""
+        then, self._then = self._then, self._now()
+        self._budget = min(BURST, self._budget + RATE * (self._then - then))
+        while self._jobs and self._budget > 0:
+            key = min(self._jobs, key=lambda key: self._used.get(key[0], 0.0) + self._jobs[key][0])
+            cost, size, job = self._jobs[key]
+            self._budget -= cost
+            self._used[key[0]] = self._used.get(key[0], 0.0) + cost
+            try:
+                self._jobs[key] = next(job), size, job
+            except StopIteration:
+                del self._jobs[key]
+        if not self._jobs:
+            self._used.clear()

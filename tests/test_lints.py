@@ -178,8 +178,6 @@ MAY_OPEN = {
         "collectives/transport/zeromq/zmq_socket.py": TRANSPORT,
         "collectives/transport/zeromq/control_connection.py": TRANSPORT,
         "collectives/transport/zeromq/admission.py": TRANSPORT,
-        "collectives/transport/circuits/ticket.py": TRANSPORT,
-        "collectives/transport/zeromq/connections.py": TRANSPORT,
         "collectives/transport/zeromq/tcp_relay.py": TRANSPORT,
         "collectives/transport/shared_memory/local_sockets.py": TRANSPORT,
         "collectives/transport/zeromq/listener.py": TRANSPORT,

@@ -78,7 +78,7 @@ class ProposalCheck:
         if (present is not None and opened.ballot <= present.ballot) or sender in self.refused:
             return False
         first, free = opened.ballot.term == 1, opened.adopted is None
-        if not sealed or bool(message.reports) == first:
+        if not sealed or bool(message.reports or message.earlier) == first:
             return False
         if first and not free:
             return False  # No results exist before the first ballot.

@@ -113,7 +113,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._losses, self._heard = 0.0, 0
         if mean is None or math.isfinite(mean):
             return mean
-        text = f"the mean loss since the last round is {mean}; a peer whose parameters are not finite contributes nothing"
+        text = (
+            f"the mean loss since the last round is {mean}; a peer whose parameters are not finite contributes nothing"
+        )
         warnings.warn(text, RuntimeWarning, stacklevel=4)
         return None
 

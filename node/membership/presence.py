@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from thinwire.collectives.allreduce.service import is_ours
-from thinwire.collectives.blocking_work import Work, at_once
+from thinwire.collectives.blocking_work import RationedWork, Work, at_once
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.send_queue import SendQueue
@@ -133,6 +133,8 @@ class Presence:
     ) -> None:
         self.transport, self.roster, self.site, self.aside = transport, roster, site, aside
         self.send_queue = SendQueue(transport, lambda peer: self._lose(peer, gone=False))
+        self.rationed = RationedWork(now)
+        """Checks of what other peers send that may take long."""
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
         self.banned = asyncio.Event()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.consensus.chain import Check, Configuration, Proving, decode
+from thinwire.collectives.consensus.chain import Check, decode
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
@@ -22,73 +21,8 @@ from thinwire.swarm.lineage import (
 )
 from thinwire.swarm.messages.registry import Chain, Fork, Head, PeerId
 
-RATE = 1000.0
-"""Signatures a second: some 15 % of a core."""
-
-BURST = 512
-"""Signatures that are checked at once after a pause: 75 ms. Chains of usual runs have fewer."""
-
-DECODED = 8192
+DECODED = 512
 """Bytes that are decoded in the time of one signature's check."""
-
-MAX_WAITING = 16 << 20
-"""Most bytes of encoded chains that wait."""
-
-
-class ChainChecks:
-    """Checks of chains that other peers send, a limited number of signatures at a time.
-
-    A chain may have 4 MiB and 20,000 signatures, whose check takes seconds of the event loop, and any peer with a link can
-    send one. So all peers share one budget of signatures, and their chains are checked by turns, part by part: a peer that
-    sends long chains, however often it comes back, delays neither rounds nor the chains of others for long.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._budget, self._then = now, float(BURST), now()
-        self._parts: OrderedDict[PeerId, tuple[Chain, int, Proving]] = OrderedDict()
-        self._due: dict[PeerId, int] = {}
-        """Signatures of the next part of each."""
-
-    def takes(self, peer: PeerId, nbytes: int = 0) -> bool:
-        """Return True if a chain of this size may be decoded now.
-
-        If not, the budget is spent, the last chain of the peer is not checked yet, or too much waits.
-        """
-        self._refill()
-        waiting = sum(size for _, size, _ in self._parts.values())
-        return self._budget > 0 and peer not in self._parts and waiting + nbytes <= MAX_WAITING
-
-    def add(self, peer: PeerId, chain: Chain, nbytes: int, parts: Proving) -> None:
-        """Begin a check; `run` ends it. nbytes: of the encoded chain."""
-        self._parts[peer] = chain, nbytes, parts
-
-    def spend(self, nbytes: int) -> None:
-        """Note that so many bytes are decoded."""
-        self._budget -= nbytes / DECODED
-
-    def drop(self, peer: PeerId) -> None:
-        """Forget the chain of a peer."""
-        self._parts.pop(peer, None)
-        self._due.pop(peer, None)
-
-    def _refill(self) -> None:
-        then, self._then = self._then, self._now()
-        self._budget = min(BURST, self._budget + RATE * (self._then - then))
-
-    def run(self) -> list[tuple[PeerId, Chain, Configuration | None]]:
-        """Check as much as the budget allows; return the chains that are done, with what they prove."""
-        self._refill()
-        done = []
-        while self._parts and self._budget > 0:
-            peer, (chain, _, parts) = next(iter(self._parts.items()))
-            self._budget -= self._due.pop(peer, 0)
-            try:
-                self._due[peer] = next(parts)
-                self._parts.move_to_end(peer)
-            except StopIteration as end:
-                self.drop(peer)
-                done.append((peer, chain, end.value))
-        return done
 
 
 class Lineages:
@@ -121,16 +55,16 @@ class Lineages:
         """Lineages of other peers, as they say."""
         self._chains: dict[PeerId, Chain] = {}
         """Their chains, which are valid, as far as these may be of use."""
-        self._checks = ChainChecks(now)
+        self._rationed, self._job = presence.rationed, ("chain", fragment)
         self._missed: set[PeerId] = set()
-        """Peers of which a chain came that could not be checked then."""
+        """Peers of which a chain came while the last one was not checked yet, or too many waited."""
 
     def on_link_up(self, peer: PeerId) -> None:
         """Send the name of our lineage."""
         self.ask(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
-        self._checks.drop(peer)
+        self._rationed.drop(peer)
         self._missed.discard(peer)
         self.drop([peer])
 
@@ -142,35 +76,34 @@ class Lineages:
 
     def on_head(self, peer: PeerId, head: Head, payload: Buffer) -> None:
         """Note the lineage of another peer; send our chain if that may prove that the peer is behind."""
-        self._names[peer], nbytes, ours = head.lineage, memoryview(payload).nbytes, self._replica.chain
+        self._names[peer], nbytes = head.lineage, memoryview(payload).nbytes
         if lineage_of(self._chains.get(peer, ())) != head.lineage:
             self._chains.pop(peer, None)
         if not nbytes:
             if head.lineage != self._replica.lineage or head.round < self._replica.round:
                 self._tell(peer)
-            return
-        if not self._checks.takes(peer, nbytes):
+        elif self._rationed.add(peer, self._job, nbytes, self._examine(peer, head, bytes(payload))):
+            self._rationed.run()
+        else:
             self._missed.add(peer)
-            return
-        self._checks.spend(nbytes)
+
+    def _examine(self, peer: PeerId, head: Head, data: bytes) -> Generator[float, None, None]:
+        """Check the chain of a peer, if it would change something; see RationedWork for the yielded costs."""
+        yield len(data) / DECODED
         try:
-            chain = decode(payload)
+            chain = decode(data)
         except ValueError:
             return
+        ours = self._replica.chain
         if lineage_of(chain) != head.lineage:
             return
-        if not prevails(chain, ours) and not later(chain, ours):
-            if prevails(ours, chain) or later(ours, chain):
-                self._tell(peer)
-        else:
-            self._checks.add(peer, chain, nbytes, self._check(chain, self._fragment, self.trusted))
-            self._run_checks()
-
-    def _run_checks(self) -> None:
-        """Continue the checks of chains; keep the valid ones of peers that are still in these lineages."""
-        for peer, chain, proves in self._checks.run():
-            if proves is not None and self._names.get(peer) == lineage_of(chain):
+        if prevails(chain, ours) or later(chain, ours):
+            proves = yield from self._check(chain, self._fragment, self.trusted)
+            # The peer may have gone to another lineage meanwhile.
+            if proves is not None and self._names.get(peer) == head.lineage:
                 self._chains[peer] = chain
+        elif prevails(ours, chain) or later(ours, chain):
+            self._tell(peer)
 
     def trusted(self, fork: Fork) -> bool:
         """Return True if a run that begins so is ours: as we know it, or founded again by the same founder."""
@@ -192,10 +125,10 @@ class Lineages:
                 self.ask(peer)
 
     def on_tick(self) -> None:
-        """Check chains, ask again for those that came too early, and bar peers of other lineages from voting."""
+        """Continue checks, ask for missed chains, and bar peers of other lineages from voting."""
         agreement = self._current().agreement
-        self._run_checks()
-        for peer in sorted(one for one in self._missed if self._checks.takes(one)):
+        self._rationed.run()
+        for peer in sorted(one for one in self._missed if not self._rationed.holds(one, self._job)):
             self._missed.discard(peer)
             self.ask(peer)
         for peer, name in self._names.items():

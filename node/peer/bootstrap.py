@@ -74,11 +74,8 @@ def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> Ru
     ManifestMismatch, IdentityError.
     """
     home = config.directories
-    if not new and not home.key.exists() and any(_trained(RunDirectory(path)) for path in home.runs.glob("*")):
-        raise IdentityError(
-            f"{home.key} is missing, and only that key continues the trained runs of this home as their founder",
-            "put the key file back, or begin another run with --new (Python: new=True)",
-        )
+    if not new and not os.path.lexists(home.key):
+        _refuse_lost_key(parse(toml), home)
     identity = Identity.load_or_create(home.key)
     signed = sign(toml, identity)
     manifest = signed.verify()
@@ -92,6 +89,19 @@ def founding(toml: bytes, config: Config, name: str, *, new: bool = False) -> Ru
         return await peer.found(signed, opener)
 
     return RunEntry(identity, run_id, config, begin)
+
+
+def _refuse_lost_key(manifest: Manifest, home: Directories) -> None:
+    """Raise IdentityError if this home, which has no key, has founded and trained a run of this name."""
+    for path in home.runs.glob("*/run.toml"):
+        folder = RunDirectory(path.parent)
+        with suppress(OSError, ManifestError):
+            same = parse(path.read_bytes()).run.name == manifest.run.name
+            if same and _trained(folder) and not folder.token.exists():  # A peer that joins gets a token.
+                raise IdentityError(
+                    f"{home.key} is missing, and only that key continues run {manifest.run.name!r} of this home",
+                    "put the key file back, or begin another run with --new (Python: new=True)",
+                )
 
 
 def _refuse_changes(manifest: Manifest, run_id: bytes, identity: Identity, home: Directories, name: str) -> None:

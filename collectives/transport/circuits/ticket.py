@@ -101,13 +101,12 @@ async def enter(
 
     Raises OSError. The caller limits the time.
     """
-    loop = asyncio.get_running_loop()
     error: OSError = ConnectionError("the relay has no address")
     for gate in gates:
         try:
             host, port = split_address(gate)
-            numeric = await resolver.numeric(host)
-            transport, visitor = await loop.create_connection(lambda: _Visitor(token, factory), numeric, port)
+            made = await resolver.connect(lambda: _Visitor(token, factory), host, port)
+            transport, visitor = cast(asyncio.Transport, made[0]), made[1]
         except (OSError, ValueError) as failed:
             error = ConnectionError(f"relay at {gate}: {failed}")
             continue

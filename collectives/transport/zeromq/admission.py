@@ -292,7 +292,7 @@ async def _visit(
             if route is not None:
                 await route.open(lambda: relay.outer, port)
             else:
-                sock = await _connected(await station.resolver.numeric(host), port, source)
+                sock = await _connected((await station.resolver.numeric(host))[0], port, source)
                 await loop.create_connection(lambda: relay.outer, sock=sock)
             ours, theirs = relay.ends
             control.settle()

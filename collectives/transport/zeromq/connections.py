@@ -336,8 +336,7 @@ class Connections:
 
     def _direct(self, gate: str) -> Route:
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, Any]:
-            host = await self._station.resolver.numeric(split_address(gate)[0])
-            return await self._loop.create_connection(factory, host, port)
+            return await self._station.resolver.connect(factory, split_address(gate)[0], port)
 
         return Route(opened, gate)
 

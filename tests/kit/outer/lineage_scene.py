@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from kit.outer.chains import certificate, sign, verify
+from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
@@ -87,6 +88,7 @@ class Scene:
         self.entered, self.waiting, self.verified = True, 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
+            rationed=RationedWork(lambda: self.now),
             live=self.live,
             send_queue=SimpleNamespace(
                 control=lambda to, message: self.sent.append((to, message)),

@@ -7,6 +7,7 @@ import blake3
 import msgspec
 import numpy as np
 from kit.round_harness import FakeSendQueue, freely, hashes_of
+from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.result_store import digest_of
@@ -109,6 +110,7 @@ class Scene:
             progress=0,
         )
         presence = SimpleNamespace(
+            rationed=RationedWork(lambda: self.now),
             roster=roster,
             live={ANN, BEN, CAT},
             send_queue=self.queue,

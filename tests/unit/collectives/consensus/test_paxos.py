@@ -975,7 +975,9 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     peer.tick(100.0)
     assert peer.opened is None and not peer.witness
     peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
-    peer.on_message(ids[1], Propose(opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate)), b"", 100.0)
+    peer.on_message(
+        ids[1], freely(opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate), ids, sign), b"", 100.0
+    )
     peer.complete(digest(opened.contributors), 100.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Propose)]
     # The others wait for it no longer, and two of three members are still a quorum.

@@ -26,8 +26,8 @@ from kit.outer.lineage_scene import (
     replica_after,
     step,
 )
+from thinwire.collectives.blocking_work import BURST, RATE
 from thinwire.collectives.consensus.chain import encode, founded
-from thinwire.node.outer.lineages import BURST, RATE
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -115,6 +115,24 @@ def test_long_chain_is_checked_over_time_and_delays_no_other_peer():
     assert scene.verified - spent <= RATE * (scene.now - begun) + BURST
     scene.run(10.0)
     assert sorted(scene.lineages.ahead()) == [ANN, DAN]
+
+
+def test_long_chains_of_many_peers_delay_an_honest_one_by_seconds():
+    """They come back with new ones all the time."""
+    scene, long = Scene(), long_chain(60, 64)
+    head, data = Head(newest_round(long[-1]), 0, lineage_of(long)), encode(long)
+    for tick in range(100):
+        scene.now += 0.1
+        for liar in (BEN, CAT, DAN):
+            if tick % 10 == 0:
+                scene.lose(liar)
+                scene.link(liar)
+            scene.lineages.on_head(liar, head, data)
+        if tick == 5:
+            chain = later_chain(ANN, BEN, CAT)
+            scene.lineages.on_head(ANN, Head(newest_round(chain[-1]), 0, lineage_of(chain)), encode(chain))
+        scene.lineages.on_tick()
+    assert ANN in scene.lineages.ahead()
 
 
 def test_chain_that_waits_is_asked_for_when_the_last_one_is_checked():

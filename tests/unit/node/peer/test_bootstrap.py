@@ -117,7 +117,17 @@ def test_founding_without_the_key_of_trained_runs_is_refused(tmp_path):
     with pytest.raises(IdentityError, match="identity.key is missing") as error:
         founding(OLD.encode(), config, "run.toml")
     assert "--new" in error.value.hint and not config.directories.key.exists()
+    assert founding(OLD.replace("mine", "other").encode(), config, "run.toml").run_id, "a run of another name"
+    config.directories.key.unlink()
     assert founding(OLD.encode(), config, "run.toml", new=True).run_id
+
+
+def test_founding_beside_a_run_that_was_joined_with_a_lost_key_is_allowed(tmp_path):
+    config = load({"home": tmp_path}, {})
+    author = Identity.generate(b"2" * 32)
+    trained(tmp_path, OLD, author)
+    config.directories.run(parse(OLD).run_id(author.public_key)).token.write_bytes(b"token")
+    assert founding(OLD.encode(), config, "run.toml").run_id
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x80", b"a\0b", b""])
