@@ -31,6 +31,9 @@ _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "refe
 _generate = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_generate)
 PAGES = _generate.PAGES
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+FLAGS = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", (ROOT / "docs" / "reference" / "commands.md").read_text()))
+"""Flags of thinwire."""
 
 
 def paths_in(document: Path) -> set[str]:
@@ -154,6 +157,18 @@ def test_command_in_the_text_of_a_document_has_only_known_flags(document):
         known = command_line(name).commands
         flags = {flag for option in known[name].params for flag in (*option.opts, *option.secondary_opts)}
         assert {word for word in rest if word.startswith("--")} <= flags, line
+
+
+FOREIGN_FLAGS = {"--build-arg", "--gpus", "--shard"}
+"""Flags of docker and of `examples/own_loop.py` that a guide names without their program."""
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda document: str(document.relative_to(ROOT)))
+def test_flag_that_a_guide_names_is_in_the_reference_of_commands(document):
+    text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    quoted = [code for code in re.findall(r"`([^`]+)`", text) if code.startswith(("--", "thinwire "))]
+    named = {flag for code in quoted for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
+    assert sorted(named - FOREIGN_FLAGS - FLAGS) == []
 
 
 @pytest.mark.parametrize(("title", "code"), parameters("toml"))

@@ -43,6 +43,7 @@ Port = Annotated[
 ]
 Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
 Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
+MapPort = Annotated[bool, typer.Option("--map-port", help="Ask the router to forward the ports (PCP, NAT-PMP, UPnP).")]
 Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
 ]

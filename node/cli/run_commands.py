@@ -29,6 +29,7 @@ from thinwire.node.cli.arguments import (
     Json,
     Lan,
     Log,
+    MapPort,
     Memory,
     Model,
     Monitor,
@@ -67,6 +68,7 @@ def _shared(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    map_port: MapPort = False,
     up: Up = None,
     no_relay: NoRelay = False,
     site: Site = None,
@@ -84,7 +86,7 @@ def _shared(
         data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
         up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
         evaluate_every=evaluate_every, monitor=monitor, compile="true" if compile else None,
-        gradient_checkpointing="true" if gradient_checkpointing else None,
+        gradient_checkpointing="true" if gradient_checkpointing else None, map_port="true" if map_port else None,
     )  # fmt: skip
     config = settings(context, debug, flags)
     (context.find_object(CliSession) or CliSession()).serves = True
@@ -263,11 +265,13 @@ def doctor(
     host: Host = None,
     port: Port = None,
     ports: Ports = None,
+    map_port: MapPort = False,
     home: Home = None,
     debug: Debug = False,
 ) -> int:
     """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
-    config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
+    mapped = "true" if map_port else None
+    config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports, "map_port": mapped})
     from thinwire.swarm.identity.invite import Invite
 
     parsed = Invite.parse(invite) if invite else None

@@ -323,7 +323,7 @@ def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, f
     (tmp_path / "text").write_text("words")
     code, out, err = outcome(
         capsys, "start", run_toml, *flags, "--rounds", 9, "--data", tmp_path / "text", "--device", "cpu",
-        "--port", 7400, "--host", "127.0.0.1", "--ports", "7401-7499", "--advertise", "192.0.2.9", "--name", "me",
+        "--port", 7400, "--host", "127.0.0.1", "--ports", "7401-7499", "--advertise", "192.0.2.9", "--map-port", "--name", "me",
         "--threads", 2, "--place", 3, "--home", home, "--log", "json", "--debug",
     )  # fmt: skip
     assert (code, out, err) == (0, "", [])
@@ -333,6 +333,7 @@ def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, f
     assert (config.port, config.host, config.ports) == (7400, "127.0.0.1", (7401, 7499))
     assert (config.advertise, config.name, config.threads) == (("192.0.2.9",), "me", 2)
     assert (config.data, config.device, config.home) == (str(tmp_path / "text"), "cpu", home)
+    assert config.map_port
 
 
 def test_join_passes_all_options_to_daemon(capsys, home, daemon):
