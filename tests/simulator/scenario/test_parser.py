@@ -40,7 +40,7 @@ seconds = 4
 pause = 0.5
 """
 
-NINE = {
+SHIPPED = {
     "home-fibre-8", "ten-regions-30", "flash-crowd-200", "churn-storm", "partition-heal", "byzantine-19pct",
     "weak-peers-pipeline", "thousand-peers-gossip", "thousand-peers-groups", "transatlantic-100mbit",
 }  # fmt: skip
@@ -90,7 +90,7 @@ def test_every_pair_of_regions_has_a_path():
     assert regions.PATHS["Canada", "Australia"].rtt == 0.196
 
 
-@pytest.mark.parametrize("name", sorted(NINE))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_shipped_scenarios_parse(name):
     read = load(name)
     assert read.name == name and len(read.about) > 50
@@ -98,8 +98,8 @@ def test_shipped_scenarios_parse(name):
     assert all(fault.until < read.duration for fault in read.faults)
 
 
-def test_nine_scenarios_are_shipped():
-    assert set(shipped()) == NINE
+def test_scenarios_of_this_list_are_shipped():
+    assert set(shipped()) == SHIPPED
     assert len(load("thousand-peers-gossip").peers) == 1000
 
 
@@ -323,4 +323,4 @@ def test_package_data_has_scenarios_and_template():
         "thinwire.sims"
     ]
     installed = {file for pattern in patterns for file in (root / "sims").glob(pattern)}
-    assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(NINE) + 1
+    assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(SHIPPED) + 1
