@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from kit.real.documents import DOCUMENTS, ROOT, blocks, shell_lines
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.node.cli.main import command_line
+from thinwire.node.cli.new_run import LINKS
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
@@ -217,6 +219,14 @@ def test_every_event_of_the_package_is_in_its_reference():
                 if name in ("emit", "_emit", "_write", "_report") and isinstance(node.args[0].value, str):
                     said.add(node.args[0].value)
     assert len(said) > 40 and sorted(said - told) == []
+
+
+def test_operations_page_has_the_links_and_methods_of_init():
+    page = (ROOT / "docs" / "guides" / "operations.md").read_text()
+    shown = re.findall(r"^\| `(\w+)`, (\d+) Mbit/s up \| (\w+), every (\d+) steps", page, re.MULTILINE)
+    assert [(kind, float(rate) * MBIT, method.lower(), int(steps)) for kind, rate, method, steps in shown] == [
+        (kind, ACCESS[kind].up, link.method, link.sync_every) for kind, link in LINKS.items()
+    ]
 
 
 def test_readme_names_every_setting_of_the_environment():

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, Unit
 from thinwire.node.runtime.console import bytes_text
-from thinwire.sims.network.regions import MBIT
 from thinwire.sims.planner.pipeline_costs import Pipeline
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.site_bytes import SiteBytes

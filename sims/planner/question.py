@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.collectives.costs.cost_question import PeerMachine, PlanError, Question, question_of
 from thinwire.compression.registry import SpecError
-from thinwire.sims.network.regions import ACCESS, MBIT
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network import regions
 from thinwire.sims.processes.player import RealError, player
 from thinwire.sims.scenario.faults import Fault
@@ -85,7 +86,7 @@ def test_parser_reads_translators_of_peers_and_sites():
 
 def test_every_pair_of_regions_has_a_path():
     assert len(regions.PATHS) == 100
-    assert regions.PATHS["LA", "Australia"] == regions.Path(0.138, 126 * regions.MBIT)
+    assert regions.PATHS["LA", "Australia"] == regions.Path(0.138, 126 * MBIT)
     assert regions.PATHS["Australia", "Canada"] == regions.PATHS["Canada", "Australia"]
     assert regions.PATHS["Canada", "Australia"].rtt == 0.196
 
