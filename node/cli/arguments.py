@@ -11,7 +11,6 @@ import typer
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.directories import Directories, RunDirectory
     from thinwire.node.runtime.load_settings import Config, Flags
 
 
@@ -106,19 +105,3 @@ def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     config = load(flags, os.environ)
     session.log = config.directories.log
     return config
-
-
-def run_called(home: Directories, wanted: str) -> tuple[RunDirectory, str]:
-    """Return files and name of the only run with this name or start of its id; "" names a single run.
-
-    Raises InputError.
-    """
-    from thinwire.node.runtime.directories import RunDirectory
-
-    names, found = home.run_names(), home.runs_called(wanted)
-    if len(found) != 1:
-        known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())
-        raise InputError(
-            f"{len(found)} runs are called or begin with {wanted!r}", f"name one of: {known or 'none yet'}"
-        )
-    return RunDirectory(home.runs / found[0]), names[found[0]]

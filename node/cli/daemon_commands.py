@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from thinwire.node.cli.arguments import Debug, Home, InputError, Json, run_called, settings
+from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
 from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
@@ -153,7 +153,7 @@ def replay(
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.past_run import PastRun, past_clock
 
-    directory, name = run_called(config.directories, run)
+    directory, name = config.directories.only_run(run)
     clock = past_clock(directory, speed, first)
     if clock is None:
         raise InputError(

@@ -107,9 +107,12 @@ def start(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="Start N peers here.")] = 0,
     weak: Annotated[
-        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers with --memory each.")
+        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers, with --memory each.")
     ] = 0,
-    memory: Memory = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="With --weak: memory of each of them, such as 512MiB."),
+    ] = None,
     chaos: Annotated[bool, typer.Option("--chaos", help="With --local: kill one peer, let another join late.")] = False,
     wait_for: Annotated[
         int,

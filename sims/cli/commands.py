@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, run_called, settings
+from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, settings
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
@@ -178,12 +178,12 @@ def plan(
 
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> RunOutcome:
-    """Return the outcome of a run stored on this machine. Raises InputError, PlanError."""
+    """Return the outcome of a run stored on this machine. Raises NoRunError, PlanError."""
     from thinwire.collectives.costs.cost_question import PlanError
     from thinwire.collectives.costs.plan_outcome import FEWEST, outcome_of
     from thinwire.node.runtime.event_log import read_events
 
-    directory, _ = run_called(settings(context, debug, {"home": home}).directories, run)
+    directory, _ = settings(context, debug, {"home": home}).directories.only_run(run)
     found = outcome_of(read_events(directory.events).events)
     if found is None:
         raise PlanError(

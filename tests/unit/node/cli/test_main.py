@@ -371,6 +371,7 @@ def test_exit_code_is_that_of_the_daemon(home, daemon):
         (["start", "{pickle}"], 2, "not TOML"),
         (["join"], 2, "INVITE"),
         (["join", "hello!"], 2, "starts with tw1"),
+        (["join", "foo"], 2, "no run of this machine is called 'foo'"),
         (["join", INVITE[:-1] + ("a" if INVITE[-1] != "a" else "b")], 2, "typo"),
         (["config"], 2, "config --help"),
     ],
