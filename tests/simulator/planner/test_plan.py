@@ -17,7 +17,15 @@ from thinwire.sims.planner.question import PlanError, question
 from thinwire.swarm.messages.registry import MAX_GROUP
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["data parallel, fp32", "DiLoCo", "streaming", "streaming, overlapped", "eager", "sparse", "gossip"]
+NAMES = [
+    "data parallel, fp32",
+    "diloco",
+    "streaming, overlap 0",
+    "streaming, overlap 1",
+    "eager",
+    "sparseloco",
+    "noloco",
+]
 
 
 def asked(**changes):
@@ -55,11 +63,11 @@ def test_planned_round_matches_real_peers_on_wide_area_links():
 def test_methods_with_fewer_bytes_compute_a_larger_part_of_the_time():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
-    assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
+    assert found["data parallel, fp32"] < found["diloco"] < found["streaming, overlap 1"]
     # Two vectors to one peer are more than 7/8 of two, but the slow weights travel during the steps.
-    assert found["DiLoCo"] < found["gossip"] < found["sparse"]
+    assert found["diloco"] < found["noloco"] < found["sparseloco"]
     exact = {method.name: method.busy(50) for method in methods(asked(codec="fp32"))}
-    assert exact["DiLoCo"] < exact["gossip"]
+    assert exact["diloco"] < exact["noloco"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -79,7 +87,7 @@ def test_more_resources_never_slow_the_plan(peers, layers, down, up, rtt, every)
 
 
 def test_sparse_plan_uses_allgather_while_cheaper():
-    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparse") for n in (5, 6))
+    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparseloco") for n in (5, 6))
     assert "everyone's to everyone" in few.about and "owners" in many.about
     assert few.moved == pytest.approx(4 * 1e8 * 0.1485 / 8)
     assert many.moved == pytest.approx(5 / 6 * 1e8 * (0.1485 + 0.641) / 8)
@@ -94,13 +102,13 @@ def test_gossip_plan_waits_for_mean_over_all_pairs():
         vector = 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up)
         seconds = vector + max(0.0, vector - 20 * max(a.step, b.step)) + 3 * 0.025
         expected.append(20 * a.step / (20 * max(a.step, b.step) + seconds))
-    gossip = named(methods(own), "gossip")
+    gossip = named(methods(own), "noloco")
     assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-3)
 
 
 def test_pair_plan_counts_codec_bytes_and_memory():
     """One vector if γ = β and the codec is lossless, otherwise two; the residual needs memory."""
-    lossy, exact = (named(methods(asked(codec=codec)), "gossip") for codec in ("int8(block=256)", "fp32"))
+    lossy, exact = (named(methods(asked(codec=codec)), "noloco") for codec in ("int8(block=256)", "fp32"))
     assert lossy.moved == pytest.approx(2 * 1e8 * 8.0625 / 8, rel=1e-3)
     assert exact.moved == pytest.approx(1e8 * 4, rel=1e-3)
     assert (lossy.memory, exact.memory) == (12e8 + 4e8 * 8.0625 / 8, 16e8)
@@ -110,7 +118,7 @@ def test_noloco_manifest_is_planned_as_pairs():
     toml = b'[run]\nname = "x"\n[outer]\nmethod = "noloco"\nsync_every = 50\ngamma = 0.4\n[exchange]\ncodec = "fp32"\n'
     own = question(toml, "x.toml", parameters="100M", layers=12, step=1.0, links=["8x50/10"])
     answer = plan(own)
-    gossip = next(row for row in answer.methods if row.method == "gossip")
+    gossip = next(row for row in answer.methods if row.method == "noloco")
     assert gossip.here and answer.bits == 64.0
     assert (answer.round.sent, answer.round.utilisation) == (gossip.moved, gossip.utilisation)
     assert answer.round.sent == pytest.approx(8e8, rel=1e-3) and answer.round.agreement == 0.05
@@ -134,17 +142,17 @@ def test_sparse_noloco_manifest_is_planned_with_its_parts(group):
         sizes[parts] = answer.round.sent
         slow = 8.0625 / parts * (group - 1 if group < 16 else 2 * 15 / 16)
         assert answer.round.sent == pytest.approx(1e8 / 8 * ((group - 1) * 0.1485 + slow), rel=0.02)
-        assert named(methods(own), "gossip").memory > 12e8
+        assert named(methods(own), "noloco").memory > 12e8
     assert sizes[8] < sizes[1] / 2
 
 
 def test_sparse_plan_matches_published_production_run():
     """72.75B parameters, H = 30, 20 min of computing, 70 s of exchange: 94.5 % (as published)."""
     own = question(parameters="72.75B", layers=80, step=40.0, links=["17x1000/1000"], every=30)
-    sparse = named(methods(own), "sparse")
+    sparse = named(methods(own), "sparseloco")
     speed = sparse.seconds / 70  # links with which an exchange takes the published 70 s
     faster = question(parameters="72.75B", layers=80, step=40.0, links=[f"17x{1000 * speed:.3f}/{1000 * speed:.3f}"])
-    assert named(methods(faster), "sparse").busy(30) == pytest.approx(0.945, abs=0.001)
+    assert named(methods(faster), "sparseloco").busy(30) == pytest.approx(0.945, abs=0.001)
 
 
 def test_plan_assigns_chunks_by_bandwidth_where_faster():
@@ -168,14 +176,14 @@ def test_plan_names_late_peers():
 class TestAdvice:
     def test_plan_for_good_links_is_diloco(self):
         answer = plan(asked(links=["8x1000/1000"]))
-        assert answer.best == answer.best_here and answer.best.method == "DiLoCo"
+        assert answer.best == answer.best_here and answer.best.method == "diloco"
         assert answer.best.utilisation >= 0.9 and answer.best.every <= 500
 
     def test_plan_for_home_links_is_sparse(self):
         answer = plan(asked(links=["8x50/10"], step=0.3))
-        assert answer.best.method == "sparse" and answer.best.every <= 250
+        assert answer.best.method == "sparseloco" and answer.best.every <= 250
         assert answer.best_here == answer.best
-        rivals = [row for row in answer.methods if row.here and row.method != "sparse"]
+        rivals = [row for row in answer.methods if row.here and row.method != "sparseloco"]
         assert rivals and all(row.utilisation < answer.best.utilisation for row in rivals)
 
     def test_planned_sync_interval_is_the_smallest_that_suffices(self):
@@ -248,7 +256,7 @@ def test_bandwidth_table_has_every_method():
     for need in needs:
         reached = [value for value in need.mbits if value is not None]
         assert reached == sorted(reached)
-    dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("DiLoCo", "sparse"))
+    dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("diloco", "sparseloco"))
     assert dense / sparse == pytest.approx(2 * 8.0625 / (0.1485 + 0.641), rel=0.15)
 
 
@@ -263,8 +271,8 @@ def test_plan_command_prints_advice(capsys):
     assert code == 0 and err == []
     for words in (
         "429k parameters",
-        "round      DiLoCo",
-        "gossip *",
+        "round      diloco",
+        "(data parallel, fp32)",
         "3 × 50/10 Mbit/s",
         "best",
         "int8(block=256)",
@@ -299,20 +307,20 @@ def test_plan_command_accepts_noloco_manifest(capsys, tmp_path):
     path.write_text('[run]\nname = "x"\n[outer]\nmethod = "noloco"\n')
     code, out, err = run(capsys, path, "--step", 1)
     assert code == 0 and err == []
-    assert "round      pairs (NoLoCo), H = 50, int8(block=256)+int8(block=256): 16.12 bits per parameter" in out
+    assert "round      noloco, pairs, H = 50, int8(block=256)+int8(block=256): 16.12 bits per parameter" in out
     assert "asking" in out and "agreeing" not in out
 
 
 @pytest.mark.parametrize(
     ("method", "way", "row", "bits"),
     [
-        ("sparseloco", "sparseloco, H = 30, topk(k=64,chunk=4096)|2bit|rice: 0.1485 bits", "sparse", 0.1485),
-        ("demo", "demo, H = 1, demo(k=32,chunk=4096)|2bit|rice: 0.0819 bits", "sparse", 0.0819),
+        ("sparseloco", "sparseloco, H = 30, topk(k=64,chunk=4096)|2bit|rice: 0.1485 bits", "sparseloco", 0.1485),
+        ("demo", "demo, H = 1, demo(k=32,chunk=4096)|2bit|rice: 0.0819 bits", "sparseloco", 0.0819),
         ("powersgd", "powersgd, H = 20, powersgd(rank=4): 1 bits", "powersgd", 1.0),
-        ("streaming", "streaming, H = 30, int8(block=256): 8.062 bits", "streaming, overlapped", 8.0625),
+        ("streaming", "streaming, H = 30, int8(block=256): 8.062 bits", "streaming, overlap 1", 8.0625),
         ("eager", "eager, H = 30, int8(block=256)", "eager", 8.0625),
         ("co2", "co2, H = 30, int8(block=256)", "eager", 8.0625),
-        ("muloco", "MuLoCo, H = 30, int8(block=256)", "DiLoCo", 8.0625),
+        ("muloco", "muloco, H = 30, int8(block=256)", "diloco", 8.0625),
     ],
 )
 def test_plan_command_plans_the_method_of_the_manifest(capsys, tmp_path, method, way, row, bits):
@@ -321,7 +329,7 @@ def test_plan_command_plans_the_method_of_the_manifest(capsys, tmp_path, method,
     assert main.main(["plan", str(file), "--step", "1"]) == 0
     said = capsys.readouterr().out
     assert way in said and ("at the same time" in said) == (method in ("streaming", "eager", "co2"))
-    assert ("ring" in said) == (row not in ("sparse", "powersgd"))
+    assert ("ring" in said) == (row not in ("sparseloco", "powersgd"))
     assert main.main(["plan", str(file), "--step", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     own = next(one for one in answer["methods"] if one["method"] == row)
@@ -348,7 +356,7 @@ def test_plan_command_prints_json(capsys):
     answer = msgspec.json.decode(out, type=Plan)
     assert code == 0 and err == [] and answer.question.parameters == 350_000_000
     assert answer == plan(question(parameters="350M", layers=24, step=2.0))
-    assert json.loads(out)["methods"][1]["method"] == "DiLoCo"
+    assert json.loads(out)["methods"][1]["method"] == "diloco"
 
 
 @pytest.mark.parametrize(
