@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from kit.real.documents import DOCUMENTS, ROOT, blocks, shell_lines
 from thinwire.collectives.costs.access_links import ACCESS, MBIT
-from thinwire.node.cli.main import command_line
+from thinwire.node.cli.main import EXIT_CODES, command_line
 from thinwire.node.cli.new_run import LINKS
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
@@ -206,6 +206,12 @@ def test_python_of_the_own_loop_page_runs(tmp_path):
 def test_reference_page_is_that_of_the_code(name):
     """`python docs/reference/generate.py` writes the pages."""
     assert (ROOT / "docs" / "reference" / name).read_text() == PAGES[name]()
+
+
+def test_readme_has_the_exit_codes_of_the_code():
+    """`python docs/reference/generate.py` writes them."""
+    text = (ROOT / "README.md").read_text()
+    assert text == _generate.readme() and all(f"| {code} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
 
 
 def test_every_event_of_the_package_is_in_its_reference():

@@ -1,4 +1,4 @@
-"""Kinds of access links: the rates that `thinwire init`, `thinwire plan` and scenarios mean by one name."""
+"""Kinds of access links by name: one table for `thinwire init`, `thinwire plan` and scenarios."""
 
 from __future__ import annotations
 

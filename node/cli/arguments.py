@@ -96,6 +96,21 @@ Bootstrap = Annotated[
 Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
 
 
+def memory_bytes(size: str | None) -> int | None:
+    """Return the bytes of an option --memory. Raises InputError."""
+    from thinwire.node.runtime.settings import size_of
+
+    if size is None:
+        return None
+    try:
+        found = size_of(size)
+    except ValueError as error:
+        raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
+    if found < 1 << 20:
+        raise InputError(f"--memory: {size!r} is less than 1 MiB", "give the unit, too, as in 2GiB or 512MiB")
+    return found
+
+
 def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     """Return the settings of this machine: the flags of this call go first, see `load`."""
     from thinwire.node.runtime.load_settings import load

@@ -38,7 +38,10 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Method that suits a kind of link of the slowest peer, and the share of its uplink to use (1: no limit)."""
+    """Method that suits a kind of link of the slowest peer.
+
+    share: of the uplink, for the limit of outgoing data; 1: no limit.
+    """
 
     method: str
     sync_every: int
@@ -98,7 +101,7 @@ def init(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Ask a few questions and write a run's manifest with comments."""
+    """Ask a few questions, and write the manifest of a run."""
     config = settings(context, debug, {"home": home})
     if file.exists() and not force:
         raise InputError(f"{file} exists", "name another file, or replace it with --force")

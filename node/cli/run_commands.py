@@ -45,6 +45,7 @@ from thinwire.node.cli.arguments import (
     Stage,
     Threads,
     Up,
+    memory_bytes,
     settings,
 )
 from thinwire.node.daemon.options import Options
@@ -123,7 +124,7 @@ def start(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="First weights: an export, or a checkpoint's directory; several with different stages.",
+            help="First weights: an export, a checkpoint's directory, a folder of transformers; several with different stages.",
         ),
     ] = None,
     new: Annotated[
@@ -131,13 +132,13 @@ def start(
     ] = False,
     **shared: Any,
 ) -> int:
-    """Start a run and print the command with which others join it."""
+    """Start a run, and print the command with which others join."""
     config, options = _shared(context, **shared)
     options = replace(
         options,
         local=local,
         weak=weak,
-        memory=_memory(memory),
+        memory=memory_bytes(memory),
         chaos=chaos,
         wait_for=wait_for,
         weights=tuple(weights or ()),
@@ -196,7 +197,7 @@ def join(
 ) -> int:
     """Join a run: fetch its state from other peers, then train."""
     config, options = _shared(context, **shared)
-    options = replace(options, memory=_memory(memory), stage=stage, search=search)
+    options = replace(options, memory=memory_bytes(memory), stage=stage, search=search)
     from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
@@ -223,19 +224,13 @@ def runs(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """List the runs here, then those in the public directory or, with --lan, on the local network."""
+    """List the runs here, and those in a directory.
+
+    It is the public one or, with --lan, the local network.
+    """
     from thinwire.node.cli.runs import show
 
     show(settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)
-
-
-def _memory(size: str | None) -> int | None:
-    from thinwire.node.runtime.settings import size_of
-
-    try:
-        return None if size is None else size_of(size)
-    except ValueError as error:
-        raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
 
 
 def _log(style: str) -> str:
@@ -272,7 +267,10 @@ def doctor(
     home: Home = None,
     debug: Debug = False,
 ) -> int:
-    """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
+    """Check ports, network, clock, disk and GPU of this machine.
+
+    Exit code 1: something failed.
+    """
     mapped = "true" if map_port else None
     config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports, "map_port": mapped})
     from thinwire.swarm.identity.invite import Invite
@@ -291,7 +289,10 @@ def doctor(
 
 
 def show_id(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
-    """Print this peer's id and the path of its key, which is created if missing."""
+    """Print this peer's id and the path of its key.
+
+    A missing key is created.
+    """
     from thinwire.swarm.identity.identity import Identity
 
     config = settings(context, debug, {"home": home})

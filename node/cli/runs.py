@@ -135,7 +135,10 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
 
 
 def _directory_named(config: Config, *, lan: bool) -> bool:
-    """Return True if there is a directory to ask: the local network, or the public one with a node that is known."""
+    """Return True if there is a directory to ask.
+
+    It is the local network, or the public one if the address of a node is known.
+    """
     return lan or bool(config.bootstrap) or present(config.directories.dht_nodes)
 
 

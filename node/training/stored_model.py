@@ -194,7 +194,10 @@ def _rounds(snapshot: Snapshot) -> dict[int, int]:
 
 
 def _trained(home: Directories, wanted: str, default: str = "") -> RunDirectory:
-    """Return a run as `only_run` does; a start that failed leaves a run without checkpoints, which does not count."""
+    """Return a run as `only_run` does.
+
+    A start that failed leaves a run without checkpoints, which does not count beside another one.
+    """
     return home.only_run(wanted, default, lambda run: any(run.checkpoints.glob("step-*")))[0]
 
 

@@ -39,7 +39,7 @@ RUN = {
     "thinwire replay first": 0,
     "thinwire plan run.toml --step 2 --json": 0,
     "thinwire plan run.toml --step 2 --link 6xdsl --link 2xfibre": 0,
-    "thinwire plan --parameters 1.3B --layers 24 --speed 20 --tokens 8192 --link 8x50/10 --memory 24": 0,
+    "thinwire plan --parameters 1.3B --layers 24 --speed 20 --tokens 8192 --link 8x50/10 --memory 24GiB": 0,
     "thinwire plan --parameters 350M --layers 24 --step 1.5 --peers 8 --link cable": 0,
     "thinwire plan --parameters 350M --layers 24 --step 1.5 --peers 8 --link fibre": 0,
     "thinwire plan run.toml --link 50/10 --rtt 60 --outcome first": 2,  # this run has one peer, so no round with others

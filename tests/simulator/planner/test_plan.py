@@ -192,7 +192,7 @@ class TestAdvice:
         assert answer.best.every == next(row for row in answer.methods if row.here).reaching[at]
 
     def test_plan_for_small_memories_is_a_pipeline(self):
-        answer = plan(asked(parameters="1B", memory=8.0))
+        answer = plan(asked(parameters="1B", memory=8 << 30))
         assert answer.pipeline is not None
         assert answer.best.method.startswith(f"pipeline of {answer.pipeline.stages} stages")
         assert answer.pipeline.memory <= 8.0 * 2**30
@@ -204,7 +204,7 @@ class TestAdvice:
 
     @pytest.mark.parametrize("memory", [20, 22, 24, 26, 28, 30, 33, 36, 40])
     def test_plan_advises_a_method_that_fits_or_says_that_none_does(self, memory):
-        answer = plan(asked(parameters="1.3B", layers=24, step=0.3, memory=float(memory), tokens=0))
+        answer = plan(asked(parameters="1.3B", layers=24, step=0.3, memory=memory << 30, tokens=0))
         for best, rows in (
             (answer.best, answer.methods),
             (answer.best_here, [row for row in answer.methods if row.here]),
@@ -228,7 +228,7 @@ class TestPipeline:
         assert pipeline(staged, 1e9).stages == 3
 
     def test_pipeline_on_fast_links_loses_only_the_bubble(self):
-        own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=0.1)
+        own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=2**30 // 10 + 1)
         found = pipeline(own, 0.4 * 2**30)
         assert found.stages == 4 and found.bubble == 3 / (4 * MICRO + 3)
         assert found.boundaries[0].utilisation == pytest.approx(1 - found.bubble, abs=1e-3)
@@ -247,7 +247,7 @@ class TestPipeline:
 
     def test_pipeline_plan_without_tokens_is_none(self):
         assert pipeline(question(parameters="1M", layers=4, step=1.0), 1.0) is None
-        assert pipeline(asked(layers=3, memory=0.01), 2**30) is None
+        assert pipeline(asked(layers=3, memory=2**30 // 100), 2**30) is None
 
 
 def test_bandwidth_table_has_every_method():
@@ -284,21 +284,21 @@ def test_plan_command_prints_advice(capsys):
 
 def test_plan_with_sites_moves_a_quarter_of_the_bytes():
     """Four peers each: a quarter of the bytes, a quarter of the time, as long as the line binds."""
-    found = plan(asked(links=["8x1000/1000"], site="4x50/50")).sites
+    found = plan(asked(links=["8x1000/1000"], line="4x50/50")).sites
     assert (found.sites, found.members) == (2, 4)
     assert found.flat == pytest.approx(4 * 1e8 * 8.0625 / 8) and found.flat == 4 * found.tall
     assert found.factor == pytest.approx(4, rel=0.01)
-    assert plan(asked(links=["8x10/10"], site="4x1000/1000")).sites.factor < 1.2, "their own links bind"
-    uneven = plan(asked(links=["7x1000/1000"], site="3x50/50")).sites
+    assert plan(asked(links=["8x10/10"], line="4x1000/1000")).sites.factor < 1.2, "their own links bind"
+    uneven = plan(asked(links=["7x1000/1000"], line="3x50/50")).sites
     assert (uneven.sites, uneven.members) == (3, 3) and uneven.tall == pytest.approx(4 / 3 * 1e8 * 8.0625 / 8)
     assert plan(asked()).sites is None
 
 
 def test_plan_command_accepts_sites(capsys):
     known = ["--parameters", "100M", "--layers", 12, "--step", 1, "--link", "8x1000/1000"]
-    code, out, err = run(capsys, *known, "--site", "4x50/50")
+    code, out, err = run(capsys, *known, "--shared-line", "4x50/50")
     assert code == 0 and err == [] and "4.0 times as fast" in out and 'exchange.topology = "hierarchy"' in out
-    code, out, err = run(capsys, *known, "--site", "2x1000/1000")
+    code, out, err = run(capsys, *known, "--shared-line", "2x1000/1000")
     assert code == 0 and "hierarchy" in out
 
 
@@ -369,8 +369,10 @@ def test_plan_command_prints_json(capsys):
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "0x50/10"], "'0x50/10' is no link"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "dsl", "--link", "00xdsl"], "'00xdsl'"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--rtt", "inf"], "finite"),
-        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "50/10"], "'50/10' is no line"),
-        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "4x50/10@2"], "4x50/10"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--memory", "24"], "24' is less than 1 MiB"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--memory", "much"], "'much' is no size"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--shared-line", "50/10"], "'50/10' is no line"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--shared-line", "4x50/10@2"], "4x50/10"),
     ],
 )
 def test_plan_command_mistakes_print_two_lines_and_exit_code(capsys, arguments, words):
