@@ -256,7 +256,7 @@ class _NoTraceback(logging.Formatter):
 
 
 def saved_text(factor: float) -> str:
-    """Return in brackets how many times more synchronous training in fp32 would have sent; "" if nothing was sent."""
+    """Return how many times more synchronous training in fp32 would have sent, in brackets; 0: ""."""
     return f" ({factor:.0f} times less than synchronous fp32)" if factor else ""
 
 
