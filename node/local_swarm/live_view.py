@@ -112,11 +112,11 @@ def line(scene: Snapshot) -> str:
     """Return one line about the newest round."""
     current = [one for one in scene.rows if one.round == scene.round and one.loss is not None]
     losses = [one.loss for one in current if one.loss is not None]
-    up = sum(one.up for one in scene.rows)
+    up, down = sum(one.up for one in scene.rows), sum(one.down for one in scene.rows)
     factor = math.fsum(one.factor * one.up for one in scene.rows) / max(1, up)
     loss = f"{math.fsum(losses) / len(losses):.3f}" if losses else "-"
     return (
-        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(sum(one.down for one in scene.rows))}{saved_text(factor)} "
+        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(down)}{saved_text(factor)} "
         f"· exchange {max((one.sync for one in current), default=0):.1f} s"
     )
 

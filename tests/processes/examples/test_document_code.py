@@ -173,10 +173,12 @@ def one_step(model, batch, optimizer):
 
 
 @pytest.mark.trial
-def test_python_of_the_readme_runs(swarm_file):
+def test_python_of_the_readme_runs(swarm_file, monkeypatch):
+    monkeypatch.chdir(swarm_file.parent)
     (code,) = python_of("README.md")
+    (own,) = [block.code for block in blocks("toml") if block.document == "README.md" and '"mine"' in block.code]
+    swarm_file.write_text(own.replace("sync_every = 20", "sync_every = 2").replace("[model]", "rounds = 3\n\n[model]"))
     names = {
-        "invite_or_toml": swarm_file,
         "model": torch.nn.Linear(4, 1),
         "torch": torch,
         "batches": torch.ones(6, 2, 4),
