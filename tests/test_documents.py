@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from kit.real.documents import DOCUMENTS, ROOT, blocks, shell_lines
-from thinwire.node.cli.main import command_line
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
+from thinwire.node.cli.main import EXIT_CODES, command_line
+from thinwire.node.cli.new_run import LINKS
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
@@ -31,6 +33,9 @@ _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "refe
 _generate = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_generate)
 PAGES = _generate.PAGES
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+FLAGS = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", (ROOT / "docs" / "reference" / "commands.md").read_text()))
+"""Flags of thinwire."""
 
 
 def paths_in(document: Path) -> set[str]:
@@ -156,6 +161,18 @@ def test_command_in_the_text_of_a_document_has_only_known_flags(document):
         assert {word for word in rest if word.startswith("--")} <= flags, line
 
 
+FOREIGN_FLAGS = {"--build-arg", "--gpus", "--shard"}
+"""Flags of docker and of `examples/own_loop.py` that a guide names without their program."""
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda document: str(document.relative_to(ROOT)))
+def test_flag_that_a_guide_names_is_in_the_reference_of_commands(document):
+    text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    quoted = [code for code in re.findall(r"`([^`]+)`", text) if code.startswith(("--", "thinwire "))]
+    named = {flag for code in quoted for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
+    assert sorted(named - FOREIGN_FLAGS - FLAGS) == []
+
+
 @pytest.mark.parametrize(("title", "code"), parameters("toml"))
 def test_toml_of_a_document_is_a_manifest_or_a_scenario(title, code):
     if SKIPPED in code:
@@ -191,6 +208,12 @@ def test_reference_page_is_that_of_the_code(name):
     assert (ROOT / "docs" / "reference" / name).read_text() == PAGES[name]()
 
 
+def test_readme_has_the_exit_codes_of_the_code():
+    """`python docs/reference/generate.py` writes them."""
+    text = (ROOT / "README.md").read_text()
+    assert text == _generate.readme() and all(f"| {code} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
+
+
 def test_every_event_of_the_package_is_in_its_reference():
     page = (ROOT / "docs" / "reference" / "events.md").read_text()
     told = set(re.findall(r"`([a-z_ -]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
@@ -202,6 +225,14 @@ def test_every_event_of_the_package_is_in_its_reference():
                 if name in ("emit", "_emit", "_write", "_report") and isinstance(node.args[0].value, str):
                     said.add(node.args[0].value)
     assert len(said) > 40 and sorted(said - told) == []
+
+
+def test_operations_page_has_the_links_and_methods_of_init():
+    page = (ROOT / "docs" / "guides" / "operations.md").read_text()
+    shown = re.findall(r"^\| `(\w+)`, (\d+) Mbit/s up \| (\w+), every (\d+) steps", page, re.MULTILINE)
+    assert [(kind, float(rate) * MBIT, method.lower(), int(steps)) for kind, rate, method, steps in shown] == [
+        (kind, ACCESS[kind].up, link.method, link.sync_every) for kind, link in LINKS.items()
+    ]
 
 
 def test_readme_names_every_setting_of_the_environment():

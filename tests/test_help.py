@@ -57,6 +57,11 @@ def test_help_texts_are_frozen(monkeypatch):
     assert all_help() == GOLDEN.read_text()
 
 
+def test_summaries_of_commands_fit_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in help_of("").partition("Commands:")[2].partition("Exit codes:")[0]
+
+
 def test_every_command_has_a_frozen_help_text():
     from thinwire.node.cli.main import command_line
 

@@ -28,6 +28,7 @@ from unittest.mock import patch
 
 import torch
 from blake3 import blake3
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds import allgather_payload
 from thinwire.collectives.topology import shards
@@ -37,7 +38,6 @@ from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.network.regions import MBIT
 from thinwire.sims.network.translator import Translator
 from thinwire.sims.peers.learners import TorchLearner
 from thinwire.sims.peers.machine import Machine, Played

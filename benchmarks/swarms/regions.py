@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from statistics import mean
 from typing import Any
 
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.node.membership.presence import Presence
-from thinwire.sims.network.regions import MBIT, PATHS, REGIONS, Path
+from thinwire.sims.network.regions import PATHS, REGIONS, Path
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.simulation.world import simulate
 

@@ -22,8 +22,9 @@ import time
 from collections import Counter
 from typing import Any
 
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network.packets import Packer, Packet
-from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.network.regions import REGIONS
 from thinwire.sims.scenario.parser import load
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.simulation.world import Run, simulate

@@ -15,7 +15,8 @@ import json
 from statistics import mean
 from typing import Any
 
-from thinwire.sims.network.regions import MBIT, Path
+from thinwire.collectives.costs.access_links import MBIT
+from thinwire.sims.network.regions import Path
 from thinwire.sims.planner.site_bytes import flat_bytes, tall_bytes
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.simulation.world import Run, simulate

@@ -1,6 +1,6 @@
 """Training methods as a plan compares them: traffic and time of an exchange, utilisation of the peers.
 
-"DiLoCo" and "gossip" come from `round_time` and `gossip_time`, exact to the message for this version. The others are
+"diloco" and "noloco" come from `round_time` and `gossip_time`, exact to the message for this version. The others are
 estimates: bytes over the slowest link involved, latencies, and the lanes of `utilisation` if computing hides the
 exchange.
 """
@@ -68,7 +68,7 @@ def methods(question: Question) -> list[MethodCosts]:
 
 def row_of(question: Question, found: list[MethodCosts]) -> MethodCosts:
     """Return the costs of the manifest's method; for asynchronous ones those of a round with all peers."""
-    name = "streaming, overlapped" if question.row == "streaming" and question.hidden else question.row
+    name = f"streaming, overlap {int(question.hidden)}" if question.row == "streaming" else question.row
     return next(method for method in found if method.name == name)
 
 
@@ -105,11 +105,11 @@ def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
     around = butterfly_bytes(8, 1, peers)
     return {
         "data parallel, fp32": (Schedule(), around * 32),
-        "DiLoCo": (Schedule(every), around * dense),
-        "streaming": (Schedule(every, streaming=True), around * dense),
-        "streaming, overlapped": (Schedule(every, streaming=True, overlap=1), around * dense),
-        "sparse": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
-        "gossip": (Schedule(every), gossip_bits(question)),
+        "diloco": (Schedule(every), around * dense),
+        "streaming, overlap 0": (Schedule(every, streaming=True), around * dense),
+        "streaming, overlap 1": (Schedule(every, streaming=True, overlap=1), around * dense),
+        "sparseloco": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
+        "noloco": (Schedule(every), gossip_bits(question)),
     }
 
 
@@ -182,7 +182,7 @@ def _diloco(question: Question) -> MethodCosts:
     once = rounds(question, question.every)
     payload = question.parameters * bits(question) / 8
     return MethodCosts(
-        "DiLoCo",
+        "diloco",
         "pseudo-gradients after H steps, everyone waits",
         500,
         once.sent,
@@ -198,7 +198,7 @@ def _streaming(question: Question, overlap: int) -> MethodCosts:
     seconds = moved / _slowest(question)
     fragments = -(-question.layers // FRAGMENT)
     return MethodCosts(
-        "streaming, overlapped" if overlap else "streaming",
+        f"streaming, overlap {overlap}",
         (f"{fragments} parts one by one" if fragments > 1 else "one part")
         + (", results are needed a step later" if overlap else ""),
         100,
@@ -232,7 +232,7 @@ def _eager(question: Question) -> MethodCosts:
 
 def _kept_bits(question: Question) -> float:
     """Return the bits per parameter of a sparse contribution, with the manifest's codec or a usual one."""
-    return question.own_bits if question.row == "sparse" else SPARSE_BITS[KEPT]
+    return question.own_bits if question.row == "sparseloco" else SPARSE_BITS[KEPT]
 
 
 def _sparse_bytes(parameters: float, peers: int, bits: float) -> tuple[float, bool]:
@@ -251,7 +251,7 @@ def _sparse(question: Question) -> MethodCosts:
         seconds = max(moved / down, payload * _uplinks(question))
     seconds += HOPS * question.latency
     return MethodCosts(
-        "sparse",
+        "sparseloco",
         (question.own_codec or f"{KEPT} of 4096 values")
         + (", everyone's to everyone" if gather else ", summed and thinned out again by owners"),
         250,
@@ -295,8 +295,8 @@ def _gossip(question: Question) -> MethodCosts:
     data = question.parameters * (pair_bits(question) + gossip_bits(question)) / 8
     who = "pairs" if group == 2 else f"groups of {group}"
     return MethodCosts(
-        "gossip",
-        f"NoLoCo: random {who}, no barrier, replicas stay a little apart",
+        "noloco",
+        f"random {who}, no barrier, replicas stay a little apart",
         100,
         once.sent,
         once.exchange,

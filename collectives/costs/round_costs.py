@@ -23,8 +23,8 @@ class RoundCosts(msgspec.Struct, frozen=True):
 
 def round_costs(question: Question, own: MethodCosts, *, chunks: int, fragments: int) -> RoundCosts:
     """Return the round of the manifest's method: modelled to the message, or the estimate of its row."""
-    if own.name in ("DiLoCo", "eager", "gossip"):
-        now = (pair_rounds if own.name == "gossip" else rounds)(question, question.every)
+    if own.name in ("diloco", "eager", "noloco"):
+        now = (pair_rounds if own.name == "noloco" else rounds)(question, question.every)
         busy, late = (own.busy(question.every), 0) if own.name == "eager" else (now.busy, now.late)
         return RoundCosts(now.waiting, now.agreement, now.data, now.sent, now.received, chunks, fragments, late, busy)
     slowest = max(machine.step for machine in question.machines)

@@ -19,6 +19,7 @@ import msgspec
 from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.collectives.transport.zeromq import link
 from thinwire.collectives.transport.zeromq import record_crypto as crypto
+from thinwire.node.cli.main import EXIT_CODES
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, Status
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.frame import HEADER_BYTES, Frame, encode
@@ -29,6 +30,7 @@ from thinwire.swarm.method_specs.registry import METHODS
 
 FOLDER = Path(__file__).parent
 GOLDEN = FOLDER.parents[1] / "tests" / "golden" / "help.txt"
+README = FOLDER.parents[1] / "README.md"
 NOTE = "<!-- Written by docs/reference/generate.py; change the code instead. -->\n"
 _ELSEWHERE = re.compile(r"see (\w+)\.( The other keys.*)?")
 _KEYS = re.compile(r"^([a-z_0-9]+(?:, [a-z_0-9]+)*): ")
@@ -367,6 +369,13 @@ def commands() -> str:
     return "\n".join(parts)
 
 
+def readme() -> str:
+    """Return the README with the exit codes of the code."""
+    rows = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    table = re.compile(r"(## Exit codes\n\n\| code \| meaning \|\n\|---\|---\|\n)(?:\|.*\n)*")
+    return table.sub(lambda found: found[1] + rows, README.read_text())
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "frames.md": frames,
@@ -380,3 +389,4 @@ PAGES: dict[str, Callable[[], str]] = {
 if __name__ == "__main__":
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page())
+    README.write_text(readme())

@@ -11,7 +11,6 @@ import typer
 from thinwire.swarm.identity.errors import HintedError
 
 if TYPE_CHECKING:
-    from thinwire.node.runtime.directories import Directories, RunDirectory
     from thinwire.node.runtime.load_settings import Config, Flags
 
 
@@ -43,6 +42,7 @@ Port = Annotated[
 ]
 Ports = Annotated[str | None, typer.Option("--ports", metavar="A-B", help="Ports for links [the 99 after --port].")]
 Advertise = Annotated[str | None, typer.Option("--advertise", metavar="HOST[:PORT]", help="Address that others dial.")]
+MapPort = Annotated[bool, typer.Option("--map-port", help="Ask the router to forward the ports (PCP, NAT-PMP, UPnP).")]
 Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="Name of the network shared with nearby peers.")
 ]
@@ -96,6 +96,21 @@ Bootstrap = Annotated[
 Log = Annotated[str, typer.Option("--log", metavar="STYLE", help="auto, rich, plain or json.")]
 
 
+def memory_bytes(size: str | None) -> int | None:
+    """Return the bytes of an option --memory. Raises InputError."""
+    from thinwire.node.runtime.settings import size_of
+
+    if size is None:
+        return None
+    try:
+        found = size_of(size)
+    except ValueError as error:
+        raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
+    if found < 1 << 20:
+        raise InputError(f"--memory: {size!r} is less than 1 MiB", "give the unit, too, as in 2GiB or 512MiB")
+    return found
+
+
 def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     """Return the settings of this machine: the flags of this call go first, see `load`."""
     from thinwire.node.runtime.load_settings import load
@@ -105,19 +120,3 @@ def settings(context: typer.Context, debug: bool, flags: Flags) -> Config:
     config = load(flags, os.environ)
     session.log = config.directories.log
     return config
-
-
-def run_called(home: Directories, wanted: str) -> tuple[RunDirectory, str]:
-    """Return files and name of the only run with this name or start of its id; "" names a single run.
-
-    Raises InputError.
-    """
-    from thinwire.node.runtime.directories import RunDirectory
-
-    names, found = home.run_names(), home.runs_called(wanted)
-    if len(found) != 1:
-        known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())
-        raise InputError(
-            f"{len(found)} runs are called or begin with {wanted!r}", f"name one of: {known or 'none yet'}"
-        )
-    return RunDirectory(home.runs / found[0]), names[found[0]]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from thinwire.node.cli.arguments import Debug, Home, InputError, Json, run_called, settings
+from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
 from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
@@ -69,7 +69,10 @@ def top(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Show swarm, links, round and events of this machine's daemon on one screen."""
+    """Show this machine's daemon on one screen.
+
+    It has swarm, links, round and events.
+    """
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.run_view import RunView
     from thinwire.node.cli.top.loop import show
@@ -81,7 +84,7 @@ def top(
 def logs(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines to print, the last ones.")] = 50,
     home: Home = None,
     debug: Debug = False,
 ) -> None:
@@ -104,12 +107,15 @@ def page(
     port: Port = 7380,
     host: Annotated[str, typer.Option("--host", help="Address of this machine to listen on.")] = "127.0.0.1",
     public: Annotated[
-        bool, typer.Option("--public", help="Leave out addresses; needed to serve other machines.")
+        bool, typer.Option("--hide-addresses", help="Leave out addresses; needed to serve other machines.")
     ] = False,
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Serve a page, an API and metrics of this machine's daemon, until Ctrl-C."""
+    """Serve a page about the daemon of this machine.
+
+    It has an API and metrics, too, and runs until Ctrl-C.
+    """
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.run_view import RunView
 
@@ -120,7 +126,7 @@ def _serve(make_view: Callable[[], RunView], host: str, port: int, public: bool)
     if not public and not _is_loopback(host):
         raise InputError(
             f"a page on {host} would show the addresses of all peers to other machines",
-            "add --public, which leaves them out, or reach the page through a tunnel (ssh -L)",
+            "add --hide-addresses, which leaves them out, or reach the page through a tunnel (ssh -L)",
         )
     try:
         from thinwire.node.cli.page.server import serve
@@ -141,7 +147,7 @@ def replay(
         str, typer.Argument(metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id.")
     ] = "",
     speed: Annotated[
-        float, typer.Option("--speed", metavar="X", min=0.001, help="How many times as fast as it was.")
+        float, typer.Option("--speed", metavar="X", min=0.001, help="Speed, as a multiple of the real one.")
     ] = 60.0,
     first: Annotated[int, typer.Option("--round", metavar="N", min=0, help="Begin with this round.")] = 0,
     page: Annotated[bool, typer.Option("--page", help="Serve it as a page instead of a screen.")] = False,
@@ -149,11 +155,14 @@ def replay(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Show a past run of this machine again, on the screen of `top` or as a page."""
+    """Show a past run again, on a screen or as a page.
+
+    The run is one of this machine, the screen that of `top`.
+    """
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.past_run import PastRun, past_clock
 
-    directory, name = run_called(config.directories, run)
+    directory, name = config.directories.only_run(run)
     clock = past_clock(directory, speed, first)
     if clock is None:
         raise InputError(
@@ -178,7 +187,10 @@ def recover(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Show which peers would continue without a quorum; with --now, let them do so."""
+    """Show which peers would continue without a quorum.
+
+    With --now, let them do so.
+    """
     from thinwire.node.cli import recovery
 
     config = settings(context, debug, {"home": home})
@@ -206,7 +218,10 @@ def invite(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Print the command with which others join the run of this machine's daemon."""
+    """Print the command with which others join this run.
+
+    The run is that of this machine's daemon.
+    """
     config = settings(context, debug, {"home": home})
     status = _running(config)
     if not status.invite:
@@ -239,7 +254,10 @@ def revoke(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Exclude a peer, or all peers of an invite, for good; only the author of the run can."""
+    """Exclude a peer, or all peers of an invite, for good.
+
+    Only the author of the run can.
+    """
     config = settings(context, debug, {"home": home})
     status, alive = _daemon(config)
     if status is None:

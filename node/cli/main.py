@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,16 +29,22 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "thinwire.commands"
 """Entry point group of commands that other packages provide."""
 
-EXIT_CODES = """\b
-Exit codes: 0 done or left in order, 1 the run failed, 2 usage or configuration,
-3 could not start here (port, key, device, disk), 4 no swarm reachable,
-5 manifest or protocol mismatch, 6 nothing to recover,
-141 the reader of the output has closed the pipe,
-130 and 143 stopped at once: by a second signal, or by the first while nothing
-trains in this process (loading, start --local, doctor, sim, export, ...)."""
-
 CLOSED_PIPE = 128 + 13
 """Exit code of a command whose reader has closed the pipe: a shell reports it after SIGPIPE."""
+
+EXIT_CODES = {
+    "0": "done, or left in order after a first signal",
+    "1": "the run or a check failed",
+    "2": "usage or configuration; no such run, weights or text here",
+    "3": "could not start here: port, key, device, disk",
+    "4": "no swarm reachable, or no daemon here",
+    "5": "manifest or protocol mismatch, run.toml has changed, not admitted, or banned",
+    "6": "nothing to recover",
+    "130, 143": "stopped at once by Ctrl-C or SIGTERM: by the second signal, or by the first while nothing trains in this "
+    "process (loading, start --local, doctor, sim, export, generate, ...)",
+    str(CLOSED_PIPE): "the reader of the output has closed the pipe",
+}
+"""Exit codes of all commands, as the help and the README list them."""
 
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
@@ -51,10 +58,19 @@ MACHINE_ERRORS = {
 }
 """Errors of the operating system that the user can mend -> hint. The exit code is 3."""
 
+
+def _epilog() -> str:
+    """Return the exit codes as lines; the mark at the beginning keeps the line breaks."""
+    lines = ["\b", "Exit codes:"]
+    for code, meaning in EXIT_CODES.items():
+        lines += textwrap.wrap(meaning, 78, initial_indent=f"  {code:<9}", subsequent_indent=" " * 11)
+    return "\n".join(lines)
+
+
 app = typer.Typer(
     name="thinwire",
     help="Train one model on many machines that share nothing but ordinary internet links.",
-    epilog=EXIT_CODES,
+    epilog=_epilog(),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

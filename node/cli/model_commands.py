@@ -70,9 +70,12 @@ def generate(
     context: typer.Context,
     source: Source = "",
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text that the model continues.")] = "",
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="How many tokens to write.")] = 200,
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Number of tokens to write.")] = 200,
     temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", min=0.0, help="0: always the most likely token.")
+        float,
+        typer.Option(
+            "--temperature", metavar="T", min=0.0, help="Temperature of draws; 0: always the most likely token."
+        ),
     ] = 0.7,
     top_k: Annotated[
         int, typer.Option("--top-k", metavar="N", min=0, help="Draw among the N most likely tokens; 0: all.")
@@ -122,7 +125,7 @@ def evaluate(
             "--samples",
             metavar="N",
             min=0,
-            help="Most sequences to evaluate on; 0: all [as the run does, 256 or fewer].",
+            help="Number of sequences to evaluate on, at most; 0: all [as the run does, 256 or fewer].",
         ),
     ] = None,
     whole: Annotated[

@@ -38,22 +38,26 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Kind of the slowest peer's link: the method that suits it, and a limit for the upload ("": none)."""
+    """Method that suits a kind of link of the slowest peer.
+
+    share: of the uplink, for the limit of outgoing data; 1: no limit.
+    """
 
     method: str
     sync_every: int
     codec: str
     why: str
-    up: str = ""
+    share: float = 1.0
 
 
 _SPARSE = "topk(k=64,chunk=4096)|2bit|rice"
 LINKS = {
-    "office": Link("diloco", 20, "int8(block=256)", "1 Gbit/s: a quarter of the bytes of fp32 is small enough"),
-    "fibre": Link("diloco", 50, "int4(block=256)", "100 Mbit/s or more up: an eighth of the bytes of fp32"),
-    "cable": Link("sparseloco", 50, _SPARSE, "20 Mbit/s up: about 1/200 of the bytes of fp32", "16Mbit/s"),
-    "dsl": Link("sparseloco", 100, _SPARSE, "10 Mbit/s up or less: rare exchanges of 1/200 of the bytes", "8Mbit/s"),
+    "office": Link("diloco", 20, "int8(block=256)", "a quarter of the bytes of fp32 is small enough"),
+    "fibre": Link("diloco", 50, "int4(block=256)", "an eighth of the bytes of fp32"),
+    "cable": Link("sparseloco", 50, _SPARSE, "about 1/200 of the bytes of fp32", 0.8),
+    "dsl": Link("sparseloco", 100, _SPARSE, "rare exchanges of 1/200 of the bytes", 0.8),
 }
+"""Kinds of links that `init` offers, all in ACCESS."""
 
 ADMISSION = {
     "closed": "only peers that you invite yourself",
@@ -97,7 +101,7 @@ def init(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """Ask a few questions and write a run's manifest with comments."""
+    """Ask a few questions, and write the manifest of a run."""
     config = settings(context, debug, {"home": home})
     if file.exists() and not force:
         raise InputError(f"{file} exists", "name another file, or replace it with --force")
@@ -107,7 +111,12 @@ def init(
     answers = Answers(
         ask("Name of the run", name, "first", _named),
         ask(f"Model: {', '.join(SIZES)}, or hf:FOLDER", model, "tiny", lambda text: _modelled(text, file.parent)),
-        ask(f"Slowest link of a peer: {', '.join(LINKS)}", link, "fibre", lambda text: _one_of(text, LINKS)),
+        ask(
+            f"Slowest link of a peer: {', '.join(f'{kind} ({_uplink(kind):g} Mbit/s up)' for kind in LINKS)}",
+            link,
+            "fibre",
+            lambda text: _one_of(text, LINKS),
+        ),
         ask("Text to train on, a file or folder (empty: Python's own library)", data, "", _readable),
         ask(
             f"Admission of other peers: {', '.join(ADMISSION)}",
@@ -223,7 +232,7 @@ warmup = 50          # inner steps over which lr rises from 0
 batch = {batch}            # sequences of a forward pass; lower it if memory is short, and raise `accumulate`
 
 [outer]
-# {answers.link}, {link.why}.
+# {answers.link}, {_uplink(answers.link):g} Mbit/s up: {link.why}.
 method = "{link.method}"
 sync_every = {link.sync_every}      # inner steps between two exchanges
 
@@ -278,7 +287,16 @@ def _first(values: dict[str, object], *names: str) -> int:
 
 def node_lines(answers: Answers) -> list[str]:
     """Return lines for node.toml that suit the answers."""
-    data, up = answers.data, LINKS[answers.link].up
+    data, share = answers.data, LINKS[answers.link].share
     place = data if data.startswith("hf:") else str(Path(data).absolute())
     lines = [f"data = {json.dumps(place, ensure_ascii=False)}"] if data else []
-    return [*lines, f'up = "{up}"    # leaves a fifth of the uplink free'] if up else lines
+    if share < 1:
+        lines.append(f'up = "{share * _uplink(answers.link):g}Mbit/s"    # leaves a fifth of the uplink free')
+    return lines
+
+
+def _uplink(link: str) -> float:
+    """Return the uplink of a kind of link in Mbit/s."""
+    from thinwire.collectives.costs.access_links import ACCESS, MBIT
+
+    return ACCESS[link].up / MBIT

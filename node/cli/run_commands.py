@@ -29,6 +29,7 @@ from thinwire.node.cli.arguments import (
     Json,
     Lan,
     Log,
+    MapPort,
     Memory,
     Model,
     Monitor,
@@ -44,6 +45,7 @@ from thinwire.node.cli.arguments import (
     Stage,
     Threads,
     Up,
+    memory_bytes,
     settings,
 )
 from thinwire.node.daemon.options import Options
@@ -67,6 +69,7 @@ def _shared(
     port: Port = None,
     ports: Ports = None,
     advertise: Advertise = None,
+    map_port: MapPort = False,
     up: Up = None,
     no_relay: NoRelay = False,
     site: Site = None,
@@ -84,7 +87,7 @@ def _shared(
         data=data, model=model, device=device, threads=threads, host=host, port=port, ports=ports, advertise=advertise,
         up=up, relay="false" if no_relay else None, site=site, name=name, bootstrap=bootstrap, home=home,
         evaluate_every=evaluate_every, monitor=monitor, compile="true" if compile else None,
-        gradient_checkpointing="true" if gradient_checkpointing else None,
+        gradient_checkpointing="true" if gradient_checkpointing else None, map_port="true" if map_port else None,
     )  # fmt: skip
     config = settings(context, debug, flags)
     (context.find_object(CliSession) or CliSession()).serves = True
@@ -105,9 +108,12 @@ def start(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run's manifest.")],
     local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="Start N peers here.")] = 0,
     weak: Annotated[
-        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers with --memory each.")
+        int, typer.Option("--weak", metavar="N", min=0, max=64, help="With --local: N more peers, with --memory each.")
     ] = 0,
-    memory: Memory = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="With --weak: memory of each of them, such as 512MiB."),
+    ] = None,
     chaos: Annotated[bool, typer.Option("--chaos", help="With --local: kill one peer, let another join late.")] = False,
     wait_for: Annotated[
         int,
@@ -118,7 +124,7 @@ def start(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="First weights: an export, or a checkpoint's directory; several with different stages.",
+            help="First weights: an export, a checkpoint's directory, a folder of transformers; several with different stages.",
         ),
     ] = None,
     new: Annotated[
@@ -126,13 +132,13 @@ def start(
     ] = False,
     **shared: Any,
 ) -> int:
-    """Start a run and print the command with which others join it."""
+    """Start a run, and print the command with which others join."""
     config, options = _shared(context, **shared)
     options = replace(
         options,
         local=local,
         weak=weak,
-        memory=_memory(memory),
+        memory=memory_bytes(memory),
         chaos=chaos,
         wait_for=wait_for,
         weights=tuple(weights or ()),
@@ -191,7 +197,7 @@ def join(
 ) -> int:
     """Join a run: fetch its state from other peers, then train."""
     config, options = _shared(context, **shared)
-    options = replace(options, memory=_memory(memory), stage=stage, search=search)
+    options = replace(options, memory=memory_bytes(memory), stage=stage, search=search)
     from thinwire.node.cli.runs import find, is_run
     from thinwire.swarm.identity.invite import Invite
 
@@ -218,19 +224,13 @@ def runs(
     home: Home = None,
     debug: Debug = False,
 ) -> None:
-    """List the runs here, then those in the public directory or, with --lan, on the local network."""
+    """List the runs here, and those in a directory.
+
+    It is the public one or, with --lan, the local network.
+    """
     from thinwire.node.cli.runs import show
 
     show(settings(context, debug, {"home": home, "bootstrap": bootstrap}), lan=lan, as_json=json)
-
-
-def _memory(size: str | None) -> int | None:
-    from thinwire.node.runtime.settings import size_of
-
-    try:
-        return None if size is None else size_of(size)
-    except ValueError as error:
-        raise InputError(f"--memory: {error}", "write 2GiB or 512MiB, for example") from None
 
 
 def _log(style: str) -> str:
@@ -263,11 +263,16 @@ def doctor(
     host: Host = None,
     port: Port = None,
     ports: Ports = None,
+    map_port: MapPort = False,
     home: Home = None,
     debug: Debug = False,
 ) -> int:
-    """Check port, network, clock, disk, GPU and caches of this machine; exit code 1 if something fails."""
-    config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports})
+    """Check ports, network, clock, disk and GPU of this machine.
+
+    Exit code 1: something failed.
+    """
+    mapped = "true" if map_port else None
+    config = settings(context, debug, {"home": home, "host": host, "port": port, "ports": ports, "map_port": mapped})
     from thinwire.swarm.identity.invite import Invite
 
     parsed = Invite.parse(invite) if invite else None
@@ -284,7 +289,10 @@ def doctor(
 
 
 def show_id(context: typer.Context, json: Json = False, home: Home = None, debug: Debug = False) -> None:
-    """Print this peer's id and the path of its key, which is created if missing."""
+    """Print this peer's id and the path of its key.
+
+    A missing key is created.
+    """
     from thinwire.swarm.identity.identity import Identity
 
     config = settings(context, debug, {"home": home})

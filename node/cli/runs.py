@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from thinwire.node.cli.arguments import InputError
 from thinwire.node.daemon.options import Options
 from thinwire.node.discovery.public_runs import Directory, DirectoryError, ListedRun, NotInstalled
 from thinwire.node.discovery.sources import open_directory
@@ -39,8 +40,17 @@ def find(target: str, config: Config, options: Options) -> Invite:
     """Return an invite to the run called `target`, looking again for `options.search` seconds.
 
     One look may miss it: a peer on the local network repeats no answer within a second (RFC 6762, section 6). Raises
-    DirectoryError, AmbiguousRun, NotInstalled.
+    InputError without any directory to ask, DirectoryError, AmbiguousRun, NotInstalled.
     """
+    if not (options.public or _directory_named(config, lan=options.lan)):
+        here = (
+            f"run {target!r} is on this machine"
+            if config.directories.runs_called(target)
+            else (f"no run of this machine is called {target!r}, and it is no invite")
+        )
+        raise InputError(
+            f"{here}; no directory was named to find its peers in", f"an invite begins with {PREFIX}-; {WAYS}"
+        )
 
     async def search(directory: Directory) -> Invite:
         until, shown = directory.wall() + options.search, False
@@ -102,7 +112,7 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
     here = local_runs(config.directories)
     if not as_json:
         _show_local(here)
-    asked = lan or bool(config.bootstrap) or present(config.directories.dht_nodes)
+    asked = _directory_named(config, lan=lan)
     found: tuple[ListedRun, ...] = ()
     wall = 0.0
     if not asked:
@@ -122,6 +132,14 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
         _show_listed(found, wall)
     elif asked:
         print("no runs in the directory")
+
+
+def _directory_named(config: Config, *, lan: bool) -> bool:
+    """Return True if there is a directory to ask.
+
+    It is the local network, or the public one if the address of a node is known.
+    """
+    return lan or bool(config.bootstrap) or present(config.directories.dht_nodes)
 
 
 def _listed(config: Config, *, lan: bool) -> tuple[tuple[ListedRun, ...], float]:

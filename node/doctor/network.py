@@ -79,7 +79,7 @@ async def check_mapping(config: Config, gate: int, *, listening: bool, by: Seque
     The port of the gate is mapped and released, unless a daemon listens.
     """
     if not config.map_port:
-        return skipped("mapping", "not asked for: map_port is false")
+        return skipped("mapping", "not asked for; --map-port asks")
     if not gate:  # NAT-PMP's request to remove the mapping of port 0 removes all mappings of this machine.
         return skipped("mapping", "no port is set: give --port")
     if listening:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import EventAnalysis, bytes_sent, saved_factor
-from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, plain
+from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, plain, saved_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def table(scene: Snapshot) -> Table:
     result.caption, result.caption_justify = scene.note or None, "left"
     for column in ("peer", "id", "state"):
         result.add_column(column)
-    for column in ("round", "loss", "tokens/s", "up", "down", "saved", "sync"):
+    for column in ("round", "loss", "tokens/s", "up", "down", "saved", "exchange"):
         result.add_column(column, justify="right")
     for one in scene.rows:
         cells = (
@@ -112,12 +112,12 @@ def line(scene: Snapshot) -> str:
     """Return one line about the newest round."""
     current = [one for one in scene.rows if one.round == scene.round and one.loss is not None]
     losses = [one.loss for one in current if one.loss is not None]
-    up = sum(one.up for one in scene.rows)
+    up, down = sum(one.up for one in scene.rows), sum(one.down for one in scene.rows)
     factor = math.fsum(one.factor * one.up for one in scene.rows) / max(1, up)
     loss = f"{math.fsum(losses) / len(losses):.3f}" if losses else "-"
     return (
-        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(sum(one.down for one in scene.rows))} "
-        f"(×{factor:.0f} less than synchronous fp32) · sync {max((one.sync for one in current), default=0):.1f} s"
+        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(down)}{saved_text(factor)} "
+        f"· exchange {max((one.sync for one in current), default=0):.1f} s"
     )
 
 

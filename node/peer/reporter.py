@@ -15,7 +15,7 @@ from thinwire.node.peer.reports.plan_outcome_check import PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.peer.status_parts import fragments_of, lineages, links_known
-from thinwire.node.runtime.console import bytes_text, count_text, plain
+from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId
@@ -138,7 +138,7 @@ class Reporter:
         self._say(
             WARNING if missing else INFO,
             f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
-            f"up {bytes_text(up)} (×{factor:.0f}) · sync {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
+            f"up {bytes_text(up)}{saved_text(factor)} · exchange {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
             {"kind": "round", **fields},
         )
 

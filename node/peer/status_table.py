@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Status
-from thinwire.node.runtime.console import bytes_text, count_text, plain
+from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 
 
 def show(status: Status, wall: float) -> None:
@@ -36,9 +36,7 @@ def _console() -> Console:
 def summary(status: Status, wall: float) -> Text:
     """Return the facts about the run, one a line. Text from peers is never interpreted as markup."""
     rounds = f"{status.round} of {status.rounds}" if status.rounds else str(status.round)
-    up = bytes_text(status.bytes_up)
-    if status.bytes_up and status.fp32_bytes:
-        up += f" (×{status.saved_factor:.0f} less than synchronous fp32)"
+    up = bytes_text(status.bytes_up) + saved_text(status.saved_factor)
     facts = [
         ("run", f"{status.run_name} {status.run[:8]}".strip()),
         ("peer", f"{status.name} {status.peer[:8]}".strip()),
@@ -53,7 +51,7 @@ def summary(status: Status, wall: float) -> Text:
         ("speed", f"{count_text(status.tokens_per_second)} tokens/s on {status.device or '?'}"),
         ("up", up),
         ("down", bytes_text(status.bytes_down)),
-        ("sync", f"{status.sync_seconds:.1f} s a round"),
+        ("exchange", f"{status.sync_seconds:.1f} s a round"),
         (
             "digest",
             (status.digest[:16] or "-") + ("" if status.alike else " (of this replica alone: each differs a little)"),

@@ -255,6 +255,11 @@ class _NoTraceback(logging.Formatter):
         return record.getMessage()
 
 
+def saved_text(factor: float) -> str:
+    """Return how many times more synchronous training in fp32 would have sent, in brackets; 0: ""."""
+    return f" ({factor:.0f} times less than synchronous fp32)" if factor else ""
+
+
 def bytes_text(count: float) -> str:
     """1900000 -> "1.9 MB" (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

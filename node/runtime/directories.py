@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from platformdirs import PlatformDirs
+from thinwire.swarm.identity.errors import HintedError
 
 DEFAULT_NAME = "demo"
 """Name of a run whose manifest has none, see `Run` in swarm/manifest/tables.py."""
+
+
+class NoRunError(HintedError):
+    """No run of this machine, or more than one, is meant."""
+
+    exit_code: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,31 @@ class Directories:
         names = self.run_names()
         called = [run for run, name in names.items() if wanted and name == wanted]
         return called or [run for run in names if run.startswith(wanted[:16].lower())]
+
+    def only_run(
+        self, wanted: str, default: str = "", preferred: Callable[[RunDirectory], bool] = lambda run: True
+    ) -> tuple[RunDirectory, str]:
+        """Return files and name of the only run with this name or start of its id; "" means the only run.
+
+        default: id of the run that an empty `wanted` stands for if there are several. preferred: if it is True for some of
+        several matches, the others do not count. Raises NoRunError.
+        """
+        names, found = self.run_names(), self.runs_called(wanted)
+        if not names:
+            raise NoRunError(
+                f"there are no runs in {self.runs}", "train first, or give the daemon's directory with --home"
+            )
+        if not wanted and default[:16] in names:
+            found = [default[:16]]
+        found = [run for run in found if preferred(RunDirectory(self.runs / run))] or found
+        if len(found) != 1:
+            problem = f"there are {len(found)} runs"
+            if wanted:
+                count = f"{len(found)} runs of this machine have" if found else "no run of this machine has"
+                problem = f"{count} the name {wanted!r}, or an id that begins with it"
+            known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())
+            raise NoRunError(problem, f"name one of: {known}")
+        return RunDirectory(self.runs / found[0]), names[found[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,18 +122,18 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
     """Return the model of a run's newest valid checkpoint, of a file, or of a checkpoint's directory.
 
     wanted: name of a run, start of its id, or path; "": the run `default`, or the only one. homes: directories of daemons
-    that hold other stages of the model. Raises NoModelError, and WeightsError for a path.
+    that hold other stages of the model. Raises NoModelError, NoRunError, and WeightsError for a path.
     """
     if wanted and present(Path(wanted)) and not home.runs_called(wanted):
         return _from_path(Path(wanted))
     if Path(wanted).suffix and not home.runs_called(wanted):
         raise NoModelError(f"there is no file {wanted}", "give a file of `thinwire export`, or the name or id of a run")
-    directory = find_run(home, wanted, default)
+    directory = _trained(home, wanted, default)
     snapshot, path = _newest(home, directory)
     rounds, fragments = _rounds(snapshot), dict(snapshot.fragments)
     for other_home in homes:
         others = directories(other_home)
-        other, _ = _newest(others, find_run(others, snapshot.run_id.hex()))
+        other, _ = _newest(others, _trained(others, snapshot.run_id.hex()))
         added = other.fragments.keys() - fragments.keys()
         fragments |= {stage: other.fragments[stage] for stage in added}
         rounds |= {stage: _rounds(other)[stage] for stage in added}
@@ -193,30 +193,12 @@ def _rounds(snapshot: Snapshot) -> dict[int, int]:
     return dict.fromkeys(snapshot.fragments, snapshot.round) | separate
 
 
-def find_run(home: Directories, wanted: str, default: str = "") -> RunDirectory:
-    """Return the only run, or the only one with this name or start of its id.
+def _trained(home: Directories, wanted: str, default: str = "") -> RunDirectory:
+    """Return a run as `only_run` does.
 
-    Runs without a checkpoint are ignored if another match has one. default: id of the run that an empty `wanted` stands
-    for if there are several. Raises NoModelError.
+    A start that failed leaves a run without checkpoints, which does not count beside another one.
     """
-    names = home.run_names()
-    if not names:
-        raise NoModelError(
-            f"there are no runs in {home.runs}", "train first, or give the daemon's directory with --home"
-        )
-    found = home.runs_called(wanted)
-    if not wanted and default[:16] in names:
-        found = [default[:16]]
-    # A start that fails, for example without a hash that the manifest needs, leaves a run without checkpoints.
-    found = [run for run in found if any(RunDirectory(home.runs / run).checkpoints.glob("step-*"))] or found
-    if len(found) != 1:
-        problem = f"there are {len(found)} runs"
-        if wanted:
-            count = f"{len(found)} runs have" if found else "no run has"
-            problem = f"{count} the name {wanted!r}, or an id that begins with it"
-        known = ", ".join(f"{run} ({name})" if name else run for run, name in names.items())
-        raise NoModelError(problem, f"name one of: {known}")
-    return RunDirectory(home.runs / found[0])
+    return home.only_run(wanted, default, lambda run: any(run.checkpoints.glob("step-*")))[0]
 
 
 def all_weights(fragments: Mapping[int, FragmentState]) -> dict[str, Array]:

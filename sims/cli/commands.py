@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, run_called, settings
+from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, memory_bytes, settings
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
@@ -32,17 +32,18 @@ def sim(
         typer.Option("--seed", metavar="N", min=0, max=2**53 - 1, help="Seed of all draws [the scenario's]."),
     ] = None,
     peers: Annotated[
-        int | None, typer.Option("--peers", metavar="N", min=1, max=10_000, help="So many, each group in proportion.")
+        int | None,
+        typer.Option("--peers", metavar="N", min=1, max=10_000, help="Number of peers; groups grow in proportion."),
     ] = None,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", metavar="SECONDS", min=1, max=1e7, help="Of the scenario, not of waiting."),
+        typer.Option("--duration", metavar="SECONDS", min=1, max=1e7, help="Length of the scenario, in its own time."),
     ] = None,
     faults: Annotated[
         Path | None, typer.Option("--faults", metavar="FILE", help="JSON list of faults, instead of the scenario's.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the report goes [sims-NAME-SEED, or -2, …].")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the report [sims-NAME-SEED, or -2, …].")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the report of an earlier run.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Real processes behind shaped links, in real time.")] = False,
@@ -52,7 +53,10 @@ def sim(
     json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Play a scenario on a fake network. `sim list` shows the scenarios, `sim new FILE` writes one."""
+    """Play a scenario on a simulated network.
+
+    `sim list` shows the scenarios, `sim new FILE` writes one.
+    """
     _debug(context, debug)
     if (scenario == "new") is not (file is not None):
         raise InputError("new takes the name of a file to write", "thinwire sim new mine.toml")
@@ -79,30 +83,33 @@ def plan(
         str, typer.Option("--parameters", metavar="N", help="Size of the model, such as 350M [the manifest's].")
     ] = "",
     layers: Annotated[
-        int | None, typer.Option("--layers", metavar="N", min=1, max=1024, help="Its layers [the manifest's].")
+        int | None, typer.Option("--layers", metavar="N", min=1, max=1024, help="Layers of the model [the manifest's].")
     ] = None,
     width: Annotated[
-        int | None, typer.Option("--width", metavar="N", min=1, help="Its width [the manifest's].")
+        int | None, typer.Option("--width", metavar="N", min=1, help="Width of the model [the manifest's].")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", metavar="N", min=1, help="Of one inner step of one peer [the manifest's].")
+        int | None,
+        typer.Option("--tokens", metavar="N", min=1, help="Tokens of an inner step of a peer [the manifest's]."),
     ] = None,
     step: Annotated[
-        float | None, typer.Option("--step", metavar="SECONDS", min=1e-6, help="One inner step of one peer.")
+        float | None, typer.Option("--step", metavar="SECONDS", min=1e-6, help="Duration of an inner step of a peer.")
     ] = None,
     speed: Annotated[
-        float | None, typer.Option("--speed", metavar="TFLOPS", min=1e-6, help="Of one peer, when --step is not known.")
+        float | None,
+        typer.Option("--speed", metavar="TFLOPS", min=1e-6, help="Speed of a peer, if --step is not known."),
     ] = None,
     peers: Annotated[
-        int | None, typer.Option("--peers", metavar="N", min=2, max=10_000, help="How many [those of --link, or 8].")
+        int | None,
+        typer.Option("--peers", metavar="N", min=2, max=10_000, help="Number of peers [those of --link, or 8]."),
     ] = None,
     link: Annotated[
         list[str] | None,
         typer.Option(
-            "--link", metavar="[Nx]DOWN/UP[@STEP]", help="Mbit/s, or dsl, fibre …; may be repeated [100/100]."
+            "--link", metavar="[Nx]DOWN/UP[@STEP]", help="Links in Mbit/s, or dsl, fibre …; may be repeated [100/100]."
         ),
     ] = None,
-    rtt: Annotated[float, typer.Option("--rtt", metavar="MS", min=0, help="Round trip between two peers.")] = 50.0,
+    rtt: Annotated[float, typer.Option("--rtt", metavar="MS", min=0, help="Round-trip time between two peers.")] = 50.0,
     every: Annotated[
         int | None,
         typer.Option("--every", metavar="H", min=1, max=2**20, help="Inner steps of a round [the manifest's]."),
@@ -111,10 +118,10 @@ def plan(
         str, typer.Option("--codec", metavar="NAME", help="Codec of contributions [the manifest's].")
     ] = "",
     memory: Annotated[
-        float | None, typer.Option("--memory", metavar="GIB", min=1e-3, help="What a peer has for training.")
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of a peer for training, such as 24GiB.")
     ] = None,
-    site: Annotated[
-        str, typer.Option("--site", metavar="NxDOWN/UP", help="N peers share one line, rates in Mbit/s.")
+    shared_line: Annotated[
+        str, typer.Option("--shared-line", metavar="NxDOWN/UP", help="N peers share one line, rates in Mbit/s.")
     ] = "",
     pipeline: Annotated[
         Path | None, typer.Option("--pipeline", metavar="FILE", help="Plan paths over the stages of this JSON instead.")
@@ -123,7 +130,8 @@ def plan(
         Path | None, typer.Option("--picture", metavar="FILE", help="With --pipeline: write the plan as a PNG.")
     ] = None,
     tries: Annotated[
-        int | None, typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: how long to search.")
+        int | None,
+        typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: number of plans to try."),
     ] = None,
     outcome: Annotated[
         str,
@@ -138,7 +146,10 @@ def plan(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what rounds would cost, and which way to train suits, before anyone starts."""
+    """Estimate what rounds would cost, and which method suits.
+
+    It needs no swarm.
+    """
     _debug(context, debug)
     if pipeline is not None:
         if run is not None:
@@ -155,7 +166,8 @@ def plan(
         step, peers = step or (None if speed else came.step), peers or (None if link else came.peers)
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
-        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory, site=site,
+        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory_bytes(memory) or 0,
+        line=shared_line,
         here=run.parent if run else Path(),
     )  # fmt: skip
     answer = planner.plan(asked)
@@ -178,12 +190,12 @@ def plan(
 
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> RunOutcome:
-    """Return the outcome of a run stored on this machine. Raises InputError, PlanError."""
+    """Return the outcome of a run stored on this machine. Raises NoRunError, PlanError."""
     from thinwire.collectives.costs.cost_question import PlanError
     from thinwire.collectives.costs.plan_outcome import FEWEST, outcome_of
     from thinwire.node.runtime.event_log import read_events
 
-    directory, _ = run_called(settings(context, debug, {"home": home}).directories, run)
+    directory, _ = settings(context, debug, {"home": home}).directories.only_run(run)
     found = outcome_of(read_events(directory.events).events)
     if found is None:
         raise PlanError(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.node.runtime.console import log_style
-from thinwire.sims.network.regions import ACCESS, MBIT
 from thinwire.sims.results import report, run_directory
 from thinwire.sims.results.live_view import LiveView, Stopped, ending
 from thinwire.sims.results.report import PlayResult

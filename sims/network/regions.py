@@ -1,4 +1,4 @@
-"""Locations and access links of peers: ten regions of the world, and kinds of access links.
+"""Locations of peers: ten regions of the world, and the paths between them.
 
 Round-trip times and rates of one connection come from public scheduler tables for ten regions of a large cloud. The
 rate is what TCP reached over such a path; it limits a connection, not a peer.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MBIT = 1e6 / 8
-"""Bytes per second of one Mbit/s."""
+from thinwire.collectives.costs.access_links import MBIT
 
 REGIONS = ("Oregon", "LA", "Iowa", "Canada", "London", "Germany", "Japan", "Taiwan", "Singapore", "Australia")
 """Names of the regions, in the order of the table."""
@@ -35,30 +34,6 @@ class Path:
 
     rtt: float
     stream: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class AccessKind:
-    """Access link of a peer: `up` and `down` in bytes/s, `loss` as a probability.
-
-    jitter: mean additional one-way seconds.
-    """
-
-    up: float
-    down: float
-    loss: float = 0.0
-    jitter: float = 0.0
-
-
-ACCESS = {
-    "dsl": AccessKind(10 * MBIT, 50 * MBIT),
-    "cable": AccessKind(20 * MBIT, 200 * MBIT),
-    "fibre": AccessKind(300 * MBIT, 300 * MBIT),
-    "lte": AccessKind(8 * MBIT, 30 * MBIT, loss=0.005, jitter=0.015),
-    "office": AccessKind(1000 * MBIT, 1000 * MBIT),
-    "datacentre": AccessKind(10_000 * MBIT, 10_000 * MBIT),
-}
-"""Kinds of access links by name."""
 
 
 def _paths() -> dict[tuple[str, str], Path]:

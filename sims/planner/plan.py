@@ -214,7 +214,7 @@ def _needs(question: Question) -> tuple[BandwidthNeed, ...]:
     result = []
     for name, (schedule, both_ways) in bits_both_ways(question).items():
         transfer = question.parameters / question.layers * both_ways / (MBITS * 1e6)
-        latency = (3 if name == "gossip" else 6) * question.latency
+        latency = (3 if name == "noloco" else 6) * question.latency
         result.append(
             BandwidthNeed(
                 name, schedule.every, tuple(needed(utilisation(work, schedule, transfer, latency), MBITS, TARGETS))
@@ -257,7 +257,7 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
         most = largest_fragment(_sized(question))
         notes.append(f"this version averages at most {most:,} parameters at once; this model needs {fragments} parts")
     if question.peers > MAX_GROUP and not question.paired:
-        notes.append(f"this version has at most {MAX_GROUP} peers in a round: more need gossip (outer.method noloco)")
+        notes.append(f'this version has at most {MAX_GROUP} peers in a round: more need outer.method = "noloco"')
     if dense:
         notes.append(_ways(question))
     if METHODS[question.method].asynchronous:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, Unit
 from thinwire.node.runtime.console import bytes_text
-from thinwire.sims.network.regions import MBIT
 from thinwire.sims.planner.pipeline_costs import Pipeline
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.site_bytes import SiteBytes
-
-NAMES = {"diloco": "DiLoCo", "muloco": "MuLoCo"}
-"""Method of a manifest -> its name in a plan, if that is another."""
 
 WIDE = 150
 """Minimum width of a terminal, in columns, for descriptions of the methods."""
@@ -67,9 +64,9 @@ def _facts(plan: Plan) -> Text:
     best, here = plan.best, plan.best_here
     paired = asked.paired
     way, talk = (
-        (("pairs" if asked.group == 2 else f"groups of {asked.group}") + " (NoLoCo)", "asking")
+        ("noloco, " + ("pairs" if asked.group == 2 else f"groups of {asked.group}"), "asking")
         if paired
-        else (NAMES.get(asked.method, asked.method), "agreeing")
+        else (asked.method, "agreeing")
     )
     spec = asked.halves.spec if paired else asked.own_codec or asked.codec
     chunks = "" if asked.own_codec else f", {now.chunks} chunks"
@@ -139,14 +136,14 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...], last: tupl
 
 def _rows(rows: tuple[MethodRow, ...], targets: tuple[float, ...], wide: bool) -> Table:
     table = _table(
-        "Ways to train (* is in this version), and the H that reaches a utilisation",
+        "Ways to train (in brackets: to compare only), and the H that reaches a utilisation",
         ("method",),
         ("H", "each way", "exchange", "computing", "memory", *(percent(target) for target in targets)),
         ("data exchanged",) if wide else (),
     )
     for row in rows:
         table.add_row(
-            row.method + (" *" if row.here else ""),
+            row.method if row.here else f"({row.method})",
             str(row.every),
             bytes_text(row.moved),
             seconds_text(row.seconds),

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.collectives.costs.cost_question import PeerMachine, PlanError, Question, question_of
 from thinwire.compression.registry import SpecError
-from thinwire.sims.network.regions import ACCESS, MBIT
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse as parse_manifest
@@ -41,17 +41,17 @@ def question(
     rtt: float = 50.0,
     every: int | None = None,
     codec: str = "",
-    memory: float | None = None,
-    site: str = "",
+    memory: int = 0,
+    line: str = "",
     here: Path = Path(),
 ) -> Question:
     """Build a question from flags and a manifest (its TOML and file name); a flag overrides the manifest.
 
     step: seconds; or speed: TFLOP/s. links: such as "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with their
-    own step in seconds). site: such as "4x50/10", four peers behind one line. rtt: ms. memory: GiB. here: directory of the
-    manifest, whose model is counted there. Raises PlanError, ManifestError.
+    own step in seconds). line: such as "4x50/10", four peers behind one line. rtt: ms. memory: bytes; 0: not known. here:
+    directory of the manifest, whose model is counted there. Raises PlanError, ManifestError.
     """
-    if not all(math.isfinite(number) for number in (step or 0.0, speed or 0.0, rtt, memory or 0.0)):
+    if not all(math.isfinite(number) for number in (step or 0.0, speed or 0.0, rtt)):
         raise PlanError("a number of the question is not finite", "give it as digits")
     manifest = parse_manifest(toml, name) if toml else None
     assumed: list[str] = []
@@ -90,8 +90,8 @@ def question(
             rtt=rtt / 1e3,
             every=every or 0,
             codec=codec,
-            memory=(memory or 0.0) * (1 << 30),
-            line=_line(site) if site else None,
+            memory=memory,
+            line=_line(line) if line else None,
             assumed=tuple(assumed),
         )
     except SpecError as error:

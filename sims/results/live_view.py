@@ -26,6 +26,9 @@ ROWS = 16
 NAMED = 4
 """Most peers that a line names."""
 
+LEVELS = {"L0": "virtual time", "L1": "real processes", "L2": "real processes in network namespaces"}
+"""Level of a run -> its name on the last screen."""
+
 _REDRAW = 0.2
 _LINES = 10
 """Number of lines of a whole run without a terminal."""
@@ -99,7 +102,7 @@ class LiveView:
         return (
             f"{clock_text(journal.now)} of {clock_text(self._scenario.duration)} · {faster}"
             f"round {self._round} · loss {loss} · {there} of {len(journal.names)} peers · "
-            f"{sum(1 for _ in journal.of('fault') if not _.fields['over'])} faults"
+            f"faults {sum(1 for _ in journal.of('fault') if not _.fields['over'])}"
         )
 
     def _scene(self) -> Group:
@@ -162,7 +165,7 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
         ("trace", summary["trace"] or "-"),
         ("report", str(directory)),
     ]  # fmt: skip
-    head = f"{summary['scenario']} · seed {summary['seed']} · {summary['level']}"
+    head = f"{summary['scenario']} · seed {summary['seed']} · {LEVELS[summary['level']]}"
     return "\n".join([head, *(f"  {name:<12}{value}" for name, value in pairs)])
 
 

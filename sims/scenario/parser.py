@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from thinwire.collectives.costs.access_links import ACCESS, MBIT, AccessKind
 from thinwire.sims.network import regions
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.fault_kinds import ALONE, no_lie, odd
@@ -157,13 +158,11 @@ class _Scenario(Reader):
             key = "up_mbit" if group.up_mbit else "down_mbit"
             raise self.error((*place, key), "a link has both up_mbit and down_mbit", "add the other")
         kind = group.access or "fibre"
-        if kind not in regions.ACCESS:
-            raise self.error(
-                (*place, "access"), f"{kind!r} is no kind of link", nearest(kind, regions.ACCESS, "kinds: ")
-            )
-        access = regions.ACCESS[kind]
+        if kind not in ACCESS:
+            raise self.error((*place, "access"), f"{kind!r} is no kind of link", nearest(kind, ACCESS, "kinds: "))
+        access = ACCESS[kind]
         if group.up_mbit and group.down_mbit:
-            access = regions.AccessKind(group.up_mbit * regions.MBIT, group.down_mbit * regions.MBIT)
+            access = AccessKind(group.up_mbit * MBIT, group.down_mbit * MBIT)
         homes = [group.region] if isinstance(group.region, str) else group.region
         for home in homes:
             if home not in known:
@@ -210,7 +209,7 @@ class _Scenario(Reader):
                 key = "up_mbit" if line.up_mbit else "down_mbit"
                 raise self.error(("sites", name, key), "a link has both up_mbit and down_mbit", "add the other")
             if line.down_mbit and line.up_mbit:
-                found[name] = (line.down_mbit * regions.MBIT, line.up_mbit * regions.MBIT)
+                found[name] = (line.down_mbit * MBIT, line.up_mbit * MBIT)
             if line.nat != "none":
                 if any(peer.site == name and peer.nat != "none" for peer in peers):
                     hint = "remove nat from the site or from its peers"
@@ -286,7 +285,7 @@ class _Scenario(Reader):
                 regions.PATHS[a, b].rtt if rtts is None else rtts[i][j] / 1e3,
                 (None if links.regions or links.rtt_ms is not None else regions.PATHS[a, b].stream)
                 if streams is None
-                else streams[i][j] * regions.MBIT,
+                else streams[i][j] * MBIT,
             )
             for i, a in enumerate(names)
             for j, b in enumerate(names)

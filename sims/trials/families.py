@@ -15,9 +15,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.node.outer.own_lineage import SETTLE
 from thinwire.node.peer.peer import PATIENCE
-from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.network.regions import REGIONS
 from thinwire.sims.network.translator import KINDS
 from thinwire.sims.scenario.faults import HARSH, LIES, QUIET, WIRE, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario

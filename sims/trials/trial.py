@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.node.peer.peer import OWN_STATE, PATIENCE
-from thinwire.sims.network.regions import MBIT, REGIONS
+from thinwire.sims.network.regions import REGIONS
 from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, SEVERE, Fault, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.trials import families

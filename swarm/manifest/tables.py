@@ -190,7 +190,7 @@ class Pipeline(Table, frozen=True):
         group's origin plans routes from its measurements, and again when those change. "planned" is for groups with several
         holders of a stage (see `peers_per_stage`) and slow or uneven links.
     skip_fraction: fraction of the stages that each micro-batch skips, with planned paths (SkipPipe); 0 = it visits all. With
-        0.33 a step takes about half as long, and training as a whole loses a little (docs/guides/pipelines.md).
+        0.33 a step takes about half as long, and training as a whole loses a little (docs/measured/pipelines.md).
     max_reorders: visits out of order that a planned path may have, each behind its next neighbour: 0, 1 or 2.
     host_capacity: micro-batches that a host holds at a time in a plan; 0 = max_in_flight.
     peers_per_stage: peers of each stage but the first that a group has before weak peers found another group; 1 = a new group

@@ -22,7 +22,7 @@ BufferSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "e3m0")
 """Codecs of all elements of a vector, by the first word of their names."""
 
-CostRow: TypeAlias = Literal["DiLoCo", "streaming", "eager", "sparse", "powersgd", "gossip"]
+CostRow: TypeAlias = Literal["diloco", "streaming", "eager", "sparseloco", "powersgd", "noloco"]
 """Method of the planner's table, see collectives/costs/method_costs.py."""
 
 Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -89,7 +89,7 @@ class MethodSpec(Table, frozen=True, tag_field="method"):
 
     It is the outer parameters minus those of the model, so that the codec must have no residual.
     """
-    costs: ClassVar[CostRow] = "DiLoCo"
+    costs: ClassVar[CostRow] = "diloco"
     """Row of the planner's table of methods with this method's costs."""
     rounds_per_step: ClassVar[int] = 1
     """Rounds of one outer step."""

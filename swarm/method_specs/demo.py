@@ -41,7 +41,7 @@ class DeMo(MethodSpec, frozen=True, tag="demo"):
         )
     }
     tracks_data: ClassVar[bool] = True
-    costs: ClassVar[CostRow] = "sparse"
+    costs: ClassVar[CostRow] = "sparseloco"
 
     sync_every: Steps = 1
     lr: LearningRate = 4e-4

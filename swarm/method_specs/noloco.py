@@ -39,7 +39,7 @@ class NoLoCo(MethodSpec, frozen=True, tag="noloco"):
     defaults: ClassVar[Defaults] = {"exchange": {"aggregation": "mean"}}
     gossip: ClassVar[bool] = True
     computable: ClassVar[bool] = True
-    costs: ClassVar[CostRow] = "gossip"
+    costs: ClassVar[CostRow] = "noloco"
     fixed_timeout: ClassVar[str] = "pairs have a separate time-out"
 
     sync_every: Steps = 50

@@ -48,7 +48,7 @@ class SparseLoCo(MethodSpec, frozen=True, tag="sparseloco"):
     }
     tracks_data: ClassVar[bool] = True
     scored: ClassVar[bool] = True
-    costs: ClassVar[CostRow] = "sparse"
+    costs: ClassVar[CostRow] = "sparseloco"
 
     sync_every: Steps = 30
     lr: LearningRate = 1.0

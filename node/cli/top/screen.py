@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from rich.cells import cell_len
 from rich.text import Text
-from thinwire.node.runtime.console import bytes_text, count_text, plain
+from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 from thinwire.node.runtime.event_log import event_text
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -137,7 +137,7 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
     if status["held_out"] is not None:
         loss += f", held out {status['held_out']:.3f} after round {status['held_out_round']}"
     up, down = rates.of()
-    saved = f", ×{state['saved_factor']:.0f} less than fp32" if state["saved_factor"] else ""
+    saved = saved_text(state["saved_factor"])
     memory = f"{bytes_text(status['memory'])}" + (f", GPU {bytes_text(status[GPU])}" if status[GPU] else "")
     own = "_" if not state["running"] else "J" if status["phase"] in ("starting", "joining") else "#"
     symbols = Text("peers   ").append(own, f"bold {COLOURS[own]}")
@@ -206,7 +206,7 @@ def _round(state: Fields, rows: int) -> list[Text]:
         Text(f"absent  {len(absent)}: {', '.join(absent) or '-'}"),
         *([Text(f"waits   {plain(status['stalled'])}", "yellow")] if status["stalled"] else []),
         Text(),
-        Text(f"{'round':>8}{'loss':>9}{'in':>8}{'sync':>9}{'tokens/s':>10}  missing", "bold"),
+        Text(f"{'round':>8}{'loss':>9}{'in':>8}{'exchange':>9}{'tokens/s':>10}  missing", "bold"),
     ]
     found = []
     for one in reversed(state["rounds"][-max(1, rows) :]):

@@ -56,4 +56,4 @@ def test_generate_writes_the_same_text_from_run_checkpoint_and_export(peer, caps
     code, out, _ = outcome(capsys, "generate", *words, "--seed", 3, "--json")
     assert code == 0 and "lorem ip" + json.loads(out)["text"] + "\n" == text
     code, out, err = outcome(capsys, "generate", "other", *words)
-    assert code == 2 and out == "" and "no run has the name 'other'" in err and "(e2e)" in err
+    assert code == 2 and out == "" and "no run of this machine has the name 'other'" in err and "(e2e)" in err

@@ -122,7 +122,7 @@ def test_page_that_cannot_listen_says_why(machine):
         assert "cannot listen on 127.0.0.1" in error and "--port" in hint
     daemon.run("page", "--host", "0.0.0.0")
     assert daemon.exit() == 2
-    assert "--public" in daemon.complaint()[1]
+    assert "--hide-addresses" in daemon.complaint()[1]
 
 
 @pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its driver")

@@ -39,7 +39,7 @@ RUN = {
     "thinwire replay first": 0,
     "thinwire plan run.toml --step 2 --json": 0,
     "thinwire plan run.toml --step 2 --link 6xdsl --link 2xfibre": 0,
-    "thinwire plan --parameters 1.3B --layers 24 --speed 20 --tokens 8192 --link 8x50/10 --memory 24": 0,
+    "thinwire plan --parameters 1.3B --layers 24 --speed 20 --tokens 8192 --link 8x50/10 --memory 24GiB": 0,
     "thinwire plan --parameters 350M --layers 24 --step 1.5 --peers 8 --link cable": 0,
     "thinwire plan --parameters 350M --layers 24 --step 1.5 --peers 8 --link fibre": 0,
     "thinwire plan run.toml --link 50/10 --rtt 60 --outcome first": 2,  # this run has one peer, so no round with others
@@ -173,10 +173,12 @@ def one_step(model, batch, optimizer):
 
 
 @pytest.mark.trial
-def test_python_of_the_readme_runs(swarm_file):
+def test_python_of_the_readme_runs(swarm_file, monkeypatch):
+    monkeypatch.chdir(swarm_file.parent)
     (code,) = python_of("README.md")
+    (own,) = [block.code for block in blocks("toml") if block.document == "README.md" and '"mine"' in block.code]
+    swarm_file.write_text(own.replace("sync_every = 20", "sync_every = 2").replace("[model]", "rounds = 3\n\n[model]"))
     names = {
-        "invite_or_toml": swarm_file,
         "model": torch.nn.Linear(4, 1),
         "torch": torch,
         "batches": torch.ones(6, 2, 4),

@@ -17,7 +17,15 @@ from thinwire.sims.planner.question import PlanError, question
 from thinwire.swarm.messages.registry import MAX_GROUP
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["data parallel, fp32", "DiLoCo", "streaming", "streaming, overlapped", "eager", "sparse", "gossip"]
+NAMES = [
+    "data parallel, fp32",
+    "diloco",
+    "streaming, overlap 0",
+    "streaming, overlap 1",
+    "eager",
+    "sparseloco",
+    "noloco",
+]
 
 
 def asked(**changes):
@@ -55,11 +63,11 @@ def test_planned_round_matches_real_peers_on_wide_area_links():
 def test_methods_with_fewer_bytes_compute_a_larger_part_of_the_time():
     found = {method.name: method.busy(50) for method in methods(asked())}
     assert list(found) == NAMES
-    assert found["data parallel, fp32"] < found["DiLoCo"] < found["streaming, overlapped"]
+    assert found["data parallel, fp32"] < found["diloco"] < found["streaming, overlap 1"]
     # Two vectors to one peer are more than 7/8 of two, but the slow weights travel during the steps.
-    assert found["DiLoCo"] < found["gossip"] < found["sparse"]
+    assert found["diloco"] < found["noloco"] < found["sparseloco"]
     exact = {method.name: method.busy(50) for method in methods(asked(codec="fp32"))}
-    assert exact["DiLoCo"] < exact["gossip"]
+    assert exact["diloco"] < exact["noloco"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -79,7 +87,7 @@ def test_more_resources_never_slow_the_plan(peers, layers, down, up, rtt, every)
 
 
 def test_sparse_plan_uses_allgather_while_cheaper():
-    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparse") for n in (5, 6))
+    few, many = (named(methods(asked(links=[f"{n}x50/50"])), "sparseloco") for n in (5, 6))
     assert "everyone's to everyone" in few.about and "owners" in many.about
     assert few.moved == pytest.approx(4 * 1e8 * 0.1485 / 8)
     assert many.moved == pytest.approx(5 / 6 * 1e8 * (0.1485 + 0.641) / 8)
@@ -94,13 +102,13 @@ def test_gossip_plan_waits_for_mean_over_all_pairs():
         vector = 1e8 * 8.0625 / 8 / min(a.down, a.up, b.down, b.up)
         seconds = vector + max(0.0, vector - 20 * max(a.step, b.step)) + 3 * 0.025
         expected.append(20 * a.step / (20 * max(a.step, b.step) + seconds))
-    gossip = named(methods(own), "gossip")
+    gossip = named(methods(own), "noloco")
     assert gossip.busy(20) == pytest.approx(sum(expected) / len(expected), rel=1e-3)
 
 
 def test_pair_plan_counts_codec_bytes_and_memory():
     """One vector if γ = β and the codec is lossless, otherwise two; the residual needs memory."""
-    lossy, exact = (named(methods(asked(codec=codec)), "gossip") for codec in ("int8(block=256)", "fp32"))
+    lossy, exact = (named(methods(asked(codec=codec)), "noloco") for codec in ("int8(block=256)", "fp32"))
     assert lossy.moved == pytest.approx(2 * 1e8 * 8.0625 / 8, rel=1e-3)
     assert exact.moved == pytest.approx(1e8 * 4, rel=1e-3)
     assert (lossy.memory, exact.memory) == (12e8 + 4e8 * 8.0625 / 8, 16e8)
@@ -110,7 +118,7 @@ def test_noloco_manifest_is_planned_as_pairs():
     toml = b'[run]\nname = "x"\n[outer]\nmethod = "noloco"\nsync_every = 50\ngamma = 0.4\n[exchange]\ncodec = "fp32"\n'
     own = question(toml, "x.toml", parameters="100M", layers=12, step=1.0, links=["8x50/10"])
     answer = plan(own)
-    gossip = next(row for row in answer.methods if row.method == "gossip")
+    gossip = next(row for row in answer.methods if row.method == "noloco")
     assert gossip.here and answer.bits == 64.0
     assert (answer.round.sent, answer.round.utilisation) == (gossip.moved, gossip.utilisation)
     assert answer.round.sent == pytest.approx(8e8, rel=1e-3) and answer.round.agreement == 0.05
@@ -134,17 +142,17 @@ def test_sparse_noloco_manifest_is_planned_with_its_parts(group):
         sizes[parts] = answer.round.sent
         slow = 8.0625 / parts * (group - 1 if group < 16 else 2 * 15 / 16)
         assert answer.round.sent == pytest.approx(1e8 / 8 * ((group - 1) * 0.1485 + slow), rel=0.02)
-        assert named(methods(own), "gossip").memory > 12e8
+        assert named(methods(own), "noloco").memory > 12e8
     assert sizes[8] < sizes[1] / 2
 
 
 def test_sparse_plan_matches_published_production_run():
     """72.75B parameters, H = 30, 20 min of computing, 70 s of exchange: 94.5 % (as published)."""
     own = question(parameters="72.75B", layers=80, step=40.0, links=["17x1000/1000"], every=30)
-    sparse = named(methods(own), "sparse")
+    sparse = named(methods(own), "sparseloco")
     speed = sparse.seconds / 70  # links with which an exchange takes the published 70 s
     faster = question(parameters="72.75B", layers=80, step=40.0, links=[f"17x{1000 * speed:.3f}/{1000 * speed:.3f}"])
-    assert named(methods(faster), "sparse").busy(30) == pytest.approx(0.945, abs=0.001)
+    assert named(methods(faster), "sparseloco").busy(30) == pytest.approx(0.945, abs=0.001)
 
 
 def test_plan_assigns_chunks_by_bandwidth_where_faster():
@@ -168,14 +176,14 @@ def test_plan_names_late_peers():
 class TestAdvice:
     def test_plan_for_good_links_is_diloco(self):
         answer = plan(asked(links=["8x1000/1000"]))
-        assert answer.best == answer.best_here and answer.best.method == "DiLoCo"
+        assert answer.best == answer.best_here and answer.best.method == "diloco"
         assert answer.best.utilisation >= 0.9 and answer.best.every <= 500
 
     def test_plan_for_home_links_is_sparse(self):
         answer = plan(asked(links=["8x50/10"], step=0.3))
-        assert answer.best.method == "sparse" and answer.best.every <= 250
+        assert answer.best.method == "sparseloco" and answer.best.every <= 250
         assert answer.best_here == answer.best
-        rivals = [row for row in answer.methods if row.here and row.method != "sparse"]
+        rivals = [row for row in answer.methods if row.here and row.method != "sparseloco"]
         assert rivals and all(row.utilisation < answer.best.utilisation for row in rivals)
 
     def test_planned_sync_interval_is_the_smallest_that_suffices(self):
@@ -184,7 +192,7 @@ class TestAdvice:
         assert answer.best.every == next(row for row in answer.methods if row.here).reaching[at]
 
     def test_plan_for_small_memories_is_a_pipeline(self):
-        answer = plan(asked(parameters="1B", memory=8.0))
+        answer = plan(asked(parameters="1B", memory=8 << 30))
         assert answer.pipeline is not None
         assert answer.best.method.startswith(f"pipeline of {answer.pipeline.stages} stages")
         assert answer.pipeline.memory <= 8.0 * 2**30
@@ -196,7 +204,7 @@ class TestAdvice:
 
     @pytest.mark.parametrize("memory", [20, 22, 24, 26, 28, 30, 33, 36, 40])
     def test_plan_advises_a_method_that_fits_or_says_that_none_does(self, memory):
-        answer = plan(asked(parameters="1.3B", layers=24, step=0.3, memory=float(memory), tokens=0))
+        answer = plan(asked(parameters="1.3B", layers=24, step=0.3, memory=memory << 30, tokens=0))
         for best, rows in (
             (answer.best, answer.methods),
             (answer.best_here, [row for row in answer.methods if row.here]),
@@ -220,7 +228,7 @@ class TestPipeline:
         assert pipeline(staged, 1e9).stages == 3
 
     def test_pipeline_on_fast_links_loses_only_the_bubble(self):
-        own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=0.1)
+        own = asked(links=["8x100000/100000"], rtt=0.0, tokens=1, memory=2**30 // 10 + 1)
         found = pipeline(own, 0.4 * 2**30)
         assert found.stages == 4 and found.bubble == 3 / (4 * MICRO + 3)
         assert found.boundaries[0].utilisation == pytest.approx(1 - found.bubble, abs=1e-3)
@@ -239,7 +247,7 @@ class TestPipeline:
 
     def test_pipeline_plan_without_tokens_is_none(self):
         assert pipeline(question(parameters="1M", layers=4, step=1.0), 1.0) is None
-        assert pipeline(asked(layers=3, memory=0.01), 2**30) is None
+        assert pipeline(asked(layers=3, memory=2**30 // 100), 2**30) is None
 
 
 def test_bandwidth_table_has_every_method():
@@ -248,7 +256,7 @@ def test_bandwidth_table_has_every_method():
     for need in needs:
         reached = [value for value in need.mbits if value is not None]
         assert reached == sorted(reached)
-    dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("DiLoCo", "sparse"))
+    dense, sparse = (next(n for n in needs if n.method == name).mbits[0] for name in ("diloco", "sparseloco"))
     assert dense / sparse == pytest.approx(2 * 8.0625 / (0.1485 + 0.641), rel=0.15)
 
 
@@ -263,8 +271,8 @@ def test_plan_command_prints_advice(capsys):
     assert code == 0 and err == []
     for words in (
         "429k parameters",
-        "round      DiLoCo",
-        "gossip *",
+        "round      diloco",
+        "(data parallel, fp32)",
         "3 × 50/10 Mbit/s",
         "best",
         "int8(block=256)",
@@ -276,21 +284,21 @@ def test_plan_command_prints_advice(capsys):
 
 def test_plan_with_sites_moves_a_quarter_of_the_bytes():
     """Four peers each: a quarter of the bytes, a quarter of the time, as long as the line binds."""
-    found = plan(asked(links=["8x1000/1000"], site="4x50/50")).sites
+    found = plan(asked(links=["8x1000/1000"], line="4x50/50")).sites
     assert (found.sites, found.members) == (2, 4)
     assert found.flat == pytest.approx(4 * 1e8 * 8.0625 / 8) and found.flat == 4 * found.tall
     assert found.factor == pytest.approx(4, rel=0.01)
-    assert plan(asked(links=["8x10/10"], site="4x1000/1000")).sites.factor < 1.2, "their own links bind"
-    uneven = plan(asked(links=["7x1000/1000"], site="3x50/50")).sites
+    assert plan(asked(links=["8x10/10"], line="4x1000/1000")).sites.factor < 1.2, "their own links bind"
+    uneven = plan(asked(links=["7x1000/1000"], line="3x50/50")).sites
     assert (uneven.sites, uneven.members) == (3, 3) and uneven.tall == pytest.approx(4 / 3 * 1e8 * 8.0625 / 8)
     assert plan(asked()).sites is None
 
 
 def test_plan_command_accepts_sites(capsys):
     known = ["--parameters", "100M", "--layers", 12, "--step", 1, "--link", "8x1000/1000"]
-    code, out, err = run(capsys, *known, "--site", "4x50/50")
+    code, out, err = run(capsys, *known, "--shared-line", "4x50/50")
     assert code == 0 and err == [] and "4.0 times as fast" in out and 'exchange.topology = "hierarchy"' in out
-    code, out, err = run(capsys, *known, "--site", "2x1000/1000")
+    code, out, err = run(capsys, *known, "--shared-line", "2x1000/1000")
     assert code == 0 and "hierarchy" in out
 
 
@@ -299,20 +307,20 @@ def test_plan_command_accepts_noloco_manifest(capsys, tmp_path):
     path.write_text('[run]\nname = "x"\n[outer]\nmethod = "noloco"\n')
     code, out, err = run(capsys, path, "--step", 1)
     assert code == 0 and err == []
-    assert "round      pairs (NoLoCo), H = 50, int8(block=256)+int8(block=256): 16.12 bits per parameter" in out
+    assert "round      noloco, pairs, H = 50, int8(block=256)+int8(block=256): 16.12 bits per parameter" in out
     assert "asking" in out and "agreeing" not in out
 
 
 @pytest.mark.parametrize(
     ("method", "way", "row", "bits"),
     [
-        ("sparseloco", "sparseloco, H = 30, topk(k=64,chunk=4096)|2bit|rice: 0.1485 bits", "sparse", 0.1485),
-        ("demo", "demo, H = 1, demo(k=32,chunk=4096)|2bit|rice: 0.0819 bits", "sparse", 0.0819),
+        ("sparseloco", "sparseloco, H = 30, topk(k=64,chunk=4096)|2bit|rice: 0.1485 bits", "sparseloco", 0.1485),
+        ("demo", "demo, H = 1, demo(k=32,chunk=4096)|2bit|rice: 0.0819 bits", "sparseloco", 0.0819),
         ("powersgd", "powersgd, H = 20, powersgd(rank=4): 1 bits", "powersgd", 1.0),
-        ("streaming", "streaming, H = 30, int8(block=256): 8.062 bits", "streaming, overlapped", 8.0625),
+        ("streaming", "streaming, H = 30, int8(block=256): 8.062 bits", "streaming, overlap 1", 8.0625),
         ("eager", "eager, H = 30, int8(block=256)", "eager", 8.0625),
         ("co2", "co2, H = 30, int8(block=256)", "eager", 8.0625),
-        ("muloco", "MuLoCo, H = 30, int8(block=256)", "DiLoCo", 8.0625),
+        ("muloco", "muloco, H = 30, int8(block=256)", "diloco", 8.0625),
     ],
 )
 def test_plan_command_plans_the_method_of_the_manifest(capsys, tmp_path, method, way, row, bits):
@@ -321,7 +329,7 @@ def test_plan_command_plans_the_method_of_the_manifest(capsys, tmp_path, method,
     assert main.main(["plan", str(file), "--step", "1"]) == 0
     said = capsys.readouterr().out
     assert way in said and ("at the same time" in said) == (method in ("streaming", "eager", "co2"))
-    assert ("ring" in said) == (row not in ("sparse", "powersgd"))
+    assert ("ring" in said) == (row not in ("sparseloco", "powersgd"))
     assert main.main(["plan", str(file), "--step", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     own = next(one for one in answer["methods"] if one["method"] == row)
@@ -348,7 +356,7 @@ def test_plan_command_prints_json(capsys):
     answer = msgspec.json.decode(out, type=Plan)
     assert code == 0 and err == [] and answer.question.parameters == 350_000_000
     assert answer == plan(question(parameters="350M", layers=24, step=2.0))
-    assert json.loads(out)["methods"][1]["method"] == "DiLoCo"
+    assert json.loads(out)["methods"][1]["method"] == "diloco"
 
 
 @pytest.mark.parametrize(
@@ -361,8 +369,10 @@ def test_plan_command_prints_json(capsys):
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "0x50/10"], "'0x50/10' is no link"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "dsl", "--link", "00xdsl"], "'00xdsl'"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--rtt", "inf"], "finite"),
-        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "50/10"], "'50/10' is no line"),
-        (["--parameters", "1B", "--layers", "8", "--step", "1", "--site", "4x50/10@2"], "4x50/10"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--memory", "24"], "24' is less than 1 MiB"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--memory", "much"], "'much' is no size"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--shared-line", "50/10"], "'50/10' is no line"),
+        (["--parameters", "1B", "--layers", "8", "--step", "1", "--shared-line", "4x50/10@2"], "4x50/10"),
     ],
 )
 def test_plan_command_mistakes_print_two_lines_and_exit_code(capsys, arguments, words):

@@ -79,10 +79,10 @@ def test_question_takes_method_and_codec_from_manifest():
 def test_question_flags_override_manifest():
     asked = question(
         DEMO, "demo.toml", parameters="7M", layers=6, width=512, tokens=99, step=1.0, peers=5, links=["20/10"], rtt=80.0,
-        every=7, codec="fp32", memory=2.0,
+        every=7, codec="fp32", memory=2 << 30,
     )  # fmt: skip
     assert (asked.parameters, asked.layers, asked.width, asked.tokens) == (7_000_000, 6, 512, 99)
-    assert (asked.every, asked.codec, asked.memory, asked.latency) == (7, "fp32", 2.0 * 2**30, 0.04)
+    assert (asked.every, asked.codec, asked.memory, asked.latency) == (7, "fp32", 2 << 30, 0.04)
     assert asked.machines == (PeerMachine(5, 2.5e6, 1.25e6, 1.0),)
 
 

@@ -162,7 +162,7 @@ def test_live_view_without_terminal_prints_lines(capsys):
     view.close()
     lines = capsys.readouterr().err.splitlines()
     assert (
-        len(lines) == 1 and "0:40 of 0:40" in lines[0] and "round 3 · loss 2.500 · 2 of 4 peers · 1 faults" in lines[0]
+        len(lines) == 1 and "0:40 of 0:40" in lines[0] and "round 3 · loss 2.500 · 2 of 4 peers · faults 1" in lines[0]
     )
 
 

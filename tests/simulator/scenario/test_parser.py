@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network import regions
 from thinwire.sims.processes.player import RealError, player
 from thinwire.sims.scenario.faults import Fault
@@ -40,7 +41,7 @@ seconds = 4
 pause = 0.5
 """
 
-NINE = {
+SHIPPED = {
     "home-fibre-8", "ten-regions-30", "flash-crowd-200", "churn-storm", "partition-heal", "byzantine-19pct",
     "weak-peers-pipeline", "thousand-peers-gossip", "thousand-peers-groups", "transatlantic-100mbit",
 }  # fmt: skip
@@ -85,12 +86,12 @@ def test_parser_reads_translators_of_peers_and_sites():
 
 def test_every_pair_of_regions_has_a_path():
     assert len(regions.PATHS) == 100
-    assert regions.PATHS["LA", "Australia"] == regions.Path(0.138, 126 * regions.MBIT)
+    assert regions.PATHS["LA", "Australia"] == regions.Path(0.138, 126 * MBIT)
     assert regions.PATHS["Australia", "Canada"] == regions.PATHS["Canada", "Australia"]
     assert regions.PATHS["Canada", "Australia"].rtt == 0.196
 
 
-@pytest.mark.parametrize("name", sorted(NINE))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_shipped_scenarios_parse(name):
     read = load(name)
     assert read.name == name and len(read.about) > 50
@@ -98,8 +99,8 @@ def test_shipped_scenarios_parse(name):
     assert all(fault.until < read.duration for fault in read.faults)
 
 
-def test_nine_scenarios_are_shipped():
-    assert set(shipped()) == NINE
+def test_scenarios_of_this_list_are_shipped():
+    assert set(shipped()) == SHIPPED
     assert len(load("thousand-peers-gossip").peers) == 1000
 
 
@@ -323,4 +324,4 @@ def test_package_data_has_scenarios_and_template():
         "thinwire.sims"
     ]
     installed = {file for pattern in patterns for file in (root / "sims").glob(pattern)}
-    assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(NINE) + 1
+    assert installed == set((root / "sims").rglob("*.toml")) and len(installed) == len(SHIPPED) + 1

@@ -142,7 +142,15 @@ def test_status_command_prints_running_daemon(capsys, home):
     )  # fmt: skip
     code, out, err = outcome(capsys, "status", "--home", home)
     assert code == 0 and err == []
-    for words in ("toy cdcdcdcd", "12 of 40", "3.214", "1.9 MB (×212", "2.0 GB", "41k tokens/s", "alarm: disk full"):
+    for words in (
+        "toy cdcdcdcd",
+        "12 of 40",
+        "3.214",
+        "1.9 MB (212 times less",
+        "2.0 GB",
+        "41k tokens/s",
+        "alarm: disk full",
+    ):
         assert words in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("efefefef", "01010101"))]
     # A name that another peer chose is shown as it is, never as markup or as control of the terminal.
@@ -323,7 +331,7 @@ def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, f
     (tmp_path / "text").write_text("words")
     code, out, err = outcome(
         capsys, "start", run_toml, *flags, "--rounds", 9, "--data", tmp_path / "text", "--device", "cpu",
-        "--port", 7400, "--host", "127.0.0.1", "--ports", "7401-7499", "--advertise", "192.0.2.9", "--name", "me",
+        "--port", 7400, "--host", "127.0.0.1", "--ports", "7401-7499", "--advertise", "192.0.2.9", "--map-port", "--name", "me",
         "--threads", 2, "--place", 3, "--home", home, "--log", "json", "--debug",
     )  # fmt: skip
     assert (code, out, err) == (0, "", [])
@@ -333,6 +341,7 @@ def test_start_passes_all_options_on(capsys, home, run_toml, daemon, tmp_path, f
     assert (config.port, config.host, config.ports) == (7400, "127.0.0.1", (7401, 7499))
     assert (config.advertise, config.name, config.threads) == (("192.0.2.9",), "me", 2)
     assert (config.data, config.device, config.home) == (str(tmp_path / "text"), "cpu", home)
+    assert config.map_port
 
 
 def test_join_passes_all_options_to_daemon(capsys, home, daemon):
@@ -370,6 +379,7 @@ def test_exit_code_is_that_of_the_daemon(home, daemon):
         (["start", "{pickle}"], 2, "not TOML"),
         (["join"], 2, "INVITE"),
         (["join", "hello!"], 2, "starts with tw1"),
+        (["join", "foo"], 2, "no run of this machine is called 'foo'"),
         (["join", INVITE[:-1] + ("a" if INVITE[-1] != "a" else "b")], 2, "typo"),
         (["config"], 2, "config --help"),
     ],

@@ -5,9 +5,9 @@ import json
 import blake3
 import pytest
 from kit.real.terminal import Terminal
+from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.node.cli import main
 from thinwire.node.cli.new_run import ADMISSION, LINKS, SIZES
-from thinwire.sims.network.regions import ACCESS
 from thinwire.swarm.manifest.parser import parse
 
 
@@ -39,10 +39,11 @@ def test_init_writes_a_manifest_for_each_link_and_admission(tmp_path, capsys, li
     assert code == 0 and err == ""
     manifest = parse(file.read_bytes())
     assert (manifest.run.name, manifest.model.layers) == ("first", 4) and manifest.admission.mode == admission
-    assert manifest.outer.method == LINKS[link].method and link in ACCESS
+    assert manifest.outer.method == LINKS[link].method
+    assert f"# {link}, {ACCESS[link].up / MBIT:g} Mbit/s up: " in file.read_text()
     assert [path.name for path in file.parent.iterdir()] == ["run.toml"]
     assert manifest.admission.trial == (8 if admission == "open" else 0)
-    assert ("node.toml" in out) == bool(LINKS[link].up)
+    assert ("node.toml" in out) == (LINKS[link].share < 1)
     if admission == "invited":
         assert planned(capsys, out) == (0, "")
 

@@ -76,7 +76,11 @@ def test_tabs_show_peers_links_round_and_events(tmp_path):
     state = files(tmp_path).state()
     swarm = shown(state, "swarm")
     assert "thinwire demo 12121212  round 200 of 400  exchanging" in swarm and "peers   ##J?_!" in swarm
-    assert "2.0 MB in all, ×100 less than fp32" in swarm and "… and 24 more" in swarm and "memory 900 MB" in swarm
+    assert (
+        "2.0 MB in all (100 times less than synchronous fp32)" in swarm
+        and "… and 24 more" in swarm
+        and "memory 900 MB" in swarm
+    )
     links = shown(state, "links")
     assert "12.0 ms" in links and "5.0 kB" in links and "  雪" in links  # the relay of the late peer
     found = shown(state, "round")

@@ -109,7 +109,7 @@ def test_live_view_table_has_every_figure():
 def test_live_view_line_sums_up_a_round():
     assert line(scene()) == (
         "run toy · round 4 of 6 · 1 peers running · 4k tokens/s · 1:23 · loss 1.250 · up 7.0 kB, down 6.3 kB "
-        "(×80 less than synchronous fp32) · sync 0.2 s"
+        "(80 times less than synchronous fp32) · exchange 0.2 s"
     )
     assert clock_text(605.9) == "10:05"
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from thinwire.node.peer.reporter import INFO, WARNING, Reporter
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import LIFE, Era, Fork
@@ -22,6 +23,23 @@ def reporter():
     lines = []
     said = Reporter(lambda kind, fields: None, say=lambda *line: lines.append(line[:2]), wall=lambda: 0.0)
     return said, lines
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [(0, "up 0 B · exchange 0.0 s"), (1000, "up 1.0 kB (8 times less than synchronous fp32) · exchange 0.0 s")],
+)
+def test_line_of_a_round_names_what_was_saved_only_if_bytes_were_sent(sent, text):
+    report, lines = reporter()
+    report.fp32_bytes = 8000
+    alone = peer(FORK)
+    alone.replica.after = lambda outcome: (6, IDS, b"d")
+    alone.session = SimpleNamespace(roster=SimpleNamespace(view=IDS[:1]), strays=0, live=IDS[:1])
+    alone.traffic = lambda: (sent, 0)
+    report.round(
+        alone, SimpleNamespace(missing={}, contributors=IDS[:1], commit=None), loss=2.0, seconds=0.0, steps=0, weight=0
+    )
+    assert lines == [(INFO, f"round 6 · loss 2.000 · 1/1 peers · {text} · 0 tok/s")]
 
 
 def test_summary_names_the_lineage_and_each_alarm_once():

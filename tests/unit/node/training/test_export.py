@@ -240,7 +240,7 @@ def test_export_of_stages_of_another_run_is_refused(tmp_path, capsys):
     trained(tmp_path / "a", stages=[1])
     trained(tmp_path / "b", stages=[0], run=b"\xee" * 32)
     code, _, err = outcome(capsys, tmp_path / "m", "--home", tmp_path / "a", "--with", tmp_path / "b")
-    assert code == 2 and "no run has the name" in err
+    assert code == 2 and "no run of this machine has the name" in err
 
 
 def test_export_mistakes_are_reported(tmp_path, capsys):

@@ -10,7 +10,7 @@ from thinwire.node.pipeline.planner.makespan import full, makespan
 from thinwire.node.pipeline.planner.path_search import improve, mend, plan, search, without
 from thinwire.node.pipeline.planner.problem import Problem, ProblemError
 
-# Loose: so few tries are seconds away from the figures of docs/guides/pipelines.md.
+# Loose: so few tries are seconds away from the figures of docs/measured/pipelines.md.
 QUICK = [("shipped20", 36.5), ("gcp8_25m2", 37.0), ("5c20_33", 36.5)]
 TARGETS = [("shipped20", 33.6), ("gcp8_25m2", 36.5), ("5c20_33", 35.3), ("gcp12_33m2", 56.2), ("gcp20_25", 52.4)]
 SLOW = ("5c20_33", "gcp20_25")
