@@ -41,7 +41,10 @@ IN_FLIGHT = 4
 """Number of chunks requested from one source at a time: enough to fill its link, little to lose."""
 
 BLOCK = 40
-"""Chunks in one piece of memory, which returns to the system with its last chunk: the C library retains pieces up to 32 MiB."""
+"""Chunks in one piece of memory, which returns to the system with its last chunk.
+
+The C library retains freed pieces of up to 32 MiB.
+"""
 
 STALL = 5
 """Multiple of the patience: a source with a later chunk is late; also the wait for too few offers."""
