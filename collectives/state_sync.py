@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -40,6 +40,12 @@ from thinwire.swarm.messages.registry import (
 IN_FLIGHT = 4
 """Number of chunks requested from one source at a time: enough to fill its link, little to lose."""
 
+BLOCK = 40
+"""Chunks in one piece of memory, which returns to the system with its last chunk.
+
+The C library retains freed pieces of up to 32 MiB.
+"""
+
 STALL = 5
 """Multiple of the patience: a source with a later chunk is late; also the wait for too few offers."""
 
@@ -61,11 +67,14 @@ LAST_ROUND = 2**32 - 2
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """State to install: offer, chunk hashes, the chunks that differ from the local ones, and chain."""
+    """State to install: offer, chunk hashes, the chunks that differ from the local ones, and chain.
+
+    `Replica.install` takes the chunks out.
+    """
 
     offer: StateOffer
     hashes: tuple[Digest, ...]
-    chunks: Mapping[int, Buffer]
+    chunks: dict[int, Buffer]
     sources: tuple[PeerId, ...]
     chain: Chain = ()
 
@@ -200,11 +209,12 @@ async def _fetch(
     here = [peer for peer in chosen if peer not in away]
     sources = [peer for peer in here if peer not in partial.liars] or here
     # Chunks are copied to here, so that the transport can use its buffers again: it would retain as many as were held at once.
-    room = np.empty(len(needed) * CHUNK_BYTES, np.uint8).data
+    blocks = [np.empty(BLOCK * CHUNK_BYTES, np.uint8).data for _ in range(0, len(needed), BLOCK)]
     places = {
-        index: room[place * CHUNK_BYTES :][: min(CHUNK_BYTES, nbytes - index * CHUNK_BYTES)]
+        index: blocks[place // BLOCK][place % BLOCK * CHUNK_BYTES :][: min(CHUNK_BYTES, nbytes - index * CHUNK_BYTES)]
         for place, index in enumerate(needed)
     }
+    del blocks  # each lasts until its last chunk is installed
     chunks: dict[int, Buffer] = {}
     for index in needed:
         if (earlier := partial.chunks.get(hashes[index])) is not None:

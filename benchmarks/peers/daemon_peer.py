@@ -1,6 +1,6 @@
 """A daemon that says how much memory it uses: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
 
-Writes lines of JSON to stderr: `base`, bytes resident once model and inner optimizer are there and have made two steps, and,
+Writes lines of JSON to stderr: `base`, bytes resident at the end of the second step, with gradients and moments, and,
 once a second and at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator:
 the first is the peak of the two steps, with gradients and activations.
 
@@ -26,8 +26,14 @@ from benchmarks.support import machine
 def measured(*arguments: Any, **options: Any) -> Any:
     """Prepare the training, run it in, and remember what it takes."""
     training = prepare(*arguments, **options)
+    found = {"parameters": training.layout.total}
+
+    def after_step(*arguments: Any) -> None:
+        found["base"] = machine.resident(os.getpid())
+
+    hook = training.trainer.optimizer.register_step_post_hook(after_step)
     training.trainer.run_steps(2)
-    found = {"base": machine.resident(os.getpid()), "parameters": training.layout.total}
+    hook.remove()
     if torch.cuda.is_initialized():
         found["gpu_base"] = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()

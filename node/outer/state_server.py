@@ -19,6 +19,7 @@ from thinwire.collectives.state_sync import (
     fetch_state,
 )
 from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.round_history import HURRY
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
@@ -99,8 +100,8 @@ class StateServer:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `resume`.
 
         A state with readers, or of which a checkpoint is being written, is left to them; the replica continues with a copy,
-        which is made in `work` too, because it may be large. Without memory for the copy the readers have to ask for the next
-        state, and the checkpoint fails.
+        which is made in `work` too, because it may be large. Where memory is short, readers get a file. Without memory for the
+        copy the readers have to ask for the next state, and the checkpoint fails.
         """
         self.held = True
         if self._snapshot is not None and not self._snapshot.readers:
@@ -254,6 +255,7 @@ class StateServer:
 
     async def install(self, work: Work, fetched: FetchedState) -> None:
         """Install a fetched state in the replica; `resume` follows."""
+        self._partial = PartialState()  # it has the same chunks, whose memory is free once they are installed
         changed = await self.change(work, lambda: self._replica.install(fetched))
         self._emit(
             "synced",
@@ -306,14 +308,10 @@ class StateServer:
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
         if self._send_queue.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
             return  # an honest peer does not request as many at once, and each may cost a copy
-        payload = memoryview(b"")
+        payload: Buffer = b""
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None and snapshot.offer.round == message.round:
-                payload = snapshot.twin.chunk(message.index).toreadonly()
-                if not self._left(snapshot):
-                    payload = memoryview(bytes(payload))  # the replica may change before this is sent
-                    if snapshot.twin.lost:  # the replica changes already
-                        payload = memoryview(b"")
+                payload = snapshot.twin.lent_chunk(message.index, self._replica)
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 self._pace()

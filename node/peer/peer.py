@@ -178,6 +178,7 @@ class Peer:
         await work(lambda: self.replica.keep_ledger(self.manifest))
         for _, replica, _ in self.replica.each(layout):
             replica.encode_on(device)
+            replica.use_files(self.environment, self._directory.path)
         del theta, begin  # The replica has a copy; this one would remain in memory for the whole join.
         try:
             self.private = await self.checkpointer.restore(self.replica, layout, work)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import tempfile
+import weakref
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -33,6 +36,18 @@ class DiskFile(Protocol):
         ...
 
 
+class ScratchFile(Protocol):
+    """A file without a name: it ends with the last reference to it, or with the process."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append all of `data`."""
+        ...
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `start` on, or fewer at the end of the file."""
+        ...
+
+
 class Disk(Protocol):
     """Files and directories, with separate syncs for both, because a power cut treats them differently."""
 
@@ -42,6 +57,10 @@ class Disk(Protocol):
 
     def create(self, path: Path) -> DiskFile:
         """Open a file that must not exist yet."""
+        ...
+
+    def scratch(self, path: Path, free: int) -> ScratchFile:
+        """Open a file without a name in a directory. Raises OSError if fewer than `free` bytes are free there."""
         ...
 
     def overwrite(self, path: Path, data: bytes) -> None:
@@ -105,6 +124,19 @@ class _RealFile:
         self._file.close()
 
 
+class _RealScratch:
+    def __init__(self, path: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=path, buffering=0)
+        weakref.finalize(self, self._file.close)
+
+    def write(self, data: bytes | memoryview) -> None:
+        _write_all(self._file, data)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(nbytes)
+
+
 class RealDisk:
     """The operating system's files. New directories are accessible to their owner only."""
 
@@ -118,6 +150,11 @@ class RealDisk:
 
     def create(self, path: Path) -> DiskFile:
         return _RealFile(path)
+
+    def scratch(self, path: Path, free: int) -> ScratchFile:
+        if shutil.disk_usage(path).free < free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return _RealScratch(path)
 
     def overwrite(self, path: Path, data: bytes) -> None:
         with open(path, "r+b", buffering=0) as file:

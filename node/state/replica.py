@@ -330,10 +330,11 @@ class Replica(SharedState):
         self._name()
 
     def install(self, fetched: FetchedState) -> int:
-        """Take over a fetched, checked state; return the bytes that differed."""
+        """Take over a fetched, checked state, whose chunks are dropped; return the bytes that differed."""
         raw = self.state.view(np.uint8)
         changed = 0
-        for index, chunk in fetched.chunks.items():
+        while fetched.chunks:
+            index, chunk = fetched.chunks.popitem()
             raw[index * CHUNK_BYTES : index * CHUNK_BYTES + len(chunk)] = np.frombuffer(chunk, np.uint8)
             changed += len(chunk)
         offer = fetched.offer

@@ -113,7 +113,6 @@ class Trainer:
         rate = learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0)
-        self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         tokens = 0
         for size in self.portions:
@@ -125,6 +124,7 @@ class Trainer:
         if self.config.clip > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # at the end: a round has the memory of the gradients
         self.step += 1
         return total, tokens
 

@@ -12,6 +12,7 @@ import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
+from thinwire.node.runtime.device import return_freed_memory
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import (
@@ -65,7 +66,13 @@ class LocalLearner:
 
     async def steps(self, n: int, stop: asyncio.Event) -> StepReport:
         """Run `n` inner steps, or fewer if `stop` is set meanwhile. Raises Diverged."""
-        report: StepReport = await self.work(lambda: self.trainer.run_steps(n, stop))
+
+        def run() -> StepReport:
+            report = self.trainer.run_steps(n, stop)
+            return_freed_memory()
+            return report
+
+        report: StepReport = await self.work(run)
         return report
 
     def assign(self, share: WorkShare) -> None:

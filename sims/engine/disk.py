@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from thinwire.node.runtime.disk import DiskFile
+from thinwire.node.runtime.disk import DiskFile, ScratchFile
 
 PAGE = 4096
 """Bytes of a page, the unit of damage when a write is torn."""
@@ -147,6 +147,13 @@ class SimDisk:
         folder.live[path.name] = file = _File()
         return _OpenFile(self, file, path, self._life)
 
+    def scratch(self, path: Path, free: int) -> ScratchFile:
+        self._change("scratch", path)
+        self._folder(path)
+        if self._room(free) < free:
+            _fail(errno.ENOSPC, path)
+        return _OpenFile(self, _File(), path, self._life)
+
     def overwrite(self, path: Path, data: bytes) -> None:
         file = self._file(path)
         grows = len(data) > len(file.live)
@@ -211,6 +218,13 @@ class SimDisk:
         if room < len(data):
             _fail(errno.ENOSPC, path)
 
+    def read_part(self, file: _File, start: int, nbytes: int, path: Path, life: int) -> bytes:
+        """Return a part of an open file."""
+        if life != self._life:
+            _fail(errno.EIO, path)
+        self.spent += self.delay
+        return bytes(file.live[start : start + nbytes])
+
     def sync(self, file: _File, path: Path, life: int) -> None:
         """Make an open file's content durable."""
         self._change("sync", path, life)
@@ -254,6 +268,9 @@ class _OpenFile:
 
     def write(self, data: bytes | memoryview) -> None:
         self._disk.write(self._file, bytes(data), self._path, self._life)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        return self._disk.read_part(self._file, start, nbytes, self._path, self._life)
 
     def sync(self) -> None:
         self._disk.sync(self._file, self._path, self._life)

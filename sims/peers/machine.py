@@ -24,7 +24,7 @@ from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.pipeline.groups.learner_factory import next_of
 from thinwire.node.runtime.directories import RunDirectory
-from thinwire.node.runtime.disk import Disk, DiskFile
+from thinwire.node.runtime.disk import Disk, DiskFile, ScratchFile
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.node.training.learner import Learner
@@ -368,6 +368,9 @@ class _Mount:
 
     def create(self, path: Path) -> DiskFile:
         return self._use().create(path)
+
+    def scratch(self, path: Path, free: int) -> ScratchFile:
+        return self._use().scratch(path, free)
 
     def overwrite(self, path: Path, data: bytes) -> None:
         self._use().overwrite(path, data)

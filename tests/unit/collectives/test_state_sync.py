@@ -5,6 +5,7 @@ from collections import Counter
 import blake3
 import numpy as np
 import pytest
+from thinwire.collectives import state_sync
 from thinwire.collectives.state_offers import Replay, state_digest
 from thinwire.collectives.state_sync import OtherModelState, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
@@ -71,6 +72,29 @@ def test_fetched_state_holds_no_received_buffer():
     fetched = fetch({FOUNDER: source}, bytes(len(raw)))
     assert b"".join(fetched.chunks[index] for index in range(3)) == raw
     assert [buffer() for buffer in buffers] == [None] * 3
+
+
+def test_memory_of_a_fetched_state_is_freed_while_its_chunks_are_taken_out(monkeypatch):
+    monkeypatch.setattr(state_sync, "BLOCK", 2)
+    raw = bytes(range(256)) * (CHUNK_BYTES // 128) + b"end"
+    source = many(raw, 3)
+    offer = source.answer
+
+    def answer(message):
+        if isinstance(message, StateAsk):
+            return offer(message)
+        at = message.index * CHUNK_BYTES
+        return Frame(StateChunk(message.round, message.index), raw[at : at + CHUNK_BYTES])
+
+    source.answer = answer
+    fetched = fetch({FOUNDER: source}, bytes(len(raw)))
+    first, last = weakref.ref(fetched.chunks[0].obj), weakref.ref(fetched.chunks[2].obj)
+    del fetched.chunks[2]
+    assert last() is None
+    del fetched.chunks[1]
+    assert first() is not None
+    del fetched.chunks[0]
+    assert first() is None
 
 
 def many(raw, round):

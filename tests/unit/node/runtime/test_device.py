@@ -1,8 +1,12 @@
 """Memory that is left to a process."""
 
+import ctypes
+import sys
+
+import numpy as np
 import psutil
 import pytest
-from thinwire.node.runtime.device import spare_memory
+from thinwire.node.runtime.device import return_freed_memory, spare_memory
 
 CACHED = "anon 900\ninactive_file 96\nactive_file 50\n"
 
@@ -38,3 +42,13 @@ def test_memory_left_is_the_least_of_all_groups_above_this_process(tmp_path):
     (service / "memory.max").write_text("1500")
     assert spare_memory(tmp_path, own) == 500
     assert spare_memory(tmp_path, tmp_path / "none") > 1 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
+def test_freed_memory_returns_to_the_system():
+    process = psutil.Process()
+    pieces = [np.ones(64 << 10, np.uint8) for _ in range(1024)]
+    del pieces[:-1]  # the last one is above them in the heap, so the C library retains their memory
+    before = process.memory_info().rss
+    return_freed_memory()
+    assert process.memory_info().rss < before - (32 << 20)

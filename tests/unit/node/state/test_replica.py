@@ -167,8 +167,9 @@ def test_install_replaces_only_differing_chunks():
     differ = [i for i, (a, b) in enumerate(zip(hashes, target.hashes, strict=True)) if a != b]
     assert differ == [0] and len(hashes) == 6
     offer = StateOffer(4, source.digest, LAYOUT, source.state.nbytes, source.members, lineage=source.lineage)
-    changed = target.install(FetchedState(offer, hashes, {0: bytes(source.chunk(0))}, (ME,), source.chain))
-    assert changed == CHUNK_BYTES
+    fetched = FetchedState(offer, hashes, {0: bytes(source.chunk(0))}, (ME,), source.chain)
+    changed = target.install(fetched)
+    assert changed == CHUNK_BYTES and not fetched.chunks, "the chunks take no memory any more"
     assert target.state.tobytes() == source.state.tobytes()
     assert (target.round, target.members, target.digest) == (4, source.members, source.digest)
     assert target.digest == state_digest(4, LAYOUT, source.members, target.hashes, lineage=source.lineage)

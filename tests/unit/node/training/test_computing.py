@@ -46,8 +46,14 @@ def gradients(of: LocalLearner) -> dict[str, Tensor]:
     torch.manual_seed(5)  # of dropout
     for group in of.trainer.optimizer.param_groups:
         group["share"] = 0.0
+    found = dict[str, Tensor]()
+
+    def after_step(*arguments: object) -> None:
+        found.update({name: p.grad.clone() for name, p in of.trainer.model.named_parameters() if p.grad is not None})
+
+    of.trainer.optimizer.register_step_post_hook(after_step)
     of.trainer.run_steps(1)
-    return {name: p.grad.clone() for name, p in of.trainer.model.named_parameters() if p.grad is not None}
+    return found
 
 
 def passes(model: nn.Module, kind: str) -> list[bool]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from thinwire.node.training import local_learner
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.inner_loop import Diverged, Trainer
@@ -149,15 +152,33 @@ def test_trainer_works_on_gpu() -> None:
     subject.run_steps(1)
 
 
-def test_learning_rate_of_a_peer_that_returns_follows_the_run(tmp_path):
+def learner_of(tmp_path: Path) -> local_learner.LocalLearner:
     (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(250)))
     manifest = parse(
         "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n[run]\nrounds = 4\n"
         "[inner]\nschedule = 'cosine'\nwarmup = 2\nbatch = 2\n[outer]\nsync_every = 10\n"
     )
-    learner = prepare(
+    return prepare(
         manifest, data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
     )
+
+
+def test_memory_of_gradients_is_returned_after_the_steps_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round has it meanwhile."""
+    learner, left = learner_of(tmp_path), list[int]()
+    gradients = (parameter.grad for parameter in learner.trainer.model.parameters())
+    monkeypatch.setattr(
+        local_learner, "return_freed_memory", lambda: left.append(sum(one is not None for one in gradients))
+    )
+    assert asyncio.run(learner.steps(2, asyncio.Event())).steps == 2
+    assert left == [0]
+
+
+def test_learning_rate_of_a_peer_that_returns_follows_the_run(tmp_path):
+    learner = learner_of(tmp_path)
+    manifest = learner.manifest
     kept = learner.private()  # a checkpoint from before the first round
     assert learner.restore(kept)
     me = bytes(32)
