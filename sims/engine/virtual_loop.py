@@ -28,7 +28,7 @@ Ts = TypeVarTuple("Ts")
 WINDOW = 1e-3
 """Virtual seconds within which at most `max_callbacks` callbacks may run."""
 
-RARE = (500_000, 20, 20)
+RARE = (500_000, 1000, 20)
 """Thresholds of Python's cyclic garbage collector during a simulation.
 
 Nearly all objects that a simulation creates either stay alive or are freed without it.
