@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVarTuple, Unpack
+from typing import Protocol, TypeVarTuple, Unpack
 
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.sims.engine.virtual_loop import SimLoop
@@ -125,21 +125,14 @@ class Gateway:
         self.bulk = self.control = 0
 
 
-class Route(NamedTuple):
-    """One direction of a link, as it is when the link opens. `pair`, `latency`, `rate`: see Pipe."""
+Path = tuple[float, float | None, int]
+"""Latency, rate (see Pipe) and window of one direction of a link, as they are when it opens."""
 
-    source: Endpoint
-    sink: Endpoint
-    pair: tuple[PeerId, PeerId]
-    latency: float
-    rate: float | None
-    window: int
 
-    @classmethod
-    def of(cls, net: Fabric, source: Endpoint, sink: Endpoint) -> Route:
-        pair = (source.peer_id, sink.peer_id)
-        rate = net.stream(*pair) if net.stream is not None else None
-        return cls(source, sink, pair, net.latency(*pair), rate, net.window)
+def path_of(net: Fabric, source: Endpoint, sink: Endpoint) -> Path:
+    """Return the present path from one peer to another."""
+    pair = source.peer_id, sink.peer_id
+    return net.latency(*pair), net.stream(*pair) if net.stream is not None else None, net.window
 
 
 class Pipe:
@@ -159,14 +152,16 @@ class Pipe:
         "queue", "in_flight", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
-    def __init__(self, link: Link, route: Route, bulk: bool, entry: Pipe | None = None) -> None:
+    def __init__(
+        self, link: Link, source: Endpoint, sink: Endpoint, path: Path, bulk: bool, entry: Pipe | None = None
+    ) -> None:
         self.onward: Pipe | None = None
         self.entry = entry
-        source, sink = self.source, self.sink = route.source, route.sink
-        self.link, self.bulk, self.pair = link, bulk, route.pair
-        self.latency, self.rate = route.latency, route.rate
-        self.share = max(1, BURST // max(1, route.window)) if bulk else 1
-        self.limit = self.share * (route.window if bulk else CONTROL_WINDOW)
+        self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
+        self.pair = (source.peer_id, sink.peer_id)
+        self.latency, self.rate, window = path
+        self.share = max(1, BURST // max(1, window)) if bulk else 1
+        self.limit = self.share * (window if bulk else CONTROL_WINDOW)
         self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
         self.downlink = into.downlink if into is not None else sink.downlink
@@ -246,14 +241,13 @@ def spoil(pipe: Pipe, how: str) -> None:
 class Link:
     """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
 
-    __slots__ = ("ends", "_routes", "_pipes")  # a thousand peers have half a million links
+    __slots__ = ("ends", "_paths", "_pipes")  # a thousand peers have half a million links
 
     relay: PeerId = b""
     """The peer that passes the packets on; b"": none."""
 
     def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
-        self.ends = (a, b)
-        self._routes = (Route.of(net, a, b), Route.of(net, b, a))
+        self.ends, self._paths = (a, b), (path_of(net, a, b), path_of(net, b, a))
         # Made when first used: most links carry control frames only.
         self._pipes: list[Pipe | None] = [None] * 4
 
@@ -266,7 +260,7 @@ class Link:
         place = bulk if source is self.ends[0] else 2 + bulk
         pipe = self._pipes[place]
         if pipe is None:
-            pipe = self._pipes[place] = Pipe(self, self._routes[place >> 1], bulk)
+            pipe = self._pipes[place] = Pipe(self, source, self.other(source), self._paths[place >> 1], bulk)
         return pipe
 
     def release(self, end: Endpoint, when: float, reason: str) -> None:
