@@ -174,7 +174,7 @@ class RelayedLink(Link):
             if not relay.awake.is_set():
                 self._stall = self._stall or self._net.loop.create_task(self._wait(relay), context=self._net.context)
                 return
-            packet = pipe.arrived.pop(0)
+            packet, pipe.arrived = pipe.arrived[0], pipe.arrived[1:]
             if pipe.bulk:
                 relay.traffic.bulk_down += packet.size
             else:

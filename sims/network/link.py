@@ -167,12 +167,12 @@ class Pipe:
         self.downlink = into.downlink if into is not None else sink.downlink
         self.used = self.sent = self.taken = self.given = 0
         self.last = 0.0
-        # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
-        self.queue: list[Packet] = []
-        self.in_flight: list[Packet] = []
-        self.waiting: list[Packet] = []
-        self.arrived: list[Packet] = []
-        self.waiters: list[asyncio.Future[None]] = []
+        # Tuples: all empty ones are one object, and a thousand peers have a million pipes, nearly all of them empty.
+        self.queue: tuple[Packet, ...] = ()
+        self.in_flight: tuple[Packet, ...] = ()
+        self.waiting: tuple[Packet, ...] = ()
+        self.arrived: tuple[Packet, ...] = ()
+        self.waiters: tuple[asyncio.Future[None], ...] = ()
 
     @property
     def in_transit(self) -> int:
@@ -190,7 +190,7 @@ class Pipe:
         """Wait for room for a frame of `size` bytes and take it. Returns False if the link broke meanwhile."""
         while self.full and self.source.has(self.link):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
+            self.waiters += (waiter,)
             try:
                 await waiter
             except asyncio.CancelledError:
@@ -217,7 +217,7 @@ class Pipe:
 
     def wake(self, count: int) -> None:
         while self.waiters and count:
-            waiter = self.waiters.pop(0)
+            waiter, self.waiters = self.waiters[0], self.waiters[1:]
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
@@ -267,7 +267,7 @@ class Link:
         """Note that an end gives the link up for a reason; its last byte has left at `when`."""
         for pipe in self.pipes:
             if pipe.source is end:
-                pipe.queue.clear()
+                pipe.queue = ()
                 pipe.wake(len(pipe.waiters))
 
     def pass_on(self, pipe: Pipe) -> None:
@@ -305,7 +305,7 @@ class Uplink:
     def send(self, pipe: Pipe, packet: Packet) -> None:
         if pipe.bulk:
             pipe.given += packet.size
-            pipe.queue.append(packet)
+            pipe.queue += (packet,)
             if len(pipe.queue) == 1:
                 self._flows.append(pipe)
             if not self._pumping:
@@ -323,7 +323,7 @@ class Uplink:
             pipe = self._flows.popleft()
             if not pipe.queue:  # its link broke
                 continue
-            packet = pipe.queue.pop(0)
+            packet, pipe.queue = pipe.queue[0], pipe.queue[1:]
             if pipe.queue:
                 self._flows.append(pipe)
             self._busy = now + (packet.size / self.rate if self.rate else 0.0)
@@ -352,7 +352,7 @@ class Downlink:
         if not self.rate:
             self._net.whole(pipe, packet)
             return
-        pipe.waiting.append(packet)
+        pipe.waiting += (packet,)
         if len(pipe.waiting) == 1:
             self._flows.append(pipe)
         if not self._pumping:
@@ -368,7 +368,7 @@ class Downlink:
         now = self._net.loop.now
         while self._flows and now >= self._busy:
             pipe = self._flows.popleft()
-            packet = pipe.waiting.pop(0)
+            packet, pipe.waiting = pipe.waiting[0], pipe.waiting[1:]
             if pipe.waiting:
                 self._flows.append(pipe)
             self._busy = now + (packet.size / self.rate if self.rate else 0.0)
