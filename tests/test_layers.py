@@ -42,7 +42,6 @@ PACKAGES = {
     "collectives/transport/circuits": ("collectives/transport",),
     "collectives/transport/shared_memory": ("swarm",),
     "collectives/transport/zeromq": (
-        "swarm/membership",
         "collectives",
         "collectives/transport/circuits",
         "collectives/transport/shared_memory",
@@ -98,7 +97,7 @@ PACKAGES = {
     "node/cli": ("node/cli/top", "node/local_swarm", "node/doctor"),
     "sims": (),
     "sims/engine": ("node/runtime",),
-    "sims/network": ("sims/engine", "collectives/costs", "collectives/transport/circuits", "swarm/membership"),
+    "sims/network": ("sims/engine", "collectives/costs", "collectives/transport/circuits"),
     "sims/scenario": ("sims/network", "swarm/manifest"),
     "sims/planner": ("collectives/costs", "node/training/models"),
     "sims/results": ("sims/scenario", "node/local_swarm"),

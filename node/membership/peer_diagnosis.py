@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping
-from heapq import nsmallest
 
 from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, named
 from thinwire.collectives.health.straggler_grace import Attendance
@@ -42,6 +42,8 @@ class PeerDiagnosis:
         self._roster, self._send_queue, self._live = roster, send_queue, live
         self._now, self._wall, self._emit = now, wall, emit
         self._told_at, self._last = now(), b""
+        self._order: list[PeerId] = []
+        """Peers with a link in order of id, as of the last announcement."""
         self._known: dict[PeerId, Finding] = {}
         self._chunks, self._lap = 0, (b"", 0, 0, 0)
 
@@ -114,10 +116,12 @@ class PeerDiagnosis:
         if now < self._told_at + TELL_SECONDS:
             return
         self._told_at = now
-        # The next peers in order of id, after the last one to the first: without a sort of all.
-        after = nsmallest(TOLD, (peer for peer in self._live if peer > self._last))
-        after += nsmallest(TOLD - len(after), (peer for peer in self._live if peer <= self._last))
-        for peer in after:
+        # Sorted again only after a change, which is rare in a large swarm.
+        if len(self._order) != len(self._live) or not self._live.issuperset(self._order):
+            self._order = sorted(self._live)
+        place = bisect_right(self._order, self._last)
+        after = self._order[place : place + TOLD]
+        for peer in (*after, *self._order[: min(place, TOLD - len(after))]):
             self._last = peer
             self._send_queue.control(peer, Hour(max(0, int(self._wall()))))
 

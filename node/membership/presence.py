@@ -270,15 +270,16 @@ class Presence:
 
     async def _keep_time(self) -> None:
         # Most ticks come before all deadlines, which counts where one process simulates a thousand peers.
-        tick, limit, last = self.roster.preset.tick, self.roster.preset.lag_limit, self._now()
+        roster = self.roster
+        tick, limit, last = roster.preset.tick, roster.preset.lag_limit, self._now()
         while True:
             await asyncio.sleep(tick)
             now = self._now()
             if (lag := now - last - tick) > limit:
-                self.roster.stalled(lag, now)
+                roster.stalled(lag, now)
             last = now
-            if now >= self.roster.due or self.roster.events:
-                if letters := self.roster.tick(now):
+            if now >= roster.due:
+                if letters := roster.tick(now):
                     self._send(letters)
                 self._follow_roster()
             if now < self._due:

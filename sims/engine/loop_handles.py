@@ -31,20 +31,14 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
 
 class Timer(msgspec.Struct, eq=False):
-    """Callback of a later time, with the interface of asyncio.TimerHandle.
-
-        due: loop time in seconds. drop: called if the timer is cancelled while it is in the heap, which it has left when
-    `waits` is false.
-    """
+    """Callback of a later time, with the interface of asyncio.TimerHandle. due: loop time in seconds."""
 
     context: Context
     callback: Callable[..., object] | None
     args: tuple[Any, ...]
     due: float
-    drop: Callable[[], None]
     ended: bool = False
     """True if it was cancelled."""
-    waits: bool = True
 
     def when(self) -> float:
         """Return the time in seconds at which the callback is due."""
@@ -55,8 +49,6 @@ class Timer(msgspec.Struct, eq=False):
         if not self.ended:
             self.ended = True
             self.callback, self.args = None, ()  # they may refer to large objects
-            if self.waits:
-                self.drop()
 
     def cancelled(self) -> bool:
         """Return True after `cancel`."""

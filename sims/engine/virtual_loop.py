@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from functools import cache, partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
 from thinwire.sims.engine.loop_handles import Handle, Timer
+from thinwire.sims.engine.timers import Timers
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -27,14 +28,11 @@ Ts = TypeVarTuple("Ts")
 WINDOW = 1e-3
 """Virtual seconds within which at most `max_callbacks` callbacks may run."""
 
-COMPACT_AT = 4096
-"""Number of cancelled timers in the heap above which it is rebuilt."""
-
-
-RARE = (500_000, 20, 20)
+RARE = (500_000, 1000, 20)
 """Thresholds of Python's cyclic garbage collector during a simulation.
 
-Nearly all objects that a simulation creates either stay alive or are freed without it.
+Nearly all objects that a simulation creates either stay alive or are freed without it. So each is looked at once, when it is
+young; the second look at all of them, after so many first ones, would take seconds among a thousand peers.
 """
 
 EVENTS = 1 << 16
@@ -101,16 +99,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Virtual seconds, the value of `time`; read only."""
         self.failure: BaseException | None = None
         self._rng = random.Random(seed)
-        self._draw, self._drop = self._rng.random, self._dropped
+        self._draw = self._rng.random
         # Attributes: functions in C take a third of the time of a method that calls them.
         self.create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self)
         self._explore = explore
         self._max_callbacks = max_callbacks
         # Any: it is a Handle or a Timer.
         self._ready: list[Any] = []
-        self._heap: list[tuple[float, float, int, Any]] = []
-        self._count = 0
-        self._cancelled = 0
+        self._timers = Timers()
         self._thread = threading.get_ident()
         self._trace = blake3()
         self._events = bytearray()
@@ -150,7 +146,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
-        ready, heap, frozen = self._ready, self._heap, self._frozen
+        ready, near, frozen = self._ready, self._timers.near, self._frozen
         draw = self._rng.random if self._explore else None
         now, window, ran = self.now, self.now + WINDOW, 0
         while not until.done():
@@ -158,9 +154,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 now = self._advance(limit)
                 if now > window:
                     window, ran = now + WINDOW, 0
-            while heap and heap[0][0] <= now:
-                timer = heappop(heap)[3]
-                timer.waits = False
+            while near and near[0][0] <= now:
+                timer = heappop(near)[3]
                 if not timer.ended:
                     ready.append(timer)
             ran += 1
@@ -191,12 +186,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _advance(self, limit: float) -> float:
         """Advance to the time of the next timer, since nothing is ready. Returns it."""
-        heap = self._heap
-        while heap and heap[0][3].ended:
-            heappop(heap)
-        if not heap:
+        when = self._timers.next()
+        if when is None:
             self._give_up(Deadlock(f"nothing is scheduled at {self.now:.6f} s"))
-        when = heap[0][0]
         if when > limit:
             self._give_up(Overtime(f"not done after {limit} virtual seconds"))
         if when > self.now:
@@ -249,35 +241,23 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        # As `call_at`, without a call: a peer sleeps ten times a second.
-        if self._closed:
-            self._check()
-        if (when := self.now + delay) != when:
-            raise ValueError("a timer cannot be set to NaN")
-        timer = Timer(copy_context() if context is None else context, callback, args, when, self._drop)
-        self._count += 1
-        heappush(self._heap, (when, self._draw() if self._explore else 0.0, self._count, timer))
-        return timer  # type: ignore[return-value]  # it has the interface
+        return self._plan(self.now + delay, callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self._plan(when, callback, args, context)
+
+    def _plan(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
         if self._closed:
             self._check()
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
-        timer = Timer(copy_context() if context is None else context, callback, args, when, self._drop)
-        self._count += 1
-        heappush(self._heap, (when, self._draw() if self._explore else 0.0, self._count, timer))
+        timer = Timer(copy_context() if context is None else context, callback, args, when)
+        self._timers.add(timer, self._draw() if self._explore else 0.0)
         return timer  # type: ignore[return-value]  # it has the interface
-
-    def _dropped(self) -> None:
-        """Count a cancelled timer in the heap; rebuild the heap if there are many."""
-        self._cancelled += 1
-        if self._cancelled > COMPACT_AT and 2 * self._cancelled > len(self._heap):
-            self._heap[:] = [entry for entry in self._heap if not entry[3].ended]
-            heapify(self._heap)
-            self._cancelled = 0
 
     def _check(self) -> None:
         if self._closed:
@@ -316,7 +296,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         self._closed = True
         self._ready.clear()
-        self._heap.clear()
+        self._timers.clear()
         self._tasks.clear()
 
 

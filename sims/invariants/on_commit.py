@@ -129,7 +129,7 @@ class CommitInvariants:
     @property
     def frontier(self) -> int:
         """Latest round of an honest peer that runs."""
-        return max((round for round, _ in self._at.values()), default=0)
+        return max(self._at.values(), default=(0, b""))[0]
 
     @property
     def together(self) -> bool:

@@ -17,7 +17,7 @@ from thinwire.collectives.transport.circuits.splice import End
 from thinwire.collectives.transport.circuits.ticket import name_of
 from thinwire.collectives.transport.interface import RESET, Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.sims.network.link import Endpoint, Fabric, Link, Pipe, Route
+from thinwire.sims.network.link import Endpoint, Fabric, Link, Pipe, path_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import PeerId, Refuse
 
@@ -154,8 +154,9 @@ class RelayedLink(Link):
         pipe = self._pipes[place]
         if pipe is None:
             relay = self._connections[0].relay
-            pipe = self._pipes[place] = Pipe(self, Route.of(self._net, source, relay), bulk)
-            pipe.onward = Pipe(self, Route.of(self._net, relay, self.other(source)), bulk, pipe)
+            sink = self.other(source)
+            pipe = self._pipes[place] = Pipe(self, source, relay, path_of(self._net, source, relay), bulk)
+            pipe.onward = Pipe(self, relay, sink, path_of(self._net, relay, sink), bulk, pipe)
         return pipe
 
     def release(self, end: Endpoint, when: float, reason: str) -> None:
@@ -173,7 +174,7 @@ class RelayedLink(Link):
             if not relay.awake.is_set():
                 self._stall = self._stall or self._net.loop.create_task(self._wait(relay), context=self._net.context)
                 return
-            packet = pipe.arrived.pop(0)
+            packet, pipe.arrived = pipe.arrived[0], pipe.arrived[1:]
             if pipe.bulk:
                 relay.traffic.bulk_down += packet.size
             else:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVarTuple, Unpack
+from typing import Protocol, TypeVarTuple, Unpack
 
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.sims.engine.virtual_loop import SimLoop
@@ -125,21 +125,14 @@ class Gateway:
         self.bulk = self.control = 0
 
 
-class Route(NamedTuple):
-    """One direction of a link, as it is when the link opens. `pair`, `latency`, `rate`: see Pipe."""
+Path = tuple[float, float | None, int]
+"""Latency, rate (see Pipe) and window of one direction of a link, as they are when it opens."""
 
-    source: Endpoint
-    sink: Endpoint
-    pair: tuple[PeerId, PeerId]
-    latency: float
-    rate: float | None
-    window: int
 
-    @classmethod
-    def of(cls, net: Fabric, source: Endpoint, sink: Endpoint) -> Route:
-        pair = (source.peer_id, sink.peer_id)
-        rate = net.stream(*pair) if net.stream is not None else None
-        return cls(source, sink, pair, net.latency(*pair), rate, net.window)
+def path_of(net: Fabric, source: Endpoint, sink: Endpoint) -> Path:
+    """Return the present path from one peer to another."""
+    pair = source.peer_id, sink.peer_id
+    return net.latency(*pair), net.stream(*pair) if net.stream is not None else None, net.window
 
 
 class Pipe:
@@ -159,25 +152,27 @@ class Pipe:
         "queue", "in_flight", "waiting", "arrived", "waiters", "uplink", "downlink", "exit", "onward", "entry",
     )  # fmt: skip
 
-    def __init__(self, link: Link, route: Route, bulk: bool, entry: Pipe | None = None) -> None:
+    def __init__(
+        self, link: Link, source: Endpoint, sink: Endpoint, path: Path, bulk: bool, entry: Pipe | None = None
+    ) -> None:
         self.onward: Pipe | None = None
         self.entry = entry
-        source, sink = self.source, self.sink = route.source, route.sink
-        self.link, self.bulk, self.pair = link, bulk, route.pair
-        self.latency, self.rate = route.latency, route.rate
-        self.share = max(1, BURST // max(1, route.window)) if bulk else 1
-        self.limit = self.share * (route.window if bulk else CONTROL_WINDOW)
+        self.link, self.source, self.sink, self.bulk = link, source, sink, bulk
+        self.pair = (source.peer_id, sink.peer_id)
+        self.latency, self.rate, window = path
+        self.share = max(1, BURST // max(1, window)) if bulk else 1
+        self.limit = self.share * (window if bulk else CONTROL_WINDOW)
         self.exit, into = (source.gateway, sink.gateway) if source.gateway is not sink.gateway else (None, None)
         self.uplink = self.exit.uplink if self.exit is not None else source.uplink
         self.downlink = into.downlink if into is not None else sink.downlink
         self.used = self.sent = self.taken = self.given = 0
         self.last = 0.0
-        # Lists: an empty deque takes 600 bytes, and a thousand peers have two million pipes.
-        self.queue: list[Packet] = []
-        self.in_flight: list[Packet] = []
-        self.waiting: list[Packet] = []
-        self.arrived: list[Packet] = []
-        self.waiters: list[asyncio.Future[None]] = []
+        # Tuples: all empty ones are one object, and a thousand peers have a million pipes, nearly all of them empty.
+        self.queue: tuple[Packet, ...] = ()
+        self.in_flight: tuple[Packet, ...] = ()
+        self.waiting: tuple[Packet, ...] = ()
+        self.arrived: tuple[Packet, ...] = ()
+        self.waiters: tuple[asyncio.Future[None], ...] = ()
 
     @property
     def in_transit(self) -> int:
@@ -195,7 +190,7 @@ class Pipe:
         """Wait for room for a frame of `size` bytes and take it. Returns False if the link broke meanwhile."""
         while self.full and self.source.has(self.link):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
+            self.waiters += (waiter,)
             try:
                 await waiter
             except asyncio.CancelledError:
@@ -222,7 +217,7 @@ class Pipe:
 
     def wake(self, count: int) -> None:
         while self.waiters and count:
-            waiter = self.waiters.pop(0)
+            waiter, self.waiters = self.waiters[0], self.waiters[1:]
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
@@ -246,14 +241,13 @@ def spoil(pipe: Pipe, how: str) -> None:
 class Link:
     """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
 
-    __slots__ = ("ends", "_routes", "_pipes")  # a thousand peers have half a million links
+    __slots__ = ("ends", "_paths", "_pipes")  # a thousand peers have half a million links
 
     relay: PeerId = b""
     """The peer that passes the packets on; b"": none."""
 
     def __init__(self, net: Fabric, a: Endpoint, b: Endpoint) -> None:
-        self.ends = (a, b)
-        self._routes = (Route.of(net, a, b), Route.of(net, b, a))
+        self.ends, self._paths = (a, b), (path_of(net, a, b), path_of(net, b, a))
         # Made when first used: most links carry control frames only.
         self._pipes: list[Pipe | None] = [None] * 4
 
@@ -266,14 +260,14 @@ class Link:
         place = bulk if source is self.ends[0] else 2 + bulk
         pipe = self._pipes[place]
         if pipe is None:
-            pipe = self._pipes[place] = Pipe(self, self._routes[place >> 1], bulk)
+            pipe = self._pipes[place] = Pipe(self, source, self.other(source), self._paths[place >> 1], bulk)
         return pipe
 
     def release(self, end: Endpoint, when: float, reason: str) -> None:
         """Note that an end gives the link up for a reason; its last byte has left at `when`."""
         for pipe in self.pipes:
             if pipe.source is end:
-                pipe.queue.clear()
+                pipe.queue = ()
                 pipe.wake(len(pipe.waiters))
 
     def pass_on(self, pipe: Pipe) -> None:
@@ -311,7 +305,7 @@ class Uplink:
     def send(self, pipe: Pipe, packet: Packet) -> None:
         if pipe.bulk:
             pipe.given += packet.size
-            pipe.queue.append(packet)
+            pipe.queue += (packet,)
             if len(pipe.queue) == 1:
                 self._flows.append(pipe)
             if not self._pumping:
@@ -329,7 +323,7 @@ class Uplink:
             pipe = self._flows.popleft()
             if not pipe.queue:  # its link broke
                 continue
-            packet = pipe.queue.pop(0)
+            packet, pipe.queue = pipe.queue[0], pipe.queue[1:]
             if pipe.queue:
                 self._flows.append(pipe)
             self._busy = now + (packet.size / self.rate if self.rate else 0.0)
@@ -358,7 +352,7 @@ class Downlink:
         if not self.rate:
             self._net.whole(pipe, packet)
             return
-        pipe.waiting.append(packet)
+        pipe.waiting += (packet,)
         if len(pipe.waiting) == 1:
             self._flows.append(pipe)
         if not self._pumping:
@@ -374,7 +368,7 @@ class Downlink:
         now = self._net.loop.now
         while self._flows and now >= self._busy:
             pipe = self._flows.popleft()
-            packet = pipe.waiting.pop(0)
+            packet, pipe.waiting = pipe.waiting[0], pipe.waiting[1:]
             if pipe.waiting:
                 self._flows.append(pipe)
             self._busy = now + (packet.size / self.rate if self.rate else 0.0)

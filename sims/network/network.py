@@ -280,7 +280,7 @@ class SimNet:
         if pipe.entry is None:
             packet.number = pipe.sent
             pipe.sent += 1
-        pipe.in_flight.append(packet)
+        pipe.in_flight += (packet,)
         if self.relays and pipe.pair in self.relays and self._rng.random() < SPOILED:
             spoil(pipe, self.relays[pipe.pair])
         slowest = size / pipe.rate if pipe.rate else 0.0
@@ -308,24 +308,25 @@ class SimNet:
 
     def _arrive(self, pipe: Pipe) -> None:
         """Handle the arrival of the first byte of a bulk packet."""
-        packet = pipe.in_flight.pop(0)  # not an argument: simultaneous events may run in any order
+        # The packet is not an argument, as simultaneous events may run in any order.
+        packet, pipe.in_flight = pipe.in_flight[0], pipe.in_flight[1:]
         pipe.downlink.take(pipe, packet)
 
     def _control(self, pipe: Pipe) -> None:
         """Handle the arrival of the last byte of a control packet."""
-        packet = pipe.in_flight.pop(0)
+        packet, pipe.in_flight = pipe.in_flight[0], pipe.in_flight[1:]
         pipe.downlink.charge(packet)
         if pipe.arrived or packet.done > self.loop.now or self.holds.pairs or pipe.onward is not None:
-            pipe.arrived.append(packet)
+            pipe.arrived += (packet,)
             self.hand_over(pipe)
         elif pipe.sink.links.get((entry := pipe.entry or pipe).pair[0]) is pipe.link:
             self._deliver(pipe, packet, entry)
         else:
-            pipe.arrived.append(packet)
+            pipe.arrived += (packet,)
 
     def whole(self, pipe: Pipe, packet: Packet) -> None:
         """Schedule the delivery of a packet at the time of its last byte."""
-        pipe.arrived.append(packet)
+        pipe.arrived += (packet,)
         if packet.done <= self.loop.now or pipe.onward is not None:
             self.hand_over(pipe)
         else:
@@ -342,7 +343,8 @@ class SimNet:
         source = entry.pair[0]
         now, links = self.loop.now, pipe.sink.links
         while pipe.arrived and pipe.arrived[0].done <= now and links.get(source) is pipe.link:
-            if not self._deliver(pipe, pipe.arrived.pop(0), entry):
+            packet, pipe.arrived = pipe.arrived[0], pipe.arrived[1:]
+            if not self._deliver(pipe, packet, entry):
                 return
 
     def _deliver(self, pipe: Pipe, packet: Packet, entry: Pipe) -> bool:

@@ -19,7 +19,6 @@ from thinwire.sims.network.translator import Translator
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.gossip_items import announce
 from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, PeerId, Refuse, Welcome
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
@@ -253,7 +252,7 @@ class SimTransport:
         """Note that the other end has a link to another process with our key, whose record it shows."""
         if self.has(link):
             if record is not None:
-                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((announce(record),)))), None, 0))
+                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((record.item,)))), None, 0))
             self.lose(link, "closed by the peer")
 
     def vanish(self) -> None:

@@ -23,7 +23,7 @@ WORLD = -1
 """Index in events that concern no single peer."""
 
 
-class Event(NamedTuple):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Event `at` (seconds since the start) of the peer with this index."""
 
     at: float
@@ -91,8 +91,9 @@ class Journal:
         """Write events.jsonl and samples.jsonl, one object a line. Raises OSError."""
         encoder = msgspec.json.Encoder(enc_hook=str)
         with open(directory / "events.jsonl", "wb") as file:
-            for at, peer, name, fields in self.events:
-                file.write(encoder.encode({"at": round(at, 6), "kind": name, "index": peer, **fields}) + b"\n")
+            for event in self.events:
+                line = {"at": round(event.at, 6), "kind": event.name, "index": event.peer, **event.fields}
+                file.write(encoder.encode(line) + b"\n")
         with open(directory / "samples.jsonl", "wb") as file:
             for at, peers in self.samples:
                 rows = [one and one._asdict() for one in peers]

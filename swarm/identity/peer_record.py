@@ -29,6 +29,9 @@ MAX_TOKEN = 600
 MAX_NAME = 64
 """Bytes of the longest name, in UTF-8."""
 
+ITEM = 1
+"""Kind of the gossip item that spreads a record: its first byte, see swarm/membership/gossip_items.py."""
+
 _DOMAIN = "record"
 _FORMAT = 1
 
@@ -68,7 +71,7 @@ class PeerRecord:
 
     `issued` is unix time and `ttl` a duration, both in seconds. `sequence` orders the records of one peer. `addresses`
     may be empty (a peer that only dials out). `token`: see admission_token.py; members judge it, not `parse`. `name`: for
-    display, any text; no proof of anything. `wire` is the signed encoding.
+    display, any text; no proof of anything. `wire` is the signed encoding, and `item` the gossip item that spreads it.
     """
 
     peer_id: PeerId
@@ -81,6 +84,7 @@ class PeerRecord:
     issued: int
     ttl: int
     wire: bytes
+    item: bytes
     token: bytes = b""
     name: str = ""
 
@@ -170,6 +174,7 @@ def _checked(wire: bytes, run_id: bytes) -> PeerRecord:
         issued=body.issued,
         ttl=body.ttl,
         wire=wire,
+        item=bytes([ITEM]) + wire,
         token=body.token,
         name=name,
     )

@@ -38,7 +38,7 @@ class Exclusions:
         """Return why the peer of a validated record is not admitted; empty if it is."""
         if self.policy is None:
             return "the manifest is unknown"
-        if any(self.touched(record.token, record.peer_id, target) for target in self.revoked):
+        if self.revoked and any(self.touched(record.token, record.peer_id, target) for target in self.revoked):
             return REVOKED
         return self.policy.refusal(record.token, record.peer_id)
 

@@ -11,19 +11,18 @@ An item with a Verdict is only stored on disk: it has no signature, because each
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
-from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
+from thinwire.swarm.identity.peer_record import ITEM, PeerRecord, RecordError
 from thinwire.swarm.messages.registry import U53, Evidence, Id, Verdict
 
 MAX_BYTES = 3072
 PAGE_BYTES, PAGE_ITEMS = 50_000, 32
 """Most bytes and items of one PushPull."""
-RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = 1, 2, 3, 4, 5, 6, 7
+RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = ITEM, 2, 3, 4, 5, 6, 7
 
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -63,16 +62,6 @@ _stored = msgspec.msgpack.Decoder(StoredVerdict)
 _KINDS: dict[int, type[Statement]] = {ACCUSATION: Accusation, DEPARTURE: Departure}
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(schema) for kind, schema in _KINDS.items()}
-
-
-def announce(record: PeerRecord) -> bytes:
-    """Return the item that spreads a record."""
-    return _announced(record.wire)
-
-
-@lru_cache(maxsize=8192)
-def _announced(wire: bytes) -> bytes:
-    return bytes([RECORD]) + wire  # one shared object for all peers that relay it
 
 
 def sign(statement: Statement, identity: Identity, run_id: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import Broadcast
 from thinwire.swarm.membership.member_table import Members
 from thinwire.swarm.membership.presets import Preset
@@ -51,10 +50,10 @@ class ItemChoice:
         member, behind = self._members.table.get(to), self._members.behind
         if member is not None and member.note and member.state != "banned":
             note = self._members.note_for(member)
-            first += [note] if member.live else [note, gossip_items.announce(member.record)]
+            first += [note] if member.live else [note, member.record.item]
         if to in behind:
             del behind[to]
-            first.insert(0, gossip_items.announce(self._members.own.record))
+            first.insert(0, self._members.own.record.item)
         if first:
             while sum(map(len, first)) > rest:
                 first.pop()
@@ -66,11 +65,11 @@ class ItemChoice:
     def table(self, now: float) -> Iterator[bytes]:
         """Yield the items of the whole table, for a PushPull."""
         members = self._members
-        yield gossip_items.announce(members.own.record)
+        yield members.own.record.item
         recent = 2 * self._preset.push_pull(members.live.size) + self._preset.gossip_to_dead
         for member in members.table.values():
             if member.live:
-                yield gossip_items.announce(member.record)
+                yield member.record.item
             if member.note and (member.live or member.state == "banned" or now - member.since < recent):
                 yield member.note
         yield from members.excluded.revoked.values()

@@ -104,7 +104,7 @@ class Members:
         if record.sequence <= max(member.void, member.record.sequence):
             return False
         was, moved = member.state, record.addresses != member.record.addresses
-        self.items.discard(gossip_items.announce(member.record))
+        self.items.discard(member.record.item)
         self._suspects.end(peer, now, refuted=True)
         member.record, member.note = record, b""
         if was != "alive":
@@ -153,7 +153,7 @@ class Members:
         As a rule all know the records of a newcomer's first table. If they do not, one of the few that get one from us
         spreads it.
         """
-        item = gossip_items.announce(record)
+        item = record.item
         self.items.add(item)
         self._broadcast.add(("record", record.peer_id, record.peer_id), item, FEW if told else UNLIMITED)
 
@@ -171,7 +171,7 @@ class Members:
     def ban(self, member: Member, other: PeerRecord, now: float) -> None:
         """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
         if member.state != "banned" or not member.note:
-            self.items.add(gossip_items.announce(other))
+            self.items.add(other.item)
             note = gossip_items.prove(member.record, other)
             self._ban(member, note, f"two records with sequence {other.sequence}", now)
 
@@ -217,7 +217,7 @@ class Members:
 
     def _forget(self, peer: PeerId) -> None:
         """Remove a peer from the table."""
-        self.items.discard(gossip_items.announce(self.table[peer].record))
+        self.items.discard(self.table[peer].record.item)
         self._broadcast.forget(("record", peer, peer))
         self.banned.pop(peer, None)
         del self.table[peer]
@@ -387,5 +387,5 @@ class Members:
             if member.state in ("dead", "left") and now - member.since > self._preset.tombstone
         ]
         for peer in old:
-            self.items.discard(gossip_items.announce(self.table.pop(peer).record))
+            self.items.discard(self.table.pop(peer).record.item)
         return old

@@ -72,7 +72,7 @@ class Roster:
         self.due = -math.inf
         """Time before which `tick` changes nothing.
 
-        It is the next deadline, or the past after an input that may change it.
+        It is the next deadline, or the past after an input that may change it or has caused an event.
         """
         self._gone = False
         self._probe_at = now + rng.random() * preset.probe_period

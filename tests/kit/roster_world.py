@@ -1,6 +1,7 @@
 """Many Rosters and a lossy network on one event queue: virtual time without asyncio, for speed."""
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -114,7 +115,9 @@ class RosterWorld:
         if receiver in self.stalled:
             self.stalled[receiver].append((sender, message))
         elif receiver in self.rosters:
-            self.send(receiver, self.rosters[receiver].handle(sender, message, self.now))
+            roster = self.rosters[receiver]
+            self.send(receiver, roster.handle(sender, message, self.now))
+            assert roster.due == -math.inf or not roster.events, "the next tick would not pass the events on"
             self._arm(receiver)
 
     def _arm(self, peer: PeerId) -> None:

@@ -21,7 +21,6 @@ from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffi
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, nbytes, verify_message
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.gossip_items import announce
 from thinwire.swarm.messages.registry import (
     TYPES,
     Found,
@@ -300,7 +299,7 @@ class Link:
         if record is None or record.wire == self._record.wire or control is None or control.tcp_relay.reason:
             return
         station = self._station
-        control.post([frames.encode(Frame(Gossip((announce(record),))), station.identity, station.run_id)])
+        control.post([frames.encode(Frame(Gossip((record.item,))), station.identity, station.run_id)])
 
     def _hear(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if key != self._record.transport_key or self.reason:

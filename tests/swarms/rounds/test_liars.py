@@ -110,6 +110,7 @@ def test_other_exchanges_bound_a_tenfold_sign_flip(exchange: str) -> None:
     _check(exchange, "flip10")
 
 
+@pytest.mark.trial
 def test_bounded_divisor_keeps_one_liar_of_six_from_holding_up_a_sparse_run() -> None:
     """A coordinate that only the liar sends is divided as if as many peers as usual had sent it.
 

@@ -178,6 +178,7 @@ class Scene:
     async def happen(self, *events):
         """Let the roster have events; the next tick passes them on."""
         self.roster.events.extend(events)
+        self.roster.due = -math.inf  # as after any input that causes events
         await asyncio.sleep(WAN.tick + MOMENT)
 
     def sent(self, peer, kind):
@@ -235,7 +236,7 @@ async def test_peer_without_handlers_answers_probes(peer):
 async def test_peer_that_joins_has_a_link_and_its_record_is_passed_to_the_transport():
     scene = Scene(others=1)
     async with scene.running():
-        await scene.come(ANN, Gossip((gossip_items.announce(record(2)),)))
+        await scene.come(ANN, Gossip((record(2).item,)))
         assert scene.log.calls == [("up", ANN), ("up", BEN)] and scene.presence.live == {ANN, BEN}
         assert scene.transport.learned == [record(2)] and ("joined", BEN.hex()) in scene.kinds()
 
@@ -244,7 +245,7 @@ async def test_peer_that_joins_has_a_link_and_its_record_is_passed_to_the_transp
 async def test_peer_with_a_link_has_no_second_one_when_it_joins():
     scene = Scene(others=1)
     async with scene.running():
-        await scene.come(BEN, Behind(1), Gossip((gossip_items.announce(record(2)),)))
+        await scene.come(BEN, Behind(1), Gossip((record(2).item,)))
         assert [call for call in scene.log.calls if call[0] == "up"] == [("up", BEN)]
 
 

@@ -41,12 +41,12 @@ def tell(roster, *items, now=1.0, sender=OTHER):
 
 def test_records_without_a_token_are_ignored_wherever_they_come_from():
     roster = roster_of()
-    tell(roster, gossip_items.announce(record(3)))
+    tell(roster, record(3).item)
     roster.learn(record(3), 1.0)
     assert not roster.alive(NEW.peer_id) and roster.refusal(record(3))
-    tell(roster, gossip_items.announce(record(0)))
+    tell(roster, record(0).item)
     assert roster.alive(AUTHOR.peer_id), "the author needs none"
-    tell(roster, gossip_items.announce(admitted(NEW)))
+    tell(roster, admitted(NEW).item)
     assert roster.alive(NEW.peer_id)
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_learned_before_the_manifest_is_known():
 
 def test_a_revocation_bans_spreads_and_lasts():
     roster = roster_of()
-    tell(roster, gossip_items.announce(admitted(NEW)))
+    tell(roster, admitted(NEW).item)
     item = gossip_items.revocation(revoke(AUTHOR, RUN, NEW.peer_id))
     tell(roster, item)
     assert roster.banned == [NEW.peer_id] and "revoked" in roster.reason_of(NEW.peer_id)
@@ -66,18 +66,18 @@ def test_a_revocation_bans_spreads_and_lasts():
     assert [event.kind for event in roster.events][-2:] == ["revoked", "banned"]
     (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 2.0)
     assert item in page.items
-    tell(roster, gossip_items.announce(admitted(NEW, 9)))
+    tell(roster, admitted(NEW, 9).item)
     assert not roster.alive(NEW.peer_id)
     fresh = roster_of()
     fresh.convict(roster.bans, 0.0)
-    tell(fresh, gossip_items.announce(admitted(NEW)))
+    tell(fresh, admitted(NEW).item)
     assert not fresh.alive(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
 
 
 @pytest.mark.parametrize("target", [AUTHOR.peer_id, Identity.generate(INVITE.secret).peer_id])
 def test_no_revocation_touches_the_author_that_came_back_by_an_invite(target):
     roster = roster_of()
-    tell(roster, gossip_items.announce(admitted(AUTHOR)))
+    tell(roster, admitted(AUTHOR).item)
     tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, target)))
     assert roster.alive(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
 
@@ -99,7 +99,7 @@ def test_revocations_of_others_are_ignored(signer):
 
 def test_an_open_run_can_revoke_too():
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
-    tell(roster, gossip_items.announce(record(3)))
+    tell(roster, record(3).item)
     assert roster.alive(NEW.peer_id)
     tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, NEW.peer_id)))
     assert not roster.alive(NEW.peer_id)
@@ -109,7 +109,7 @@ def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(mon
     monkeypatch.setattr(member_table, "MAX_MEMBERS", 6)
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     strangers = [Identity.generate(bytes([100 + number]) * 32) for number in range(12)]
-    tell(roster, *map(gossip_items.announce, map(admitted, strangers[:6])))
+    tell(roster, *(admitted(stranger).item for stranger in strangers[:6]))
     assert roster.alive(OTHER.peer_id) and len(roster.states()) == 6
     roster.learn(admitted(NEW), 2.0)
     assert not roster.alive(NEW.peer_id), "told peers push nobody out"

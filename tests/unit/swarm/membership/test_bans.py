@@ -113,7 +113,7 @@ def test_evidence_bans_is_passed_on_and_outlasts_later_records():
     assert roster.reason_of(LIAR.peer_id) == "two votes in round 7" and LIAR.peer_id not in roster.view
     sent = [item for _, message in roster.tick(1.0) for item in message.items]
     assert ITEM in sent
-    roster.handle(OTHER.peer_id, Gossip((gossip_items.announce(record(1, 9)),)), 2.0)
+    roster.handle(OTHER.peer_id, Gossip((record(1, 9).item,)), 2.0)
     assert roster.states()[LIAR.peer_id] == "banned"
     (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 3.0)
     assert ITEM in page.items, "newcomers get it from the table"

@@ -60,7 +60,7 @@ def test_ticks_are_due_at_the_next_deadline_and_after_inputs_that_may_change_it(
     roster.tick(0.0)
     due = roster.due
     assert 0.0 < due == roster.next_deadline()
-    known, accused = gossip_items.announce(record(2)), _accuse(2, 1)
+    known, accused = record(2).item, _accuse(2, 1)
     roster.handle(NAMES[1], Gossip((known,)), 0.01)
     assert roster.due == due
     for change in (
@@ -320,7 +320,7 @@ def test_own_suspicion_is_refuted_at_most_once_per_period() -> None:
     roster = _alone(others=5)
     [(to, reply)] = roster.handle(NAMES[1], Ping(7, 0, (_accuse(2, 0),)), 1.0)
     assert to == NAMES[1] and isinstance(reply, Ack) and reply.sequence == 7
-    assert gossip_items.announce(roster.record) in reply.items
+    assert roster.record.item in reply.items
     assert roster.record.sequence == 2 and roster.awareness.score == 1
     roster.handle(NAMES[1], Gossip((_accuse(3, 0),)), 1.1)  # the old sequence: answered already
     assert roster.record.sequence == 2
@@ -402,8 +402,8 @@ def test_forged_foreign_and_malformed_items_are_ignored() -> None:
         bytes([gossip_items.ACCUSATION]),
         bytes([gossip_items.PROOF]) + b"\x00\x00",
         bytes([gossip_items.RECORD]) + record(9).wire[:-1] + b"\x00",
-        gossip_items.announce(other_run),
-        gossip_items.announce(expired),
+        other_run.item,
+        expired.item,
         genuine[:-1] + bytes([genuine[-1] ^ 1]),
         gossip_items.sign(Accusation(False, NAMES[2], NAMES[1], 1), IDENTITIES[3], RUN),
         gossip_items.sign(Accusation(False, NAMES[2], NAMES[1], 1), IDENTITIES[2], bytes(32)),
@@ -423,10 +423,10 @@ def test_forged_foreign_and_malformed_items_are_ignored() -> None:
 
 def test_only_newer_records_are_taken() -> None:
     roster = _alone(others=2)
-    roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 5, port=5000)),)), 1.0)
+    roster.handle(NAMES[2], Gossip((record(1, 5, port=5000).item,)), 1.0)
     assert _kinds(roster) == [("updated", NAMES[1])]
     for old in (record(1, 1), record(1, 4, port=7000), record(1, 5, port=5000)):
-        roster.handle(NAMES[2], Gossip((gossip_items.announce(old),)), 1.0)
+        roster.handle(NAMES[2], Gossip((old.item,)), 1.0)
     known = roster.record_of(NAMES[1])
     assert known is not None and known.addresses == ("10.0.0.2:5000",) and _kinds(roster) == []
 
@@ -434,21 +434,21 @@ def test_only_newer_records_are_taken() -> None:
 def test_new_record_ends_suspicion_and_revives_dead() -> None:
     roster = _alone(others=8)
     roster.handle(NAMES[2], Gossip((_accuse(2, 1),)), 0.1)
-    roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 2)),)), 0.2)
+    roster.handle(NAMES[2], Gossip((record(1, 2).item,)), 0.2)
     assert _kinds(roster) == [("suspect", NAMES[1]), ("refuted", NAMES[1])]
     number = roster.view.number
     roster.handle(NAMES[2], Gossip(tuple(_accuse(i, 1, 2) for i in (2, 3, 4))), 0.3)
     assert _until_dead(roster, 1, answer=True) < 12.0
     assert roster.view.number == number + 1 and NAMES[1] not in roster.view and roster.dead == [NAMES[1]]
-    roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 2)),)), 20.0)
+    roster.handle(NAMES[2], Gossip((record(1, 2).item,)), 20.0)
     assert not roster.alive(NAMES[1])
-    roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 3)),)), 20.0)
+    roster.handle(NAMES[2], Gossip((record(1, 3).item,)), 20.0)
     assert roster.alive(NAMES[1]) and roster.view.number == number + 2 and roster.dead == []
 
 
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
     roster = _alone(others=4)
-    roster.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 1, port=5000)),)), 1.0)
+    roster.handle(NAMES[2], Gossip((record(1, 1, port=5000).item,)), 1.0)
     assert _kinds(roster) == [("banned", NAMES[1])]
     assert NAMES[1] not in roster.view
     proofs = [
@@ -466,7 +466,7 @@ def test_two_records_of_one_sequence_ban_with_proof() -> None:
     assert _kinds(other) == []
     other.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
     assert _kinds(other) == [("banned", NAMES[1])]
-    other.handle(NAMES[2], Gossip((gossip_items.announce(record(1, 9)),)), 1.0)
+    other.handle(NAMES[2], Gossip((record(1, 9).item,)), 1.0)
     assert other.states()[NAMES[1]] == "banned"
     stranger = _alone(6, others=0)
     stranger.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
@@ -512,10 +512,7 @@ def test_suspicion_storm_is_limited_and_discredits_accuser() -> None:
 def test_signature_checks_are_limited_per_sender() -> None:
     roster = _alone(others=3)
     strangers = [Identity.generate(bytes([i, 7]) + bytes(30)) for i in range(250)]
-    items = [
-        gossip_items.announce(PeerRecord.create(one, run_id=RUN, addresses=(), sequence=1, issued=EPOCH))
-        for one in strangers
-    ]
+    items = [PeerRecord.create(one, run_id=RUN, addresses=(), sequence=1, issued=EPOCH).item for one in strangers]
     for item in items:
         roster.handle(NAMES[1], Gossip((item,)), 1.0)
     assert len(roster.view) == 4 + 200
@@ -527,7 +524,7 @@ def test_signature_checks_are_limited_per_sender() -> None:
 
 def test_older_daemon_on_shared_key_is_notified() -> None:
     roster = _alone(others=2)
-    roster.handle(NAMES[1], Gossip((gossip_items.announce(record(0, 9, port=5000)),)), 1.0)
+    roster.handle(NAMES[1], Gossip((record(0, 9, port=5000).item,)), 1.0)
     assert _kinds(roster) == [("duplicate", NAMES[0])]
     last = roster.record
     assert last.sequence > 9 and not last.addresses
@@ -538,7 +535,7 @@ def test_older_daemon_on_shared_key_is_notified() -> None:
     assert roster.leave(6.0) == []  # the peer is still there
     newer = _alone(others=2)
     newer.update(("10.0.0.1:5000",), 1.0)
-    newer.handle(NAMES[1], Gossip((gossip_items.announce(record(0, 1)),)), 1.0)
+    newer.handle(NAMES[1], Gossip((record(0, 1).item,)), 1.0)
     assert _kinds(newer) == []
 
 
@@ -562,17 +559,15 @@ def test_newer_daemon_on_shared_key_learns_that_the_older_one_gave_way() -> None
 def test_record_before_restart_is_superseded() -> None:
     roster = _alone(others=2)
     earlier = record(0, 9, issued=EPOCH - 50)
-    roster.handle(NAMES[1], Gossip((gossip_items.announce(earlier),)), 1.0)
+    roster.handle(NAMES[1], Gossip((earlier.item,)), 1.0)
     assert roster.record.sequence > earlier.sequence and _kinds(roster) == []
     # The earlier process had issued later records, which others know and we do not, since our clock was set back.
     other = _alone(5, others=0)
     for mine in (*(record(0, sequence, issued=EPOCH - 50) for sequence in range(9, 30)), roster.record):
-        other.handle(NAMES[2], Gossip((gossip_items.announce(mine),)), 1.0)
+        other.handle(NAMES[2], Gossip((mine.item,)), 1.0)
     assert other.states()[NAMES[0]] == "alive" and other.record_of(NAMES[0]) == roster.record
     for sequence in (5000, 9000):  # but the conflict repeats
-        roster.handle(
-            NAMES[1], Gossip((gossip_items.announce(record(0, sequence, issued=EPOCH - 50)),)), 5.0 + sequence
-        )
+        roster.handle(NAMES[1], Gossip((record(0, sequence, issued=EPOCH - 50).item,)), 5.0 + sequence)
     assert _kinds(roster) == [("duplicate", NAMES[0])]
 
 
@@ -580,7 +575,7 @@ def test_record_before_restart_that_several_peers_tell_is_no_other_process() -> 
     """Our clock was set back, and our next record has to wait for the rate limit."""
     roster = _alone(others=4)
     roster.update(roster.record.addresses, 0.9)
-    earlier = Gossip((gossip_items.announce(record(0, 9, issued=EPOCH - 50)),))
+    earlier = Gossip((record(0, 9, issued=EPOCH - 50).item,))
     for teller in NAMES[1:5]:
         roster.handle(teller, earlier, 1.0)
     assert _kinds(roster) == []
@@ -613,7 +608,7 @@ def test_record_before_restart_with_one_more_address_is_superseded() -> None:
     earlier = PeerRecord.create(
         IDENTITIES[0], run_id=RUN, addresses=("93.184.216.34:4000", ours), sequence=9, issued=EPOCH - 50
     )
-    roster.handle(NAMES[1], Gossip((gossip_items.announce(earlier),)), 1.0)
+    roster.handle(NAMES[1], Gossip((earlier.item,)), 1.0)
     assert roster.record.sequence > earlier.sequence and _kinds(roster) == []
 
 
@@ -639,7 +634,7 @@ def test_own_stall_is_not_held_against_others() -> None:
     assert roster.states()[NAMES[1]] == "suspect" and roster.states()[NAMES[5]] == "alive"
     assert isinstance(ping, Ping)
     roster.handle(NAMES[5], Ack(ping.sequence, 0, ()), 25.0)
-    roster.handle(NAMES[1], Gossip((gossip_items.announce(record(1, 2)),)), 25.0)
+    roster.handle(NAMES[1], Gossip((record(1, 2).item,)), 25.0)
     assert set(roster.states().values()) == {"alive"}
 
 
@@ -764,8 +759,8 @@ def test_messages_with_longest_records_stay_within_limits() -> None:
     stale = gossip_items.sign(Accusation(True, NAMES[1], NAMES[0], 1), IDENTITIES[1], RUN)
     [(_, reply)] = roster.handle(NAMES[1], Ping(1, 0, (stale,)), 12.0)  # dead, and behind about us
     assert isinstance(reply, Ack) and len(encode(Frame(reply), IDENTITIES[0], RUN)) > 800
-    assert reply.items[0] == gossip_items.announce(roster.record)
-    asked = PushPull(False, (gossip_items.announce(long[3]),))
+    assert reply.items[0] == roster.record.item
+    asked = PushPull(False, (long[3].item,))
     for _, message in roster.handle(NAMES[3], asked, 12.0) + roster.tick(12.0) + roster.tick(14.0):
         encode(Frame(message), IDENTITIES[0], RUN)
 
@@ -798,7 +793,7 @@ def test_peer_with_old_record_gets_the_new_one() -> None:
         now = max(now + 0.01, roster.next_deadline())
         roster.tick(now)
     [(_, reply)] = roster.handle(NAMES[3], Ping(1, 0, (_accuse(2, 0, 1),)), now)
-    assert isinstance(reply, Ack) and reply.items[0] == gossip_items.announce(roster.record)
+    assert isinstance(reply, Ack) and reply.items[0] == roster.record.item
 
 
 def test_full_tables_travel_in_pages_and_are_answered_once() -> None:
@@ -850,11 +845,11 @@ def test_newcomer_passes_the_records_of_a_table_on_three_times_and_other_records
     newcomer = _alone(63, others=0)
     newcomer.learn(member.record, 0.0)
     now = _joined(newcomer, member, 0.0)
-    heard = gossip_items.announce(record(50))
+    heard = record(50).item
     newcomer.handle(NAMES[1], Gossip((heard,)), now)
     found = _announced(newcomer, 20.0)
     copies = newcomer.preset.copies(42)
-    told = [found[gossip_items.announce(record(index))] for index in range(1, 41)]
+    told = [found[record(index).item] for index in range(1, 41)]
     assert told == [3] * 40 and found[heard] == copies > 3
 
 
@@ -868,7 +863,7 @@ def test_record_of_a_later_table_is_passed_on_often() -> None:
     found = _announced(newcomer, now + 20.0)
     now = _joined(newcomer, member, now + 20.0)
     found = _announced(newcomer, now + 20.0)
-    assert found[gossip_items.announce(record(50))] == newcomer.preset.copies(43) > 3
+    assert found[record(50).item] == newcomer.preset.copies(43) > 3
 
 
 def test_two_parts_of_a_swarm_that_meet_soon_know_each_other() -> None:
@@ -895,7 +890,7 @@ def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
         world.add(index, seeds=list(range(index % 2, index, 2)))
     world.run(40.0)
     assert all(len(roster.view.peers) == 20 for roster in world.rosters.values())
-    table = [gossip_items.announce(world.rosters[name].record) for name in NAMES[1:40:2]]
+    table = [world.rosters[name].record.item for name in NAMES[1:40:2]]
     for page in gossip_items.pages(table):
         world.rosters[NAMES[0]].handle(NAMES[2], PushPull(True, page), world.now)
     assert world.run(45.0, lambda: all(len(world.rosters[name].view.peers) == 40 for name in NAMES[:40:2]))
@@ -916,21 +911,21 @@ def test_peer_that_was_asked_for_its_table_cannot_shut_out_the_records_of_others
     roster = _alone(1023, others=2)
     asked = next(to for to, message in roster.tick(roster.next_deadline() + 60.0) if isinstance(message, PushPull))
     honest = next(name for name in NAMES[1:3] if name != asked)
-    forged = [gossip_items.announce(record(index))[:-1] + b"?" for index in range(100, 1000)]
+    forged = [record(index).item[:-1] + b"?" for index in range(100, 1000)]
     heard, now = 0, 60.0
     for number in range(50):
         now += 0.1
         for item in forged[:100]:
             roster.handle(asked, Gossip((item,)), now)
             roster.handle(asked, PushPull(True, (item,)), now)
-        roster.handle(honest, Gossip((gossip_items.announce(record(3 + number)),)), now)
+        roster.handle(honest, Gossip((record(3 + number).item,)), now)
         heard += roster.alive(NAMES[3 + number])
     assert heard == 50
 
 
 def test_table_that_was_not_requested_gets_the_budget_of_its_sender() -> None:
     roster = _alone(1023, others=2)
-    for page in gossip_items.pages(gossip_items.announce(record(index)) for index in range(3, 900)):
+    for page in gossip_items.pages(record(index).item for index in range(3, 900)):
         roster.handle(NAMES[1], PushPull(True, page), 0.0)
     assert len(roster.others) == 2 + 200
 

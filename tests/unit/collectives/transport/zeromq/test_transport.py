@@ -16,7 +16,6 @@ from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
 from thinwire.collectives.transport.zeromq.record_crypto import WORDS
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.membership.gossip_items import announce
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     TYPES,
@@ -325,7 +324,7 @@ def test_restarted_peer_replaces_its_old_link(wire):
         assert await second.ping(first, 4)
         assert (await again.recv()).frame.message.sequence == 4
         # If it is another process with the same key, the older one must know at once, or it would fight for the link.
-        assert (await first.recv()).frame.message == Gossip((announce(again.record),))
+        assert (await first.recv()).frame.message == Gossip((again.record.item,))
         assert "replaced" in (await first.recv()).reason
 
     wire.run(work)
