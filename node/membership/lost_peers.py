@@ -74,10 +74,10 @@ class LostPeers:
     def _unknown(self, sought: list[Contact]) -> list[Contact]:
         """Return those that the roster does not know."""
         unknown = {contact.transport_key for contact in sought}
-        records = self._presence().roster.known()
-        # As a rule all are found after a few records: a newcomer meets the peers of its invite first.
-        while unknown and (record := next(records, None)) is not None:
+        for record in self._presence().roster.known() if unknown else ():
             unknown.discard(record.transport_key)
+            if not unknown:
+                break  # Usually after a few records: a newcomer meets the peers of its invite first.
         return [contact for contact in sought if contact.transport_key in unknown]
 
 

@@ -59,7 +59,7 @@ VICTIM = identity_of(SICK).peer_id.hex()
     ],
 )
 def test_slow_or_lossy_peer_is_named_with_its_cause(seed, cause, sick, evidence):
-    told = findings(seed, duration=60.0 if "loss" in sick else 30.0, **sick)
+    told = findings(seed, duration=90.0 if "loss" in sick else 30.0, **sick)
     assert accused(told) == {(VICTIM, cause)}, told
     assert len({who for who, *_ in told}) >= 2 and all(re.search(evidence, text) for *_, text in told), told
 
