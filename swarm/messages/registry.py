@@ -228,7 +228,7 @@ _NUMBERED: list[type[Message] | None] = [
     Gossip,
     PushPull,
     Ready,
-    None,  # Open, until version 14
+    None,  # Open, which became part of Propose
     Prepare,
     Promise,
     Blame,

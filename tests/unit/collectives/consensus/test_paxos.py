@@ -757,6 +757,17 @@ def test_proposal_of_the_leader_is_followed():
     assert peer.opened == opened
 
 
+def test_first_proposal_with_a_justification_is_refused():
+    """No earlier ballot exists, so there is nothing to justify; it would only make the message longer."""
+    peer, ids = _led()
+    opened = _open(ids, ids[0])
+    for message in (Propose(opened, earlier=(opened,)), freely(opened, ids, sign)):
+        peer.on_message(ids[0], message, b"", 0.0)
+        assert peer.opened is None
+    peer.on_message(ids[0], Propose(opened), b"", 0.0)
+    assert peer.opened == opened
+
+
 @pytest.mark.parametrize(
     ("sender", "changes"),
     [
