@@ -241,9 +241,11 @@ class RationedWork:
             cost, size, job = self._jobs[key]
             self._budget -= cost
             self._used[key[0]] = self._used.get(key[0], 0.0) + cost
-            try:
-                self._jobs[key] = next(job), size, job
-            except StopIteration:
-                del self._jobs[key]
+            due = next(job, None)
+            # The part may have ended the link of its owner, and so dropped the job.
+            if due is None:
+                self._jobs.pop(key, None)
+            elif key in self._jobs:
+                self._jobs[key] = due, size, job
         if not self._jobs:
             self._used.clear()

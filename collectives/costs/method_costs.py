@@ -30,7 +30,7 @@ SUMMED = 384
 """Number of values of 4096 of the sum that an owner sends in a sparse butterfly."""
 
 HOPS = 6
-"""Consecutive one-way latencies of a round: Ready, Proposal, Chunk, Result, Vote, Commit."""
+"""Consecutive one-way latencies of a round: Ready, Propose, Chunk, Result, Vote, Commit."""
 
 
 @dataclass(frozen=True, slots=True)

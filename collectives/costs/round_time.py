@@ -1,7 +1,7 @@
 """Duration and traffic of a round of this version (butterfly or ring), in closed form.
 
 The sizes are exact: chunk grid, codec and control messages are those of the product. The time is the sum of the
-dependent steps (Ready -> Proposal -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes on the
+dependent steps (Ready -> Propose -> Chunk -> Result -> Vote -> Commit), each with its latency, and of the bytes on the
 slowest link in between. Encoding, encryption and the outer step are not included: with int8 about a second of one core per
 GB of fp32 parameters (docs/measured/exchange.md). tests/swarms/topologies/test_planned_times.py compares the model with
 whole swarms in virtual time.

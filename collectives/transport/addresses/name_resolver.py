@@ -24,7 +24,7 @@ WAITING = 32
 KEPT, SECONDS, BRIEFLY = 256, 60.0, 5.0
 """Number of answers that are kept, their time, and that of a failure that may end soon."""
 
-Protocol = TypeVar("Protocol", bound=asyncio.BaseProtocol)
+Made = TypeVar("Made", bound=asyncio.BaseProtocol)
 
 LookUp: TypeAlias = Callable[..., Sequence[tuple[Any, Any, Any, Any, tuple[Any, ...]]]]
 
@@ -64,9 +64,7 @@ class NameResolver:
             raise OSError(*found.args)
         return found
 
-    async def connect(
-        self, factory: Callable[[], Protocol], host: str, port: int
-    ) -> tuple[asyncio.BaseTransport, Protocol]:
+    async def connect(self, factory: Callable[[], Made], host: str, port: int) -> tuple[asyncio.BaseTransport, Made]:
         """Return a connection to the first address of a host that accepts one, and its protocol.
 
         Raises OSError.

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kit.real.late_executor import LateExecutor, LateWork
-from thinwire.collectives.blocking_work import WORTH, LatestWork, OrderedWork
+from thinwire.collectives.blocking_work import BURST, MAX_WAITING, RATE, WORTH, LatestWork, OrderedWork, RationedWork
 
 
 class Lane:
@@ -201,3 +201,55 @@ def test_latest_work_reports_an_error_and_serves_what_comes_later():
         assert found == [2]
 
     asyncio.run(main())
+
+
+def parts(done, name, *costs):
+    """A job whose parts have these costs."""
+    for cost in costs:
+        yield cost
+        done.append(name)
+
+
+def test_rationed_work_of_the_owner_that_has_used_least_comes_first():
+    now, done = [0.0], []
+    work = RationedWork(lambda: now[0])
+    assert work.add(b"large", 1, 10, parts(done, "large", BURST, BURST, BURST))
+    work.run()
+    assert done == ["large"] and work.holds(b"large", 1)
+    assert work.add(b"small", 1, 10, parts(done, "small", 1.0)) and not work.add(
+        b"small", 1, 10, parts(done, "no", 1.0)
+    )
+    work.run()
+    assert done == ["large"], "the budget is spent"
+    now[0] += BURST / RATE / 2
+    work.run()
+    assert done == ["large", "small", "large"]
+    now[0] += 100.0
+    work.run()
+    assert done == ["large", "small", "large", "large"] and not work.holds(b"large", 1)
+
+
+def test_full_queue_of_rationed_work_gives_up_the_largest_job():
+    now, done = [0.0], []
+    work = RationedWork(lambda: now[0])
+    assert work.add(b"a", 1, MAX_WAITING - 10, parts(done, "a", BURST))
+    assert not work.add(b"b", 1, MAX_WAITING, parts(done, "b", 1.0))
+    assert work.add(b"c", 1, 100, parts(done, "c", 1.0)) and not work.holds(b"a", 1)
+    work.run()
+    assert done == ["c"]
+
+
+@pytest.mark.parametrize("parts_after", [0, 1])
+def test_rationed_job_that_drops_its_owner_ends(parts_after):
+    """Such as one that sends something over a link that breaks."""
+    done = []
+
+    def job():
+        yield 1.0
+        work.drop(b"a")
+        yield from parts(done, "a", *[1.0] * parts_after)
+
+    work = RationedWork(lambda: 0.0)
+    work.add(b"a", 1, 10, job())
+    work.run()
+    assert not work.holds(b"a", 1) and not done
