@@ -48,14 +48,14 @@ def conflicting(first: Statement, second: Statement) -> bool:
     return slots[0] == slots[1] and len(first.lineage) == LIFE and first != second
 
 
-def convicts(evidence: Evidence, run_id: bytes) -> bool:
+def is_valid(evidence: Evidence, run_id: bytes) -> bool:
     """Return True if the evidence is valid: the peer has signed two conflicting statements.
 
     Proposals must be those of its own ballot.
     """
     first, second = evidence.first, evidence.second
     proposal = isinstance(first, Vote) and first.digest is None
-    leads = not proposal or (isinstance(first, Vote) and first.ballot.leader == convicted(evidence))
+    leads = not proposal or (isinstance(first, Vote) and first.ballot.leader == signer(evidence))
     return (
         conflicting(first, second)
         and leads
@@ -64,7 +64,7 @@ def convicts(evidence: Evidence, run_id: bytes) -> bool:
     )
 
 
-def convicted(evidence: Evidence) -> PeerId:
+def signer(evidence: Evidence) -> PeerId:
     """Return the peer that the evidence is against."""
     return peer_id_of(evidence.key)
 

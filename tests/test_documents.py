@@ -20,7 +20,7 @@ from thinwire.node.cli.new_run import LINKS
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.membership.member import EventKind
+from thinwire.swarm.membership.peer_table import EventKind
 
 FOLDERS = "benchmarks|collectives|compression|docs|examples|node|sims|swarm|tests"
 NAMED = [

@@ -496,7 +496,7 @@ PLANTED = "patches the bugs and lies into the product"
 CENTRAL = "the one place in which tests of the transport reach into it"
 MAY_ACCESS = {
     "tests/kit/planted/agreement.py": (6, PLANTED),
-    "tests/kit/planted/product.py": (6, PLANTED),
+    "tests/kit/planted/product.py": (5, PLANTED),
     "tests/kit/programs/lying_process.py": (2, PLANTED),
     "tests/kit/wire.py": (20, CENTRAL),
 }

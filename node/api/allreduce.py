@@ -191,7 +191,7 @@ def operations_of(peer: Peer) -> AllreduceService:
     roster = presence.roster
 
     def key(other: bytes) -> bytes | None:
-        record = roster.record_of(other)
+        record = roster.peers.record_of(other)
         return record.public_key if record else None
 
     place = PeerContext(
@@ -201,7 +201,7 @@ def operations_of(peer: Peer) -> AllreduceService:
         peer.environment.now,
         presence.live,
         gone,
-        lambda: roster.view.peers,
+        lambda: roster.peers.view.peers,
         key,
         roster.record.sequence // 1000 % 2**31,
         presence.send_queue.bandwidth.known,

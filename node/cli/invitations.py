@@ -15,7 +15,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import MAX_TOML, parse
-from thinwire.swarm.membership.gossip_items import revocation
+from thinwire.swarm.membership.gossip_items import revocation_item
 
 LEAST = 8
 """Least number of digits of the id of a known peer; a revocation cannot be taken back."""
@@ -79,7 +79,7 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
     if not _author(status, directories):
         raise NotAuthorError("only the author of the run can revoke an admission", "ask the peer that founded the run")
     file = BanFile(directories.run(run_id).revocations, RealDisk())
-    file.save((*file.load(), revocation(revoke(identity, run_id, start))))
+    file.save((*file.load(), revocation_item(revoke(identity, run_id, start))))
     return target
 
 

@@ -33,7 +33,7 @@ def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
         method=manifest.outer.method,
         admission=manifest.admission.mode,
         round=peer.replica.newest[0],
-        peers=len(roster.view),
+        peers=len(roster.peers.view),
         loss=loss,
         issued=int(wall),
         ttl=CARD_SECONDS,

@@ -9,7 +9,7 @@ from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import Disk
 
 LONGEST = 4 << 20
-"""Bytes of the file: less than 600 for each of at most MAX_MEMBERS peers, and 97 for each revocation."""
+"""Bytes of the file: less than 600 for each of at most MAX_PEERS peers, and 97 for each revocation."""
 
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 

@@ -156,8 +156,8 @@ def welcome(
 ) -> Welcome:
     """Return the Welcome for a joiner: the run, records of some present peers, some `absent` ones."""
     absent = [contact for contact in absent if contact.transport_key != newcomer.transport_key]
-    chosen = roster.draw(rng, MAX_RECORDS, but=newcomer.peer_id)
-    records = tuple(known.wire for known in roster.records_of(chosen))
+    chosen = roster.peers.sample(rng, MAX_RECORDS, but=newcomer.peer_id)
+    records = tuple(known.wire for known in roster.peers.records(chosen))
     return Welcome(
         roster.record.wire,
         signed.toml,

@@ -43,7 +43,7 @@ class LostPeers:
         """
         roster = self._presence().roster
         sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
-        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, roster.dead))}
+        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, roster.peers.dead))}
         return [found[key] for key in sorted(found)]
 
     def seek(self, known: Sequence[Contact], claimed: Sequence[Contact]) -> None:
@@ -74,7 +74,7 @@ class LostPeers:
     def _unknown(self, sought: list[Contact]) -> list[Contact]:
         """Return those that the roster does not know."""
         unknown = {contact.transport_key for contact in sought}
-        for record in self._presence().roster.known() if unknown else ():
+        for record in self._presence().roster.peers.records() if unknown else ():
             unknown.discard(record.transport_key)
             if not unknown:
                 break  # Usually after a few records: a newcomer meets the peers of its invite first.
@@ -84,6 +84,6 @@ class LostPeers:
 def contacts_of(roster: Roster, peers: Iterable[PeerId]) -> Iterator[Contact]:
     """Yield the contacts of those of `peers` that can be dialled, except this peer."""
     for peer in peers:
-        record = roster.record_of(peer)
+        record = roster.peers.record_of(peer)
         if record is not None and peer != roster.record.peer_id and record.addresses:
             yield Contact(record.addresses[0], record.transport_key)

@@ -23,9 +23,9 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.membership.gossip_items import keep, read_verdict, spread
-from thinwire.swarm.membership.member_table import MAX_MEMBERS
+from thinwire.swarm.membership.gossip_items import evidence_item, read_verdict, verdict_item
 from thinwire.swarm.membership.swim import Roster
+from thinwire.swarm.membership.transitions import MAX_PEERS
 from thinwire.swarm.messages.registry import (
     Ack,
     Activation,
@@ -203,7 +203,7 @@ class Presence:
         if peer not in self.live:
             self._reach(peer)
         message, now = frame.message, self._now()
-        if len(self._heard) >= MAX_MEMBERS and peer not in self._heard:
+        if len(self._heard) >= MAX_PEERS and peer not in self._heard:
             self._heard = {one: at for one, at in self._heard.items() if one in self.live}
         self._heard[peer] = now
         if type(message) in MEMBERSHIP:  # most messages; the watch observes none of them
@@ -225,26 +225,26 @@ class Presence:
 
     def _answer_outcast(self, peer: PeerId) -> None:
         """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""
-        until, item = self._outcasts[peer], self.roster.ban_item(peer)
+        until, item = self._outcasts[peer], self.roster.ban_item_of(peer)
         if self._now() >= until or item is None:
-            self.transport.drop(peer, self.roster.reason_of(peer), ban=True)
+            self.transport.drop(peer, self.roster.peers.ban_reason(peer), ban=True)
         else:
             self.send_queue.control(peer, read_verdict(item) or Gossip((item,)))
 
     def convict(self, evidence: Evidence) -> None:
         """Ban a peer by evidence found here; the next tick passes the ban on to the handlers."""
-        self.roster.convict((spread(evidence),), self._now())
+        self.roster.apply_ban_items((evidence_item(evidence),), self._now())
 
     def expel(self, verdict: Verdict, lineage: bytes, round: int) -> None:
         """Ban an owner of chunks; the next tick passes the ban on to the handlers.
 
         See node/outer/owner_audits.py. lineage, round: of our state, which has the members that have given the verdict.
         """
-        self.roster.convict((keep(verdict, lineage, round),), self._now())
+        self.roster.apply_ban_items((verdict_item(verdict, lineage, round),), self._now())
 
     def lift_verdict(self, peer: PeerId) -> None:
         """Remove the ban on a peer; the next tick admits it again."""
-        self.roster.lift_verdict(peer)
+        self.roster.end_verdict(peer)
 
     def _lose(self, peer: PeerId, *, gone: bool) -> None:
         if peer not in self.live and not gone:
@@ -305,7 +305,7 @@ class Presence:
         roster.events.clear()
         for event in events:
             self._emit(event.kind, {"peer": event.peer.hex(), "detail": event.detail})
-            record = self.roster.record_of(event.peer)
+            record = self.roster.peers.record_of(event.peer)
             if event.kind in ("joined", "updated") and record is not None:
                 self.transport.learn(record)
                 if event.kind == "joined":
@@ -330,7 +330,7 @@ class Presence:
 
     def spans(self) -> tuple[Span, ...]:
         """Return our measurements of links to other peers."""
-        return self.roster.distances.spans(self.roster.others, self.send_queue.ways.rates(self._now()))
+        return self.roster.distances.spans(self.roster.peers.others, self.send_queue.ways.rates(self._now()))
 
     async def leave(self) -> None:
         """Say goodbye to all peers, and give the messages a moment to leave."""

@@ -54,12 +54,12 @@ class Reachability:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             roster, due = self._roster, self._now() >= at
-            if not due and roster.view.number == seen:
+            if not due and roster.peers.view.number == seen:
                 continue
-            seen, others = roster.view.number, roster.others
+            seen, others = roster.peers.view.number, roster.peers.others
             # Each time it begins with other peers, so that no few of them can answer for good.
             first = turn * MOST % max(1, len(others))
-            contacts = chosen(roster.records_of([*others[first:], *others[:first]]))
+            contacts = chosen(roster.peers.records([*others[first:], *others[:first]]))
             if contacts and (due or not asked.issuperset(contacts)):
                 asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
                 answers = await self._transport.observe(contacts)

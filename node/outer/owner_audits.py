@@ -200,7 +200,7 @@ class Audits:
                 self._record_service(case, round)
             elif case.data.round <= round - KEPT:
                 self._cases.remove(case)
-                known = case.false or case.owner in self._roster.banned or self._accuses(case.owner)
+                known = case.false or case.owner in self._roster.peers.banned or self._accuses(case.owner)
                 if case.accuser is not None and not known:
                     self._refute(case, "its accuser does not send the contributions")
 
@@ -229,7 +229,7 @@ class Audits:
     def on_link_up(self, peer: PeerId) -> None:
         """Tell a peer which owners are excluded."""
         if self._manifest.audited:
-            verdicts = (verdict for item in self._roster.bans if (verdict := read_verdict(item)) is not None)
+            verdicts = (verdict for item in self._roster.ban_items if (verdict := read_verdict(item)) is not None)
             for verdict in [one for one in verdicts if one.fragment == self._fragment][-MOST_ACCUSED:]:
                 self._send_queue.control(peer, verdict)
 
@@ -302,7 +302,7 @@ class Audits:
         return owner in self._verdicts.get(self._me, ())
 
     def _on_verdict(self, peer: PeerId, verdict: Verdict) -> None:
-        if not self._manifest.audited or verdict.owner in self._roster.banned or peer not in self._presence.live:
+        if not self._manifest.audited or verdict.owner in self._roster.peers.banned or peer not in self._presence.live:
             return
         self._note(peer, verdict)
         self._count(verdict.owner)
@@ -312,7 +312,7 @@ class Audits:
             or data.lineage != verdict.lineage
             or verdict.owner in (self._me, peer)
             or self._accuses(verdict.owner)
-            or verdict.owner in self._roster.banned
+            or verdict.owner in self._roster.peers.banned
             or data.claims.get(verdict.index, (b"",))[0] != verdict.owner
             or peer not in self._replica.members
             or self._refuted[peer] >= REFUTED
@@ -331,7 +331,7 @@ class Audits:
     def lift_verdicts(self) -> None:
         """Drop the verdicts of quorums whose rounds are not in the history of our state any more."""
         chain = self._replica.chain
-        stored = [one for item in self._roster.bans if (one := read_stored(item)) is not None] if chain else []
+        stored = [one for item in self._roster.ban_items if (one := read_stored(item)) is not None] if chain else []
         for one in stored:
             if one.verdict.fragment == self._fragment and not contains(chain, one.lineage, one.round):
                 self._presence.lift_verdict(one.verdict.owner)

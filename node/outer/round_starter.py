@@ -79,7 +79,7 @@ class RoundStarter:
             sick=tuple if watch is None else watch.slow,
             spans=presence.spans,
             accuse=self._accuse,
-            banned=lambda: presence.roster.banned,
+            banned=lambda: presence.roster.peers.banned,
             trial=trials.on_trial,
             opinions=trials.opinions,
             audited=manifest.audited,
@@ -175,5 +175,5 @@ class RoundStarter:
             self.presence.convict(Evidence(key, first[0], second[0], (first[1], second[1])))
 
     def _key_of(self, peer: PeerId) -> bytes | None:
-        record = self.presence.roster.record_of(peer)
+        record = self.presence.roster.peers.record_of(peer)
         return record.public_key if record else None

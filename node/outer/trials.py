@@ -98,7 +98,7 @@ class Trials:
         """Return the newcomers that our announcements endorse, and the peers that they distrust."""
         if not self._required:
             return (), ()
-        members, others = self._replica.members, self._roster.others
+        members, others = self._replica.members, self._roster.peers.others
         passed = [peer for peer in others if peer not in members and self._vouches(peer)]
         doubted = [peer for peer in others if self._book.distrusts(peer)]
         return tuple(sorted(passed)[:MAX_ENDORSED]), tuple(sorted(doubted)[:MAX_DISTRUSTED])
@@ -128,7 +128,7 @@ class Trials:
                 self._tell("endorsed", peer, self._book.of(peer).summary)
             if len(self._former) < MOST:
                 self._former[peer] = None
-        self._roster.keep(self._former)
+        self._roster.protect(self._former)
         base, self._base = self._base, None
         if done is not None and (commit := done.agreement.commit) is not None:
             self._note(commit.opened)
@@ -165,7 +165,7 @@ class Trials:
         """Draw a peer with a contribution to a committed round, and ask for it; not without one of ours."""
         agreement, members = done.agreement, self._replica.members
         for sample in self._samples:
-            if not sample.whole and not sample.newcomer and self._roster.alive(sample.peer):
+            if not sample.whole and not sample.newcomer and self._roster.peers.alive(sample.peer):
                 self._report(sample.peer, self._book.unsent(sample.peer))
         self._samples = [sample for sample in self._samples if sample.whole]
         own = self._own_contributions.of(done.round)
@@ -175,7 +175,9 @@ class Trials:
         made = [
             peer
             for peer, ready in agreement.ready.items()
-            if ready.weight and (ready.base, ready.plan) == (terms.base, terms.plan) and peer in self._roster.others
+            if ready.weight
+            and (ready.base, ready.plan) == (terms.base, terms.plan)
+            and peer in self._roster.peers.others
         ]
         newcomers = [peer for peer in made if self._judges(peer)]
         peer = self._book.choose(self._secret(b"", done.round), [one for one in made if one in members], newcomers)

@@ -232,7 +232,7 @@ class Admission:
             self._convict(self._revocations.load())
 
     def _convict(self, items: tuple[bytes, ...]) -> None:
-        self.presence.roster.convict(items, self._environment.now())
+        self.presence.roster.apply_ban_items(items, self._environment.now())
 
     async def _knock(
         self,
@@ -261,7 +261,7 @@ class Admission:
     def _met(self) -> bool:
         """Return True if a peer that our last process knew has connected to our gate (it may be undialable)."""
         roster = self.presence.roster
-        records = (roster.record_of(peer) for peer in roster.others if roster.met(peer))
+        records = (roster.peers.record_of(peer) for peer in roster.peers.others if roster.peers.authenticated(peer))
         return any(one is not None and one.transport_key in self._former for one in records)
 
     def _welcome(self, welcome: Welcome) -> None:
@@ -276,7 +276,7 @@ class Admission:
             try:
                 record = PeerRecord.parse(wire, run_id=self._run_id, now=int(self._environment.wall()))
                 here = wire == welcome.record
-                self.presence.roster.learn(record, self._environment.now(), met=here, admits=here)
+                self.presence.roster.learn(record, self._environment.now(), authenticated=here, admits=here)
             except RecordError as error:
                 self._emit("refused", {"peer": "", "detail": f"a record in the welcome: {error}"})
 
@@ -308,22 +308,22 @@ class Admission:
         if self.terms is None or (self._searching and not former):
             return Refuse("busy", "still looking for the swarm; knock again")
         roster = self.presence.roster
-        if reason := roster.reason_of(record.peer_id):
+        if reason := roster.peers.ban_reason(record.peer_id):
             return Refuse("banned", reason)
         reason = roster.refusal(record)
         # The expiry limits the time in which a token brings a peer in. Those that were here, also in our last process, may
         # come back.
-        known = former or roster.record_of(record.peer_id) is not None
+        known = former or roster.peers.record_of(record.peer_id) is not None
         if not reason and not known and 0 < expiry(record.token) < self._environment.wall():
             reason = "the invite has expired"
         if reason:
             return Refuse("token", reason)
-        roster.learn(record, self._environment.now(), met=True)
+        roster.learn(record, self._environment.now(), authenticated=True)
         if not record.addresses:
             return Refuse("busy", "another process uses this key now")
-        if reason := roster.reason_of(record.peer_id):
+        if reason := roster.peers.ban_reason(record.peer_id):
             return Refuse("banned", reason)
-        if roster.record_of(record.peer_id) is None:
+        if roster.peers.record_of(record.peer_id) is None:
             return Refuse("full", "all places of peers on trial are taken, or those of this network")
         return welcome(self.terms.signed, roster, record, self._environment.rng, self.absent)
 
@@ -333,7 +333,7 @@ class Admission:
         Our links to them belong to the later process now.
         """
         roster, hello = self.presence.roster, Hello(VERSION, self._run_id, self.presence.roster.record.wire)
-        others = roster.others
+        others = roster.peers.others
         chosen = contacts_of(roster, self._environment.rng.sample(others, min(LAST_VISITS, len(others))))
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
@@ -342,7 +342,7 @@ class Admission:
     def save_bans(self) -> None:
         """Store the evidence against all banned peers, and the revocations."""
         try:
-            self._ban_file.save(self.presence.roster.bans)
+            self._ban_file.save(self.presence.roster.ban_items)
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
 

@@ -59,7 +59,7 @@ class KnownPeers:
 
         `alone`: this peer is the run's only member.
         """
-        peers = roster.view.peers
+        peers = roster.peers.view.peers
         if len(peers) > MOST:
             peers = tuple(self._environment.rng.sample(peers, MOST))
         self._file.save(contacts_of(roster, peers), alone=alone, absent=absent)
@@ -122,7 +122,7 @@ class KnownPeers:
         """
         session = sessions.sessions[fragment]
         me = session.me
-        if not set(session.roster.view.peers) - {me} <= set(session.states.without):
+        if not set(session.roster.peers.view.peers) - {me} <= set(session.states.without):
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
 
         await session.continue_alone(work)

@@ -276,7 +276,9 @@ class Peer:
         seeds = [Seed(address, self.identity.transport_public) for address in own]
         if self.ready:
             roster = self.session.roster
-            seeds += [Seed(other.address, other.transport_key) for other in contacts_of(roster, roster.view.peers)]
+            seeds += [
+                Seed(other.address, other.transport_key) for other in contacts_of(roster, roster.peers.view.peers)
+            ]
         try:
             return self.admission.inviter.invite(Invite(self.run_id, tuple(seeds[:MAX_SEEDS]))) if seeds else None
         except TokenError:
@@ -316,8 +318,8 @@ class Peer:
     def seats(self, *, linked: bool = False) -> Seating:
         """Return the holders of each stage by the records of present peers; `linked`: only peers with a link."""
         roster, reach = self.presence.roster, self.presence.live | {self.identity.peer_id}
-        peers = [peer for peer in roster.view.peers if not linked or peer in reach]
-        records = [record for peer in peers if (record := roster.record_of(peer)) is not None]
+        peers = [peer for peer in roster.peers.view.peers if not linked or peer in reach]
+        records = [record for peer in peers if (record := roster.peers.record_of(peer)) is not None]
         return seating(records, self.manifest.pipeline.stages)
 
     def traffic(self) -> tuple[int, int]:

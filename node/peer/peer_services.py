@@ -294,7 +294,8 @@ class PeerServices:
         session = peer.session
         while self._now() < until:
             if not any(
-                session.roster.alive(other) and session.roster.progress_of(other) < mine for other in session.live
+                session.roster.peers.alive(other) and session.roster.peers.progress_of(other) < mine
+                for other in session.live
             ):
                 return
             await asyncio.sleep(LOOK_SECONDS)

@@ -110,7 +110,7 @@ class Reporter:
         fields = {
             "round": number,
             "loss": loss,
-            "peers": len(roster.view),
+            "peers": len(roster.peers.view),
             "contributors": contributors,
             "members": [short(member) for member in members],
             "missing": {short(absent): reason for absent, reason in missing.items()},
@@ -137,7 +137,7 @@ class Reporter:
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
         self._say(
             WARNING if missing else INFO,
-            f"round {number} · loss {shown} · {contributors}/{len(roster.view)} peers · "
+            f"round {number} · loss {shown} · {contributors}/{len(roster.peers.view)} peers · "
             f"up {bytes_text(up)}{saved_text(factor)} · exchange {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
             {"kind": "round", **fields},
         )
@@ -216,8 +216,8 @@ class Reporter:
         up, down = peer.traffic()
         lent = peer.presence.transport.lent()
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
-        for other, state in session.roster.states().items():
-            record = session.roster.record_of(other)
+        for other, state in session.roster.peers.states().items():
+            record = session.roster.peers.record_of(other)
             ready = session.announced.get(other)
             sent, received = traffic.get(other, (0, 0))
             others.append(
@@ -226,10 +226,10 @@ class Reporter:
                     name=plain(record.name) if record else "",
                     state=state,
                     address=record.addresses[0] if record and record.addresses else "",
-                    round=session.roster.progress_of(other),
+                    round=session.roster.peers.progress_of(other),
                     age=peer.presence.silence_of(other),
                     loss=None if ready is None else ready.loss,
-                    reason=f"banned: {session.roster.reason_of(other)}"
+                    reason=f"banned: {session.roster.peers.ban_reason(other)}"
                     if state == "banned"
                     else peer.rounds.score_of(other) or self._away.get(other, ""),
                     seat=seats.describe(other),

@@ -55,7 +55,7 @@ class Workload:
         are gone.
         """
         members, roster = self._replica.members, self._session.roster
-        orphaned = not any(peer == self._me or roster.alive(peer) for peer in members)
+        orphaned = not any(peer == self._me or roster.peers.alive(peer) for peer in members)
         return int(self.gathers or (orphaned and self._replica.ledger is not None))
 
     def over(self, rounds: int) -> bool:
@@ -80,7 +80,7 @@ class Workload:
         members = replica.members_of(0) if self._manifest.pipeline.stages else replica.members
         # In gossip runs the members are those of a pair.
         settled = replica.alike and replica.round > 0 and self._me in members
-        return members if settled else self._session.roster.view.peers
+        return members if settled else self._session.roster.peers.view.peers
 
     def _lease(self) -> DataLease | None:
         """Return our data for the next round; None without a data ledger."""

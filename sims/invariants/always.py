@@ -218,7 +218,7 @@ class AlwaysInvariants:
 
     def _bans(self, machine: Machine, process: Process) -> None:
         transport = process.transport
-        banned = sorted(process.peer.session.roster.banned)
+        banned = sorted(process.peer.session.roster.peers.banned)
         banned += list(transport.banned) if transport is not None else []
         for peer in banned:
             # A peer whose disk has lost a synced vote or proposal may have signed another one, which is evidence.
@@ -237,7 +237,10 @@ class AlwaysInvariants:
 
     def _outcasts(self, machine: Machine, process: Process, overdue: Sequence[Machine], now: float) -> None:
         for liar in overdue:
-            if not self._excused(machine, now) and liar.identity.peer_id not in process.peer.session.roster.banned:
+            if (
+                not self._excused(machine, now)
+                and liar.identity.peer_id not in process.peer.session.roster.peers.banned
+            ):
                 self._tell("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
 
     def _rosters(self, running: list[Machine], now: float) -> None:
@@ -252,7 +255,7 @@ class AlwaysInvariants:
                 continue
             roster = machine.process.peer.session.roster
             # Peers that lie may be banned; that no honest one is, `_bans` checks.
-            out, view = set(roster.banned), roster.view
+            out, view = set(roster.peers.banned), roster.peers.view
             everybody = tuple(peer for peer in sorted_there if peer not in out) if out else sorted_there
             if view.peers == everybody:
                 continue
@@ -309,7 +312,7 @@ class AlwaysInvariants:
         session = process.peer.session
         sizes = {
             **session.sizes(),
-            "news": (session.roster.unspread, MAX_QUEUE),
+            "news": (session.roster.queued, MAX_QUEUE),
         }
         queue = session._send_queue
         for lanes in (queue._control, queue._bulk, queue._state):

@@ -24,7 +24,7 @@ Item: TypeAlias = tuple[int, int, bytes, Subject, int]
 UNLIMITED = 1 << 30
 
 
-class Broadcast:
+class BroadcastQueue:
     """Queue that returns the items sent least often first, and the newest of these first.
 
     `len` is the number of items left to spread.

@@ -11,8 +11,8 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.messages.registry import PeerId
 
-MAX_CONVICTED = 4096
-"""Maximum number of peers against which evidence is stored, as many as a table of members has."""
+MAX_BAN_ITEMS = 4096
+"""Maximum number of peers against which evidence is stored, as many as a table of peers has."""
 
 MAX_REVOCATIONS = 4096
 """Maximum number of revocations; only the author of the run makes them."""
@@ -26,11 +26,8 @@ class Exclusions:
     def __init__(self, run_id: bytes) -> None:
         self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")
         """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
-        self.convicted: dict[PeerId, bytes] = {}
-        """Evidence against peers, known or not, as the item that spreads it.
-
-        Verdicts on owners are not spread.
-        """
+        self.ban_items: dict[PeerId, bytes] = {}
+        """Evidence against peers, known or not, as the item that spreads it, or a verdict as it is stored."""
         self.revoked: dict[bytes, bytes] = {}
         """Revocations by the author, by id or start of an id, as the item that spreads them."""
 
@@ -57,41 +54,41 @@ class Exclusions:
         self.revoked[target] = item
         return True
 
-    def convict(self, peer: PeerId, item: bytes, here: Container[PeerId]) -> bool:
+    def store(self, peer: PeerId, item: bytes, here: Container[PeerId]) -> bool:
         """Store evidence against a peer, one piece for each. Returns False if it is not stored.
 
         here: known peers. Evidence against made-up identities must not keep out that against peers which are here.
         """
-        if peer in self.convicted:
-            if not self.judged(peer) or gossip_items.read_verdict(item) is not None:
+        if peer in self.ban_items:
+            if not self.by_verdict(peer) or gossip_items.read_verdict(item) is not None:
                 return False
-            self.convicted[peer] = item  # Evidence is valid for ever, a verdict only in its lineage.
+            self.ban_items[peer] = item  # Evidence is valid for ever, a verdict only in its lineage.
             return True
-        if len(self.convicted) >= MAX_CONVICTED:
-            unknown = next((one for one in self.convicted if one not in here), None)
+        if len(self.ban_items) >= MAX_BAN_ITEMS:
+            unknown = next((one for one in self.ban_items if one not in here), None)
             if unknown is None or peer not in here:
                 return False
-            del self.convicted[unknown]
-        self.convicted[peer] = item
+            del self.ban_items[unknown]
+        self.ban_items[peer] = item
         return True
 
-    def judged(self, peer: PeerId) -> bool:
+    def by_verdict(self, peer: PeerId) -> bool:
         """Return True if what is stored against a peer is a verdict, which may end, and no evidence."""
-        return gossip_items.read_verdict(self.convicted.get(peer, b"")) is not None
+        return gossip_items.read_verdict(self.ban_items.get(peer, b"")) is not None
 
     def reason(self, peer: PeerId) -> str:
         """Return what the evidence against a peer shows."""
-        verdict = gossip_items.read_verdict(self.convicted[peer])
+        verdict = gossip_items.read_verdict(self.ban_items[peer])
         if verdict is not None:
             return f"a false result of chunk {verdict.index} in round {verdict.round}"
-        found = gossip_items.read_evidence(self.convicted[peer])
+        found = gossip_items.read_evidence(self.ban_items[peer])
         return evidence.describe(found) if found is not None else ""
 
-    def note(self, peer: PeerId) -> bytes:
+    def spreadable(self, peer: PeerId) -> bytes:
         """Return the evidence against a peer, as far as others can check it; else nothing."""
-        item = self.convicted[peer]
+        item = self.ban_items[peer]
         return b"" if gossip_items.read_verdict(item) is not None else item
 
-    def notes(self, here: Container[PeerId]) -> list[bytes]:
+    def spreadables(self, here: Container[PeerId]) -> list[bytes]:
         """Return the evidence against peers that are not `here`, as far as others can check it."""
-        return [note for peer in self.convicted if peer not in here and (note := self.note(peer))]
+        return [item for peer in self.ban_items if peer not in here and (item := self.spreadable(peer))]

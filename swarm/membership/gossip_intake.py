@@ -8,9 +8,9 @@ from thinwire.swarm import evidence
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
-from thinwire.swarm.membership.member import Member
-from thinwire.swarm.membership.member_table import Members
+from thinwire.swarm.membership.peer_table import PeerEntry
 from thinwire.swarm.membership.suspicion import Bucket
+from thinwire.swarm.membership.transitions import Transitions
 from thinwire.swarm.messages.registry import PeerId
 
 VERIFY_RATE = 500.0
@@ -19,37 +19,38 @@ VERIFY_RATE_SOURCE = 50.0
 VERIFY_BURST = 4.0
 """Unused checks that accumulate, in seconds of either rate."""
 
-TABLE = 2000
+TABLE_RECORDS = 2000
 """Records of a requested table that are checked beyond these rates; it takes some 0.2 s."""
 
 
-class Intake:
-    """Filter that passes valid items to the members and ignores malformed, stale, forged or excess items.
+class GossipIntake:
+    """Filter of gossip items: valid ones cause transitions; malformed, forged or excess ones are ignored.
 
     Everything that can be ruled out without a signature check is ruled out first, so that a flood of items costs
     little.
     """
 
-    def __init__(self, members: Members, run_id: bytes, wall: Callable[[], int], now: float) -> None:
-        self._members, self._run_id, self._wall = members, run_id, wall
+    def __init__(self, transitions: Transitions, run_id: bytes, wall: Callable[[], int], now: float) -> None:
+        self._transitions, self._run_id, self._wall = transitions, run_id, wall
+        self._table = transitions.table
         self._budget = Bucket(VERIFY_RATE, VERIFY_RATE * VERIFY_BURST, VERIFY_RATE * VERIFY_BURST, now)
         self._budgets: dict[PeerId, Bucket] = {}
-        self._asked: PeerId | None = None
-        self._rest = 0
+        self._requested_from: PeerId | None = None
+        self._unbudgeted = 0
         """Records that the table of the peer that we have asked may still have."""
-        self._first = False
+        self._is_first = False
         """True if this table is the first one, or its continuation: as a rule all others know its records."""
         self.incomplete = False
         """True if that table had more records than were checked."""
 
-    def ask(self, source: PeerId) -> None:
-        """Expect a table from `source`: TABLE of its records are checked without a budget.
+    def expect_table(self, source: PeerId) -> None:
+        """Expect a table from `source`: TABLE_RECORDS of its records are checked without a budget.
 
         Resets the budgets of all senders.
         """
-        self._first = self._asked is None or (self._first and self.incomplete)
+        self._is_first = self._requested_from is None or (self._is_first and self.incomplete)
         self._budgets.clear()
-        self._asked, self._rest, self.incomplete = source, TABLE, False
+        self._requested_from, self._unbudgeted, self.incomplete = source, TABLE_RECORDS, False
 
     def take(self, source: PeerId, items: tuple[bytes, ...], now: float, *, table: bool = False) -> list[PeerId]:
         """Process items that came from `source`. Returns the peers that are new in the view.
@@ -57,14 +58,14 @@ class Intake:
         table: they are a part of its table.
         """
         joined: list[PeerId] = []
-        known, told = self._members.items, table and source == self._asked and self._first
+        known, first_table = self._table.known_items, table and source == self._requested_from and self._is_first
         for item in items:
             if item in known:
                 continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now, table)
-                if record is not None and self._members.accept(record, now, told=told):
+                if record is not None and self._transitions.accept(record, now, first_table=first_table):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)
@@ -76,15 +77,15 @@ class Intake:
                 self._statement(source, item, now)
         return joined
 
-    def recall(self, items: tuple[bytes, ...], now: float) -> None:
+    def take_own(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts that this peer has found or stored, without a budget."""
         for item in items:
             self._evidence(None, item, now)
             self._revocation(None, item, now)
             if (verdict := gossip_items.read_verdict(item)) is not None:
-                self._members.expel(verdict.owner, item, now)
+                self._transitions.ban_by_item(verdict.owner, item, now)
 
-    def _affordable(self, source: PeerId | None, now: float) -> bool:
+    def _within_budget(self, source: PeerId | None, now: float) -> bool:
         if source is None:
             return True
         if source not in self._budgets:
@@ -93,10 +94,10 @@ class Intake:
         return self._budgets[source].take(now) and self._budget.take(now)
 
     def _record(self, source: PeerId, item: bytes, now: float, table: bool) -> PeerRecord | None:
-        if asked := table and source == self._asked and self._rest > 0:
-            self._rest -= 1
-            self.incomplete |= not self._rest
-        if not asked and not self._affordable(source, now):
+        if asked := table and source == self._requested_from and self._unbudgeted > 0:
+            self._unbudgeted -= 1
+            self.incomplete |= not self._unbudgeted
+        if not asked and not self._within_budget(source, now):
             return None
         try:
             return PeerRecord.parse(item[1:], run_id=self._run_id, now=self._wall())
@@ -104,45 +105,49 @@ class Intake:
             return None
 
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
-        if any(member.note == item for member in self._members.table.values()) or not self._affordable(source, now):
+        if any(entry.state_item == item for entry in self._table.entries.values()) or not self._within_budget(
+            source, now
+        ):
             return
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
-        if pair is not None and pair[0].peer_id != self._members.me:
-            self._members.convict(*pair, now)
+        if pair is not None and pair[0].peer_id != self._table.me:
+            self._transitions.ban_by_proof(*pair, now)
 
     def _evidence(self, source: PeerId | None, item: bytes, now: float) -> None:
-        found, excluded = gossip_items.read_evidence(item), self._members.excluded
+        found, exclusions = gossip_items.read_evidence(item), self._transitions.exclusions
         if found is None:
             return
-        peer = evidence.convicted(found)
+        peer = evidence.signer(found)
         # Evidence takes the place of a verdict, which ends with its lineage.
-        known = peer in excluded.convicted and not excluded.judged(peer)
-        if known or not self._affordable(source, now):
+        known = peer in exclusions.ban_items and not exclusions.by_verdict(peer)
+        if known or not self._within_budget(source, now):
             return
-        if evidence.convicts(found, self._run_id):
-            self._members.convict_voter(found, now)
+        if evidence.is_valid(found, self._run_id):
+            self._transitions.ban_by_evidence(found, now)
 
     def _revocation(self, source: PeerId | None, item: bytes, now: float) -> None:
-        policy = self._members.excluded.policy
+        policy = self._transitions.exclusions.policy
         if policy is None or item[:1] != bytes([gossip_items.REVOCATION]):
             return
-        if item in self._members.excluded.revoked.values() or not self._affordable(source, now):
+        if item in self._transitions.exclusions.revoked.values() or not self._within_budget(source, now):
             return
         if target := policy.revocation(item[1:]):
-            self._members.revoke(target, item, now)
+            self._transitions.revoke(target, item, now)
 
     def _statement(self, source: PeerId, item: bytes, now: float) -> None:
         statement = gossip_items.read(item)
         if isinstance(statement, Departure):
-            member = self._members.table.get(statement.peer)
-            if member is not None and _departs(member, statement):
-                if self._affordable(source, now) and gossip_items.signed(item, member.record.public_key, self._run_id):
-                    self._members.depart(statement, item, now)
+            entry = self._table.entries.get(statement.peer)
+            if entry is not None and _departs(entry, statement):
+                if self._within_budget(source, now) and gossip_items.is_signed(
+                    item, entry.record.public_key, self._run_id
+                ):
+                    self._transitions.depart(statement, item, now)
         elif isinstance(statement, Accusation):
             key = self._key(statement)
-            if key is not None and self._members.counts(statement, source, now):
-                if self._affordable(source, now) and gossip_items.signed(item, key, self._run_id):
-                    self._members.accuse(statement, item, now)
+            if key is not None and self._transitions.is_relevant(statement, source, now):
+                if self._within_budget(source, now) and gossip_items.is_signed(item, key, self._run_id):
+                    self._transitions.accuse(statement, item, now)
 
     def _key(self, accusation: Accusation) -> bytes | None:
         """Return the public key of an accuser if its accusations count, else None.
@@ -150,12 +155,12 @@ class Intake:
         Accusers in the view count. An accusation of this peer counts from any accuser that is not banned: after a
         partition, peers that we consider dead must be able to tell us that they consider us dead.
         """
-        member = self._members.table.get(accusation.accuser)
-        if member is None or member.state == "banned" or not (member.live or accusation.target == self._members.me):
+        entry = self._table.entries.get(accusation.accuser)
+        if entry is None or entry.state == "banned" or not (entry.live or accusation.target == self._table.me):
             return None
-        return member.record.public_key
+        return entry.record.public_key
 
 
-def _departs(member: Member, departure: Departure) -> bool:
+def _departs(entry: PeerEntry, departure: Departure) -> bool:
     """Return True if a departure, provided that its signature is valid, changes anything."""
-    return member.state not in ("left", "banned") and departure.sequence >= member.record.sequence
+    return entry.state not in ("left", "banned") and departure.sequence >= entry.record.sequence

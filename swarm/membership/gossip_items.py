@@ -5,7 +5,7 @@ accuser; a departure ("I leave"), signed by the departing peer; a proof that a p
 sequence; evidence that it signed two statements about one ballot (swarm/evidence.py); or the author's revocation of an
 admission (swarm/identity/admission_token.py).
 
-An item with a Verdict is only stored on disk: it has no signature, because each peer judges by the members that say so.
+An item with a Verdict is only stored on disk: it has no signature, because each peer judges by the members that state it.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def read(item: bytes) -> Statement | None:
     return statement if _encode(statement) == body else None
 
 
-def signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
+def is_signed(item: bytes, public_key: bytes, run_id: bytes) -> bool:
     """Return True if the owner of the key made this statement in this run."""
     return verify(public_key, _domain(item[0]), item[-SIGNATURE_BYTES:], run_id, item[1:-SIGNATURE_BYTES])
 
 
-def prove(one: PeerRecord, other: PeerRecord) -> bytes:
+def proof_item(one: PeerRecord, other: PeerRecord) -> bytes:
     """Return the proof that two different records have the same sequence.
 
     The size limit is sufficient: a record with 8 addresses and the longest token has less than 1,300 bytes.
@@ -114,17 +114,17 @@ def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRe
     return one, other
 
 
-def spread(found: Evidence) -> bytes:
+def evidence_item(found: Evidence) -> bytes:
     """Return the item that spreads evidence; it has less than 600 bytes."""
     return bytes([EVIDENCE]) + evidence.encode(found)
 
 
-def revocation(statement: bytes) -> bytes:
+def revocation_item(statement: bytes) -> bytes:
     """Return the item that spreads a revocation, see admission_token.revoke."""
     return bytes([REVOCATION]) + statement
 
 
-def keep(verdict: Verdict, lineage: bytes, round: int) -> bytes:
+def verdict_item(verdict: Verdict, lineage: bytes, round: int) -> bytes:
     """Return the item that stores a verdict on an owner of chunks, see StoredVerdict. It is not spread."""
     return bytes([VERDICT]) + _encode(StoredVerdict(verdict, lineage, round))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thinwire.swarm.membership.broadcast_queue import Broadcast
-from thinwire.swarm.membership.member_table import Members
+from thinwire.swarm.membership.broadcast_queue import BroadcastQueue
 from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.membership.transitions import Transitions
 from thinwire.swarm.messages.registry import PeerId
 
 PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
@@ -14,22 +14,24 @@ PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
 
 
 class ItemChoice:
-    """Chooser of items from the table of members and from `news`, the queue of items to spread."""
+    """Chooser of items from the table of peers and from the `queue` of items to spread."""
 
-    def __init__(self, members: Members, news: Broadcast, preset: Preset) -> None:
-        self._members, self._news, self._preset = members, news, preset
+    def __init__(self, transitions: Transitions, queue: BroadcastQueue, preset: Preset) -> None:
+        self._transitions, self._table = transitions, transitions.table
+        self._queue, self._preset = queue, preset
         self._spread_in, self._times = 0, 0
         """Number of peers, and how often each item is sent among so many."""
 
     @property
-    def unspread(self) -> int:
+    def queued(self) -> int:
         """Number of items in the queue."""
-        return len(self._news)
+        return len(self._queue)
 
-    def has_news(self, at: float) -> bool:
+    def any_due(self, at: float) -> bool:
         """Return True if another peer may have to be told something, at the time `at` or later."""
-        members = self._members
-        return bool(self._news or members.behind or members.suspicious or members.told_until > at)
+        transitions = self._transitions
+        waiting = self._queue or transitions.stale_receivers or transitions.any_suspected
+        return bool(waiting or transitions.inform_dead_until > at)
 
     def piggyback(self, to: PeerId) -> tuple[bytes, ...]:
         """Return the items for a probe or its answer."""
@@ -37,7 +39,7 @@ class ItemChoice:
 
     def batch(self, to: PeerId) -> tuple[bytes, ...]:
         """Return the items for a Gossip message; none if the known peer `to` needs none."""
-        if self._news or self._members.table[to].note or to in self._members.behind:
+        if self._queue or self._table.entries[to].state_item or to in self._transitions.stale_receivers:
             return self._choose(to, self._preset.batch, BATCH_ITEMS)
         return ()
 
@@ -47,30 +49,30 @@ class ItemChoice:
         A peer under suspicion gets an accusation first, so that it can refute it.
         """
         first: list[bytes] = []
-        member, behind = self._members.table.get(to), self._members.behind
-        if member is not None and member.note and member.state != "banned":
-            note = self._members.note_for(member)
-            first += [note] if member.live else [note, member.record.item]
-        if to in behind:
-            del behind[to]
-            first.insert(0, self._members.own.record.item)
+        entry, stale = self._table.entries.get(to), self._transitions.stale_receivers
+        if entry is not None and entry.state_item and entry.state != "banned":
+            item = self._transitions.state_item_for(entry)
+            first += [item] if entry.live else [item, entry.record.item]
+        if to in stale:
+            del stale[to]
+            first.insert(0, self._table.own.record.item)
         if first:
             while sum(map(len, first)) > rest:
                 first.pop()
             rest -= sum(map(len, first))
-        if (size := self._members.live.size) != self._spread_in:
+        if (size := self._table.live.size) != self._spread_in:
             self._spread_in, self._times = size, self._preset.copies(size)
-        return (*first, *self._news.take(rest, most - len(first), self._times))
+        return (*first, *self._queue.take(rest, most - len(first), self._times))
 
     def table(self, now: float) -> Iterator[bytes]:
         """Yield the items of the whole table, for a PushPull."""
-        members = self._members
-        yield members.own.record.item
-        recent = 2 * self._preset.push_pull(members.live.size) + self._preset.gossip_to_dead
-        for member in members.table.values():
-            if member.live:
-                yield member.record.item
-            if member.note and (member.live or member.state == "banned" or now - member.since < recent):
-                yield member.note
-        yield from members.excluded.revoked.values()
-        yield from members.excluded.notes(members.table)
+        table, exclusions = self._table, self._transitions.exclusions
+        yield table.own.record.item
+        recent = 2 * self._preset.push_pull(table.live.size) + self._preset.gossip_to_dead
+        for entry in table.entries.values():
+            if entry.live:
+                yield entry.record.item
+            if entry.state_item and (entry.live or entry.state == "banned" or now - entry.since < recent):
+                yield entry.state_item
+        yield from exclusions.revoked.values()
+        yield from exclusions.spreadables(table.entries)

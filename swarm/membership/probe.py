@@ -13,11 +13,11 @@ from thinwire.swarm.membership.suspicion import Awareness
 from thinwire.swarm.membership.view import LivePeers
 from thinwire.swarm.messages.registry import Ack, Message, Nack, PeerId, Ping, PingRequest
 
-Letters: TypeAlias = list[tuple[PeerId, Message]]
+Outgoing: TypeAlias = list[tuple[PeerId, Message]]
 """Messages to send, with their receivers."""
 
-MAX_RELAYS = 64
-RELAYS_PER_PEER = 8
+MAX_INDIRECT = 64
+INDIRECT_PER_PEER = 8
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Probe:
 
 
 @dataclass(slots=True)
-class _Relay:
+class _IndirectProbe:
     """Probe on behalf of `asker`, whose number for it is `sequence`."""
 
     asker: PeerId
@@ -54,10 +54,10 @@ class _Relay:
 
 
 class Prober:
-    """Runner of probes and relays.
+    """Runner of probes, and of indirect probes for other peers.
 
     `helpers(target)` returns peers that may be asked to probe the target; `items(to)` returns items to piggyback;
-    `took` is called with each round-trip time.
+    `on_round_trip` is called with each round-trip time.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Prober:
         awareness: Awareness,
         helpers: Callable[[PeerId], list[PeerId]],
         items: Callable[[PeerId], tuple[bytes, ...]],
-        took: Callable[[PeerId, float], None] = lambda peer, seconds: None,
+        on_round_trip: Callable[[PeerId, float], None] = lambda peer, seconds: None,
     ) -> None:
         self.progress = 0
         self._preset, self._rng, self._awareness = preset, rng, awareness
-        self._helpers, self._items, self._took = helpers, items, took
+        self._helpers, self._items, self._on_round_trip = helpers, items, on_round_trip
         self._sequence = rng.getrandbits(32)
         self._probes: dict[int, _Probe] = {}
-        self._relays: dict[int, _Relay] = {}
+        self._indirect: dict[int, _IndirectProbe] = {}
         self._round_trips: dict[PeerId, _RoundTrip] = {}
 
     def period(self) -> float:
@@ -84,7 +84,7 @@ class Prober:
         """
         return self._preset.probe_period * (self._awareness.score + 1)
 
-    def start(self, target: PeerId, now: float) -> Letters:
+    def start(self, target: PeerId, now: float) -> Outgoing:
         """Probe `target`, unless a probe of it is in progress."""
         if any(probe.target == target for probe in self._probes.values()):
             return []
@@ -92,18 +92,18 @@ class Prober:
         self._probes[sequence] = _Probe(target, now, now + self._timeout(target), now + self.period())
         return [(target, Ping(sequence, self.progress, self._items(target)))]
 
-    def ask(self, asker: PeerId, request: PingRequest, now: float) -> Letters:
+    def probe_for(self, asker: PeerId, request: PingRequest, now: float) -> Outgoing:
         """Probe on behalf of another peer. Requests above the limits are answered with Nack at once."""
-        relays = [relay for relay in self._relays.values() if relay.asker == asker]
-        if len(relays) >= RELAYS_PER_PEER or len(self._relays) >= MAX_RELAYS:
+        running = [one for one in self._indirect.values() if one.asker == asker]
+        if len(running) >= INDIRECT_PER_PEER or len(self._indirect) >= MAX_INDIRECT:
             return [(asker, Nack(request.sequence))]
         nack_at = now + self._preset.nack_share * self._timeout(request.target)
         end = now + 2 * self._preset.probe_period
         sequence = self._next()
-        self._relays[sequence] = _Relay(asker, request.sequence, request.target, nack_at, end)
+        self._indirect[sequence] = _IndirectProbe(asker, request.sequence, request.target, nack_at, end)
         return [(request.target, Ping(sequence, self.progress, self._items(request.target)))]
 
-    def acknowledge(self, sender: PeerId, ack: Ack, now: float) -> tuple[PeerId | None, Letters]:
+    def on_ack(self, sender: PeerId, ack: Ack, now: float) -> tuple[PeerId | None, Outgoing]:
         """Process an Ack. Returns the peer that is proved alive, if any, and messages to send."""
         probe = self._probes.get(ack.sequence)
         if probe is not None and (sender == probe.target or sender in probe.helpers):
@@ -112,25 +112,25 @@ class Prober:
             del self._probes[ack.sequence]
             self._awareness.add(-1)
             return probe.target, []
-        relay = self._relays.get(ack.sequence)
-        if relay is not None and sender == relay.target:
-            del self._relays[ack.sequence]
-            return sender, [(relay.asker, Ack(relay.sequence, ack.progress, self._items(relay.asker)))]
+        one = self._indirect.get(ack.sequence)
+        if one is not None and sender == one.target:
+            del self._indirect[ack.sequence]
+            return sender, [(one.asker, Ack(one.sequence, ack.progress, self._items(one.asker)))]
         return None, []
 
-    def refuse(self, sender: PeerId, nack: Nack) -> None:
+    def on_nack(self, sender: PeerId, nack: Nack) -> None:
         """Record that a helper has no answer so far, but is alive itself."""
         probe = self._probes.get(nack.sequence)
         if probe is not None and sender in probe.helpers:
             probe.nacks[sender] = None
 
-    def tick(self, now: float) -> tuple[Letters, list[PeerId], list[PeerId]]:
+    def tick(self, now: float) -> tuple[Outgoing, list[PeerId], list[PeerId]]:
         """Return the messages that are due, the peers whose probe has failed, and the silent helpers."""
-        letters: Letters = []
+        messages: Outgoing = []
         failed: list[PeerId] = []
         silent: list[PeerId] = []
-        if not self._probes and not self._relays:
-            return letters, failed, silent
+        if not self._probes and not self._indirect:
+            return messages, failed, silent
         for sequence, probe in list(self._probes.items()):
             if probe.fail_at <= now:
                 del self._probes[sequence]
@@ -143,28 +143,28 @@ class Prober:
                 probe.ask_at = math.inf
                 pool = self._helpers(probe.target)
                 probe.helpers = tuple(self._rng.sample(pool, min(self._preset.indirect, len(pool))))
-                letters += [(to, PingRequest(sequence, probe.target, self._items(to))) for to in probe.helpers]
-                letters.append((probe.target, Ping(sequence, self.progress, self._items(probe.target))))
-        for sequence, relay in list(self._relays.items()):
-            if relay.nack_at <= now:
-                relay.nack_at = math.inf
-                letters.append((relay.asker, Nack(relay.sequence)))
-            if relay.end <= now:
-                del self._relays[sequence]
-        return letters, failed, silent
+                messages += [(to, PingRequest(sequence, probe.target, self._items(to))) for to in probe.helpers]
+                messages.append((probe.target, Ping(sequence, self.progress, self._items(probe.target))))
+        for sequence, one in list(self._indirect.items()):
+            if one.nack_at <= now:
+                one.nack_at = math.inf
+                messages.append((one.asker, Nack(one.sequence)))
+            if one.end <= now:
+                del self._indirect[sequence]
+        return messages, failed, silent
 
     def deadline(self) -> float:
         times = [min(probe.ask_at, probe.fail_at) for probe in self._probes.values()]
-        times += [min(relay.nack_at, relay.end) for relay in self._relays.values()]
+        times += [min(one.nack_at, one.end) for one in self._indirect.values()]
         return min(times, default=math.inf)
 
     def shift(self, lag: float, now: float) -> None:
         """Move time-outs by the last `lag` seconds, or those since the probe: we did not listen."""
         for probe in self._probes.values():
-            deaf = min(lag, now - probe.sent)
-            probe.ask_at += deaf
-            probe.fail_at += deaf
-        self._relays.clear()
+            stalled = min(lag, now - probe.sent)
+            probe.ask_at += stalled
+            probe.fail_at += stalled
+        self._indirect.clear()
 
     def forget(self, peer: PeerId) -> None:
         self._round_trips.pop(peer, None)
@@ -179,7 +179,7 @@ class Prober:
         return most if trip is None else min(most, max(self._preset.ping_min, 3 * trip.mean + 4 * trip.variation))
 
     def _sample(self, peer: PeerId, seconds: float) -> None:
-        self._took(peer, seconds)
+        self._on_round_trip(peer, seconds)
         if peer in self._round_trips:
             self._round_trips[peer].add(seconds)
         else:
@@ -193,16 +193,16 @@ class Rotation:
         self._rng = rng
         self._order: list[PeerId] = []
         self._turn = 0
-        self._hastened: set[PeerId] = set()
+        self._prioritized: set[PeerId] = set()
 
     def insert(self, peer: PeerId) -> None:
         """Insert a new peer at a random position among those still to come in this pass."""
         self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
 
-    def hasten(self, peers: Sequence[PeerId]) -> None:
+    def prioritize(self, peers: Sequence[PeerId]) -> None:
         """Let these peers be the next ones, each once in a pass: others must not wait long."""
-        news = [peer for peer in peers if peer not in self._hastened]
-        self._hastened.update(news)
+        news = [peer for peer in peers if peer not in self._prioritized]
+        self._prioritized.update(news)
         self._order, self._turn = [*dict.fromkeys((*news, *self._order[self._turn :]))], 0
 
     def next(self, live: LivePeers) -> PeerId | None:
@@ -214,6 +214,6 @@ class Rotation:
                 if live.has(peer):
                     return peer
             self._order, self._turn = live.others(), 0
-            self._hastened.clear()
+            self._prioritized.clear()
             self._rng.shuffle(self._order)
         return None

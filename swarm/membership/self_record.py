@@ -46,12 +46,12 @@ class OwnRecord:
         return self.publish_at < math.inf
 
     @property
-    def unbelievable(self) -> bool:
+    def invalid_now(self) -> bool:
         """True if others with a clock like ours reject it, because it was issued while our clock was wrong."""
         age = self._wall() - self.record.issued
         return not -SKEW <= age <= self.record.ttl + SKEW
 
-    def answer(self, now: float, above: int) -> None:
+    def schedule(self, now: float, *, above: int) -> None:
         """Schedule a record with a sequence above `above` and all previous ones, as soon as the rate allows."""
         self._floor = max(self._floor, above)
         self.publish_at = min(self.publish_at, max(now, self._published + self._period))
@@ -91,7 +91,7 @@ class OwnRecord:
         self.renew(now, ())
         self.superseded = True
 
-    def judge(self, record: PeerRecord) -> Literal["known", "earlier", "rival", "yielded"]:
+    def classify(self, record: PeerRecord) -> Literal["known", "earlier", "rival", "yielded"]:
         """Classify a validated record in our name.
 
         "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now;

@@ -15,7 +15,7 @@ class Suspicion:
 
     Each accuser shortens it, logarithmically. shortest, longest: seconds. needed: number of accusers for the shortest
     time (0: the shortest time applies at once). lead: time before the end of the shortest time at which this peer
-    probes the suspect, which sets `checked`. failed_at: time of the last failure of our own probe. asked: the time is
+    probes the suspect, which sets `checked`. failed_at: time of the last failure of our own probe. final_probe: the time is
     over, and a final probe is to decide. accusers: in order of arrival.
     """
 
@@ -26,7 +26,7 @@ class Suspicion:
     lead: float
     failed_at: float = -math.inf
     checked: bool = False
-    asked: bool = False
+    final_probe: bool = False
     accusers: dict[PeerId, None] = field(default_factory=dict)
 
     @classmethod
@@ -53,7 +53,7 @@ class Suspicion:
     @property
     def next_step(self) -> float:
         """Time of the next action on this suspicion, as things stand."""
-        if self.asked:
+        if self.final_probe:
             return math.inf
         return self.deadline if self.checked else min(self.deadline, self.check_at)
 
@@ -65,7 +65,7 @@ class Suspicion:
         """
         return self.needed > 0 and len(self.accusers) >= self.needed
 
-    def evident(self, now: float) -> bool:
+    def has_own_evidence(self, now: float) -> bool:
         """Return True if a probe of ours has failed recently.
 
         After an older failure, the suspect may have answered, and its answer may have been lost.
@@ -170,17 +170,17 @@ class Suspects:
         self._open[peer].accusers[accuser] = None
         self._credits.open(accuser)
 
-    def failed(self, peer: PeerId, now: float) -> None:
+    def on_probe_failed(self, peer: PeerId, now: float) -> None:
         """Note that our own probe of a suspected peer has failed."""
         self._open[peer].failed_at = now
 
-    def answered(self, peer: PeerId) -> bool:
+    def on_answer(self, peer: PeerId) -> bool:
         """Clear our own evidence against a peer; return True if a final probe was to decide its suspicion."""
         suspicion = self._open.get(peer)
         if suspicion is None:
             return False
         suspicion.failed_at = -math.inf
-        return suspicion.asked
+        return suspicion.final_probe
 
     def due(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Return the peers that are dead, and the peers to probe now because evidence is missing.
@@ -192,10 +192,10 @@ class Suspects:
         doubtful: list[PeerId] = []
         for peer, suspicion in self._open.items():
             if suspicion.deadline <= now:
-                if suspicion.evident(now) or suspicion.confirmed:
+                if suspicion.has_own_evidence(now) or suspicion.confirmed:
                     dead.append(peer)
-                elif not suspicion.asked:
-                    suspicion.asked = True
+                elif not suspicion.final_probe:
+                    suspicion.final_probe = True
                     doubtful.append(peer)
             elif not suspicion.checked and suspicion.check_at <= now:
                 suspicion.checked = True

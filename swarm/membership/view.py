@@ -66,7 +66,7 @@ class LivePeers:
         place = bisect_left(self._others, peer)
         return place < len(self._others) and self._others[place] == peer
 
-    def draw(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
+    def sample(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
         """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
         everyone = self._others
         place = bisect_left(everyone, but)

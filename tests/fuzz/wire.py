@@ -128,8 +128,8 @@ def _items() -> Target:
     one, other = record(1), record(1, addresses=())
     statements = (gossip_items.Accusation(False, bytes(32), bytes(32), 1), gossip_items.Departure(bytes(32), 1))
     made = [gossip_items.sign(statement, identity(1), RUN) for statement in statements]
-    shown = gossip_items.spread(example(inspect.type_info(Evidence)))
-    return "item", take, [*made, gossip_items.prove(one, other), shown]
+    shown = gossip_items.evidence_item(example(inspect.type_info(Evidence)))
+    return "item", take, [*made, gossip_items.proof_item(one, other), shown]
 
 
 def _evidence() -> Target:
@@ -138,7 +138,7 @@ def _evidence() -> Target:
         if found is None:
             raise CodecError("no evidence")
         assert evidence.encode(found) == data
-        evidence.convicts(found, RUN)
+        evidence.is_valid(found, RUN)
 
     return "evidence", take, [evidence.encode(example(inspect.type_info(Evidence)))]
 

@@ -50,8 +50,8 @@ class Member:
             loop.time,
             self.presence.live,
             gone,
-            lambda: self.roster.view.peers,
-            lambda peer: record.public_key if (record := self.roster.record_of(peer)) else None,
+            lambda: self.roster.peers.view.peers,
+            lambda peer: record.public_key if (record := self.roster.peers.record_of(peer)) else None,
             sequence,
             lambda: self.link,
         )

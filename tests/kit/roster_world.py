@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.member import Event
+from thinwire.swarm.membership.peer_table import Event
 from thinwire.swarm.membership.presets import WAN, Preset
-from thinwire.swarm.membership.probe import Letters
+from thinwire.swarm.membership.probe import Outgoing
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Message, PeerId
 
@@ -101,8 +101,8 @@ class RosterWorld:
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, action))
 
-    def send(self, sender: PeerId, letters: Letters) -> None:
-        for receiver, message in letters:
+    def send(self, sender: PeerId, messages: Outgoing) -> None:
+        for receiver, message in messages:
             self.sent += 1
             assert receiver != sender
             assert len(msgspec.msgpack.encode(message)) <= message.limit, type(message)
@@ -153,7 +153,7 @@ class RosterWorld:
     def agreed(self) -> bool:
         """Every roster has exactly the running peers in its view."""
         running = tuple(sorted(self.rosters))
-        return all(roster.view.peers == running for roster in self.rosters.values())
+        return all(roster.peers.view.peers == running for roster in self.rosters.values())
 
     def events(self, kind: str) -> list[tuple[float, PeerId, Event]]:
         return [entry for entry in self.log if entry[2].kind == kind]

@@ -231,7 +231,7 @@ class GossipSession:
     def _choose(self) -> None:
         """Choose the partners of the round in progress from the current view."""
         number, round, drawn = self._drawn
-        current, view = self.current, self.roster.view
+        current, view = self.current, self.roster.peers.view
         if number != view.number or round != current.round:
             size = self.manifest.exchange.gossip_group_size
             drawn = matching.others(self.run_id, current.round, view.peers, self.me, size)
@@ -269,7 +269,7 @@ class GossipSession:
         for group in (self._past, self.current):
             if group is not None:
                 group.on_link_down(peer)
-        if gone or not self.roster.alive(peer):
+        if gone or not self.roster.peers.alive(peer):
             self.current.drop(peer, "gone")
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
@@ -369,7 +369,7 @@ class GossipSession:
 
     def _some(self, count: int) -> list[PeerId]:
         """Draw up to `count` live peers at random."""
-        others = [peer for peer in self.roster.view.peers if peer != self.me and peer in self.live]
+        others = [peer for peer in self.roster.peers.view.peers if peer != self.me and peer in self.live]
         seed = blake3.blake3(self.run_id + self.me + repr(self._now()).encode()).digest()
         return random.Random(seed).sample(others, min(count, len(others)))
 

@@ -98,15 +98,18 @@ class Scene:
         self.replica = method.replica.begin(manifest, LAYOUT, codec, cut, np.zeros(100, np.float32), members)
         if kept is not None:
             self.replica.kept = kept
-        roster = SimpleNamespace(
-            bans=(),
-            record=SimpleNamespace(sequence=sequence, peer_id=ME),
+        peers = SimpleNamespace(
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
             alive=lambda peer: True,
-            on_trial=lambda peer: peer in self.newcomers,
             others=(ANN, BEN, CAT),
-            keep=lambda peers: None,
+        )
+        roster = SimpleNamespace(
+            peers=peers,
+            ban_items=(),
+            record=SimpleNamespace(sequence=sequence, peer_id=ME),
+            on_trial=lambda peer: peer in self.newcomers,
+            protect=lambda peers: None,
             progress=0,
         )
         presence = SimpleNamespace(

@@ -59,12 +59,12 @@ def timers_before_draining(patch):
     def strict(self, now):
         lag = now - self._gossip_at
         self._gossip_at = max(self._gossip_at, now - self.preset.lag_limit)
-        letters = tick(self, now)
+        messages = tick(self, now)
         if lag > self.preset.lag_limit:
-            for peer in self._members.live.others():
-                self._members.failed(peer, now)
-            self._members.shift(-lag, now)
-        return letters
+            for peer in self.peers.others:
+                self._transitions.on_probe_failed(peer, now)
+            self._transitions.shift(-lag, now)
+        return messages
 
     patch.setattr(Roster, "tick", strict)
 
@@ -99,7 +99,7 @@ def stale_view(patch):
     start = RoundStarter.start
 
     def local(self, *rest):
-        members, self.replica.members = self.replica.members, self.presence.roster.view.peers
+        members, self.replica.members = self.replica.members, self.presence.roster.peers.view.peers
         try:
             return start(self, *rest)
         finally:

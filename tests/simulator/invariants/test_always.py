@@ -198,7 +198,7 @@ class _Swarm:
 
     def process(self):
         queue = SimpleNamespace(_control={}, _bulk={}, _state={})
-        roster = SimpleNamespace(banned={}, left=False, unspread=0)
+        roster = SimpleNamespace(peers=SimpleNamespace(banned={}), left=False, queued=0)
         session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
         replica = SimpleNamespace(round=0, lineage=b"first")
         replica.each = lambda layout: [(0, replica, layout)]
@@ -324,7 +324,7 @@ def test_only_peers_that_have_not_banned_a_double_voter_in_time_violate():
     swarm = _Swarm(3, honest=(1, 2))
     liar, _, well = swarm.machines
     liar.lie = TWICE
-    well.process.peer.session.roster.banned = {liar.identity.peer_id: None}
+    well.process.peer.session.roster.peers.banned = {liar.identity.peer_id: None}
     for now in (1.0, 1.0 + OUTCAST):
         swarm.invariants.look(now)
     assert swarm.told == []
@@ -344,6 +344,6 @@ def test_rosters_are_compared_without_the_peers_that_each_has_banned():
     views = [peers, peers[:3], peers[:3]]  # the third misses the last peer, which only the second has banned
     for machine, banned, view in zip(swarm.machines[:3], [{}, {peers[3]: None}, {}], views, strict=True):
         roster = machine.process.peer.session.roster
-        roster.banned, roster.view = banned, SimpleNamespace(peers=view)
+        roster.peers.banned, roster.peers.view = banned, SimpleNamespace(peers=view)
     swarm.invariants.look(100.0)
     assert swarm.told == [("roster", 2)]

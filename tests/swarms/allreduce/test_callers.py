@@ -124,7 +124,9 @@ def test_two_peers_without_link_both_contribute(count):
                 member.decode(operation, ended, out)
                 is_sum_of_those_named(group, ended, out)
         assert whole
-        assert all(set(member.roster.view.peers) == everybody for member in group)  # no peer is excluded from the swarm
+        assert all(
+            set(member.roster.peers.view.peers) == everybody for member in group
+        )  # no peer is excluded from the swarm
 
     play(scene)
 

@@ -13,7 +13,7 @@ from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.membership import gossip_items, member_table
+from thinwire.swarm.membership import gossip_items, transitions
 
 
 def admission(mode: str) -> str:
@@ -107,10 +107,10 @@ def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, endi
 
 def test_revoked_member_is_out_of_the_next_round_and_learns_why(played):
     def revokes(world: SimWorld) -> None:
-        item = gossip_items.revocation(revoke(identity_of(0), world.run_id, identity_of(3).peer_id))
+        item = gossip_items.revocation_item(revoke(identity_of(0), world.run_id, identity_of(3).peer_id))
         process = world.machines[0].process
         assert process is not None
-        process.peer.presence.roster.convict((item,), world.machines[0].clocks.now())
+        process.peer.presence.roster.apply_ban_items((item,), world.machines[0].clocks.now())
 
     run = played(5, "invited", {15.0: revokes})
     at = {number: event.at for event in events_of(run, "round", 0) if (number := event.fields["round"])}
@@ -140,7 +140,7 @@ def floods(count: int) -> Act:
 @pytest.mark.parametrize("mode", ["invited", "open"])
 def test_full_table_of_made_up_identities_keeps_no_peer_out(played, monkeypatch, mode):
     """Scale model: the table holds 24 peers here, and 4096 in life."""
-    monkeypatch.setattr(member_table, "MAX_MEMBERS", 24)
+    monkeypatch.setattr(transitions, "MAX_PEERS", 24)
     run = played(5, mode, {6.0: floods(48)}, seconds=60.0, joins={4: 12.0})
     # Made-up peers in a roster are ghosts until they are found dead.
     assert not [violation for violation in run.violations if mode == "invited" or violation.oracle != "roster"]

@@ -12,7 +12,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.presets import LOCAL
-from thinwire.swarm.membership.probe import Letters
+from thinwire.swarm.membership.probe import Outgoing
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
 
@@ -55,15 +55,15 @@ class Peer:
         assert isinstance(await self.transport.meet(Contact(record.addresses[0], record.transport_key), hello), Welcome)
         self.roster.learn(record, self.net.loop.time())
 
-    def post(self, letters: Letters) -> None:
+    def post(self, messages: Outgoing) -> None:
         for event in self.roster.events:
             self.kinds.append((event.kind, event.peer))
-            record = self.roster.record_of(event.peer)
+            record = self.roster.peers.record_of(event.peer)
             if record is not None:
                 self.transport.learn(record)
         self.roster.events.clear()
         self.transport.learn(self.roster.record)
-        for to, message in letters:
+        for to, message in messages:
             self.tasks.append(asyncio.create_task(self.deliver(to, Frame(message))))
 
     async def deliver(self, to: PeerId, frame: Frame) -> None:
@@ -93,7 +93,7 @@ class Peer:
 
 def _agree(peers: list[Peer]) -> bool:
     names = tuple(sorted(peer.name for peer in peers))
-    return all(peer.roster.view.peers == names for peer in peers)
+    return all(peer.roster.peers.view.peers == names for peer in peers)
 
 
 async def _until(peers: list[Peer], limit: float) -> float:

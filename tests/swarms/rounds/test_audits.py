@@ -29,7 +29,7 @@ def _lie(node, kind):
 
 
 def _banned(node):
-    return set(node.session.roster.banned)
+    return set(node.session.roster.peers.banned)
 
 
 def _audited(swarm, **options):
@@ -107,7 +107,7 @@ def test_owner_that_lies_to_all_is_excluded(swarm, kind, seed):
         for index in honest:
             node = s.nodes[index]
             assert _banned(node) == {liar.id}
-            assert "a false result of chunk" in node.session.roster.reason_of(liar.id)
+            assert "a false result of chunk" in node.session.roster.peers.ban_reason(liar.id)
             assert liar.id not in node.replica.members
         found = min(
             fields["round"] for index in honest for fields in _told(s.nodes[index], "audited") if fields["false"]
@@ -224,7 +224,7 @@ def test_contributor_that_announces_other_data_to_one_owner_is_banned(swarm):
         s.check(honest)
         for index in honest:
             assert _banned(s.nodes[index]) == {liar.id}
-            assert s.nodes[index].session.roster.reason_of(liar.id) == "two announcements in round 3"
+            assert s.nodes[index].session.roster.peers.ban_reason(liar.id) == "two announcements in round 3"
             assert liar.id not in s.nodes[index].contributors[3]
 
     virtual_loop.run(main(), seed=2)

@@ -18,7 +18,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.membership.member import Event
+from thinwire.swarm.membership.peer_table import Event
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.messages.announcement import SPAN_PREFIX
 from thinwire.swarm.messages.registry import (
@@ -375,7 +375,7 @@ async def test_silence_is_the_time_since_the_last_message():
 
 @simulated
 async def test_times_of_absent_peers_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr("thinwire.node.membership.presence.MAX_MEMBERS", 3)
+    monkeypatch.setattr("thinwire.node.membership.presence.MAX_PEERS", 3)
     scene = Scene()
     async with scene.running():
         for peer in (ANN, BEN):
@@ -457,7 +457,7 @@ async def test_messages_about_membership_are_answered_and_go_to_no_handler():
         await scene.come(ANN, *messages)
         assert scene.log.calls == [("up", ANN)]
         assert [ack.sequence for ack in scene.sent(ANN, Ack)] == [1, 2] and scene.sent(ANN, PushPull)
-        assert scene.roster.progress_of(ANN) == 5
+        assert scene.roster.peers.progress_of(ANN) == 5
 
 
 @simulated
@@ -579,7 +579,7 @@ async def test_peer_that_is_convicted_by_evidence_gets_it_and_then_its_link_is_c
             arrival = Arrival(ANN, Frame(message))
             loop.call_at(scene.times["banned"] + seconds, scene.transport.arrivals.put_nowait, arrival)
         await asyncio.sleep(6.0)
-        assert scene.sent(ANN, Gossip) == [Gossip((gossip_items.spread(evidence()),))]
+        assert scene.sent(ANN, Gossip) == [Gossip((gossip_items.evidence_item(evidence()),))]
         assert scene.transport.dropped == 2 * [(ANN, "two votes in round 7", True)]
         assert not scene.log.calls and not scene.presence.live
 
@@ -590,7 +590,7 @@ async def test_peer_with_a_verdict_gets_it_and_may_come_back_after_a_pardon():
     async with scene.running():
         await scene.come(ANN, Behind(1))
         scene.presence.expel(VERDICT, b"l" * LIFE, 8)
-        assert scene.roster.bans == (gossip_items.keep(VERDICT, b"l" * LIFE, 8),)
+        assert scene.roster.ban_items == (gossip_items.verdict_item(VERDICT, b"l" * LIFE, 8),)
         await scene.happen()
         scene.clear()
         await scene.come(ANN, Behind(2))
@@ -615,10 +615,11 @@ async def test_pardon_of_a_peer_that_was_never_seen_allows_its_keys():
 async def test_link_of_a_peer_with_two_records_is_closed_at_once_since_there_is_nothing_to_show():
     scene = Scene()
     async with scene.running():
-        proof = gossip_items.prove(record(1), record(1, port=4001))
+        proof = gossip_items.proof_item(record(1), record(1, port=4001))
         await scene.come(BEN, Gossip((proof,)))
         await scene.come(ANN, Behind(1))
-        assert scene.transport.dropped == [(ANN, scene.roster.reason_of(ANN), True)] and scene.roster.reason_of(ANN)
+        reason = scene.roster.peers.ban_reason(ANN)
+        assert reason and scene.transport.dropped == [(ANN, reason, True)]
         assert not scene.sent(ANN, (Verdict, Gossip))
 
 
@@ -724,10 +725,10 @@ async def test_only_a_peer_whose_link_works_holds_a_place_on_trial():
     scene.roster.set_policy(AdmissionPolicy(RUN, IDENTITIES[5].public_key, 0, 8, 1))
     async with scene.running():
         for index in (1, 2):
-            scene.roster.learn(record(index), 0.0, met=True)
+            scene.roster.learn(record(index), 0.0, authenticated=True)
             await asyncio.sleep(WAN.tick + MOMENT)
-        assert scene.roster.others == [BEN]
+        assert scene.roster.peers.others == [BEN]
         await scene.come(BEN, Hour(EPOCH))
         await scene.come(BEN, Ping(1, 0, ()))
-        scene.roster.learn(record(3), 0.0, met=True)
-        assert scene.roster.others == [BEN]
+        scene.roster.learn(record(3), 0.0, authenticated=True)
+        assert scene.roster.peers.others == [BEN]

@@ -21,7 +21,7 @@ class World:
 
     def __init__(self, own=OWN, seen="198.51.7.9"):
         self.own, self.seen, self.asked, self.events, self.updates = own, seen, [], [], []
-        self.records = {}
+        self.peers, self.known = self, {}
         self.record = SimpleNamespace(addresses=own)
         self.left = False
 
@@ -30,14 +30,14 @@ class World:
 
     @property
     def view(self):
-        return SimpleNamespace(number=len(self.records))
+        return SimpleNamespace(number=len(self.known))
 
     @property
     def others(self):
-        return list(self.records)
+        return list(self.known)
 
-    def records_of(self, peers):
-        return [self.records[peer] for peer in peers]
+    def records(self, peers):
+        return [self.known[peer] for peer in peers]
 
     def update(self, addresses, now):
         self.record = SimpleNamespace(addresses=addresses)
@@ -70,7 +70,7 @@ def test_believed_address_is_announced_first_and_taken_back():
     async def play(reachability):
         await asyncio.sleep(10)
         assert not world.asked and not world.updates, "there is no peer to ask"
-        world.records = {1: record(1, "45.1.1.1:7400", "10.0.0.1:7400"), 2: record(2, "45.2.1.1:7400"), 3: record(3)}
+        world.known = {1: record(1, "45.1.1.1:7400", "10.0.0.1:7400"), 2: record(2, "45.2.1.1:7400"), 3: record(3)}
         await asyncio.sleep(2 * CHECK_SECONDS)
         assert world.asked == [["45.1.1.1:7400", "45.2.1.1:7400"]]
         assert world.updates == [("198.51.7.9:7400", *OWN)] and world.events == ["reach"]
@@ -89,13 +89,13 @@ def test_peer_of_another_subnet_is_asked_at_once():
     world = World()
 
     async def play(reachability):
-        world.records = {1: record(1, "45.1.1.1:7400")}
+        world.known = {1: record(1, "45.1.1.1:7400")}
         await asyncio.sleep(2 * CHECK_SECONDS)
         assert reachability.reach.nat == "unknown"
-        world.records[2] = record(2, "45.1.1.2:7400")
+        world.known[2] = record(2, "45.1.1.2:7400")
         await asyncio.sleep(2 * CHECK_SECONDS)
         assert len(world.asked) == 1
-        world.records[3] = record(3, "45.3.1.1:7400")
+        world.known[3] = record(3, "45.3.1.1:7400")
         await asyncio.sleep(2 * CHECK_SECONDS)
         assert len(world.asked) == 2 and reachability.reach.nat == "cone"
 
@@ -106,7 +106,7 @@ def test_other_peers_are_asked_each_time():
     world = World()
 
     async def play(reachability):
-        world.records = {number: record(number, f"45.{number}.1.1:7400") for number in range(1, 10)}
+        world.known = {number: record(number, f"45.{number}.1.1:7400") for number in range(1, 10)}
         await asyncio.sleep(2 * AGAIN_SECONDS + 3 * CHECK_SECONDS)
 
     world.run(play)
@@ -118,7 +118,7 @@ def test_swarm_of_one_machine_is_not_asked():
     world = World(own=("127.0.0.1:7400",))
 
     async def play(reachability):
-        world.records = {1: record(1, "127.0.0.1:7401")}
+        world.known = {1: record(1, "127.0.0.1:7401")}
         await asyncio.sleep(1000)
 
     assert not world.run(play) and not world.asked
@@ -128,7 +128,7 @@ def test_a_peer_that_has_left_announces_nothing():
     world = World()
 
     async def play(reachability):
-        world.records, world.left = {1: record(1, "45.1.1.1:7400")}, True
+        world.known, world.left = {1: record(1, "45.1.1.1:7400")}, True
         await asyncio.sleep(10)
 
     world.run(play)

@@ -43,7 +43,7 @@ class Here:
             pump=lambda: None,
             agreement=agreement,
         )
-        roster = SimpleNamespace(alive=lambda peer: True, record=SimpleNamespace(peer_id=ME))
+        roster = SimpleNamespace(peers=SimpleNamespace(alive=lambda peer: True), record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
         self._fetched = iter(fetched)
         lineages = SimpleNamespace(

@@ -45,7 +45,7 @@ class Scene:
         self.queue, self.events, self.expelled, self.false = FakeSendQueue(), [], [], false
         self.lifted = []
         self.members, self.backoff = members, PeerBackoff()
-        self.roster = SimpleNamespace(banned=[], bans=())
+        self.roster = SimpleNamespace(peers=SimpleNamespace(banned=[]), ban_items=())
         self.live = set(KEYS) - {ME}
         presence = SimpleNamespace(
             roster=self.roster, send_queue=self.queue, live=self.live, expel=self.expel, lift_verdict=self.lifted.append
@@ -65,7 +65,7 @@ class Scene:
 
     def expel(self, verdict, lineage, round):
         self.expelled.append(verdict)
-        self.roster.bans = (*self.roster.bans, gossip_items.keep(verdict, lineage, round))
+        self.roster.ban_items = (*self.roster.ban_items, gossip_items.verdict_item(verdict, lineage, round))
 
     def round(self, number, digest=None):
         """End a round."""
@@ -240,7 +240,7 @@ def test_refusing_contributor_loses_ownership_and_the_owner_is_audited_again():
 def test_new_link_is_told_of_excluded_owners():
     scene = Scene()
     verdict = Verdict(1, 0, 2, ANN, LINEAGE)
-    scene.roster.bans = (gossip_items.keep(verdict, LINEAGE, 1),)
+    scene.roster.ban_items = (gossip_items.verdict_item(verdict, LINEAGE, 1),)
     scene.audits.on_link_up(DAN)
     assert [(to, message) for to, message, _ in scene.queue.of(Verdict)] == [(DAN, verdict)]
 
@@ -257,17 +257,17 @@ def test_verdict_ends_with_the_rounds_of_its_quorum():
     """Not with those of the false result: the quorum of a lost lineage may have named a result of the common history."""
 
     def bans(fragment, lineage, round, owner=ANN):
-        return gossip_items.keep(Verdict(1, fragment, 2, owner, LINEAGE), lineage, round)
+        return gossip_items.verdict_item(Verdict(1, fragment, 2, owner, LINEAGE), lineage, round)
 
     scene = Scene()
     lost = founded(CHAIN, Fork(5, bytes(32), (ANN,), (BEN,), bytes(16), ()))
     kept = [bans(0, LINEAGE, 5), bans(0, LINEAGE, 9), bans(1, lineage_of(lost), 6)]
-    scene.roster.bans = (*kept, bans(0, lineage_of(lost), 6, BEN))
+    scene.roster.ban_items = (*kept, bans(0, lineage_of(lost), 6, BEN))
     scene.audits.lift_verdicts()
     assert scene.lifted == [BEN], "of the lineage that gave way to ours"
     other = founded(CHAIN, Fork(7, bytes(32), (ANN,), (CAT,), bytes(16), ()))
     scene.replica.chain, scene.lifted[:] = other, []
-    scene.roster.bans = (bans(0, LINEAGE, 7, CAT), bans(0, LINEAGE, 8, DAN), bans(0, lineage_of(other), 8, BEN))
+    scene.roster.ban_items = (bans(0, LINEAGE, 7, CAT), bans(0, LINEAGE, 8, DAN), bans(0, lineage_of(other), 8, BEN))
     scene.audits.lift_verdicts()
     assert scene.lifted == [DAN], "after the fork of ours"
     scene.replica.chain, scene.lifted[:] = (), []
@@ -280,7 +280,7 @@ def test_verdict_is_stored_with_the_lineage_and_round_of_its_quorum():
     scene.replica.round = 3
     for sender in (BEN, CAT, DAN):
         scene.accuse(sender, 2)
-    stored = gossip_items.read_stored(scene.roster.bans[0])
+    stored = gossip_items.read_stored(scene.roster.ban_items[0])
     assert (stored.verdict, stored.lineage, stored.round) == (Verdict(1, 0, 2, ANN, LINEAGE), LINEAGE, 3)
 
 

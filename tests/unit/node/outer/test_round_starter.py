@@ -9,7 +9,7 @@ from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, RUN, Scene, l
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.allgather_payload import room
 from thinwire.collectives.topology.shards import Grid
-from thinwire.swarm.evidence import convicted, convicts
+from thinwire.swarm.evidence import is_valid, signer
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
@@ -209,5 +209,5 @@ def test_peer_that_signs_two_announcements_with_one_number_is_convicted_if_its_k
     for loss in (1.0, 2.0):
         said = Ready(1, 0, 1, terms.base, terms.plan, 5, bytes(32), True, loss, 1.0, life=ANN[:16])
         scene.on_message(ANN, said)
-    assert [convicted(one) for one in scene.convicted] == [ANN] * (not unknown)
-    assert all(convicts(one, RUN) for one in scene.convicted)
+    assert [signer(one) for one in scene.convicted] == [ANN] * (not unknown)
+    assert all(is_valid(one, RUN) for one in scene.convicted)

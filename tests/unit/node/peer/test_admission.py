@@ -41,12 +41,15 @@ class Knocking(Admission):
         assert self._scripted is not None, "the manifest comes first"
         self.transport = self._scripted
         self._former = {contact.transport_key for contact in self.book.known()}
-        roster = SimpleNamespace(
-            record=SimpleNamespace(wire=b""),
-            known=lambda: self.members.values(),
+        peers = SimpleNamespace(
+            records=lambda: self.members.values(),
             others=self.members,
             record_of=self.members.get,
-            met=lambda peer: peer != "told",
+            authenticated=lambda peer: peer != "told",
+        )
+        roster = SimpleNamespace(
+            peers=peers,
+            record=SimpleNamespace(wire=b""),
             learn=lambda record, now, **how: self.learned.append((record.peer_id, how)),
         )
         self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
@@ -219,8 +222,8 @@ def test_peer_that_finds_another_part_of_the_swarm_knows_which_peer_admits_it(tm
     KnownPeersFile(tmp_path / "anchors.json", RealDisk()).save(ADDRESSES[:1])
     learned = virtual_loop.run(main(), seed=1)
     assert learned == [
-        (host.peer_id, {"met": True, "admits": True}),
-        (told.peer_id, {"met": False, "admits": False}),
+        (host.peer_id, {"authenticated": True, "admits": True}),
+        (told.peer_id, {"authenticated": False, "admits": False}),
     ]
 
 

@@ -10,7 +10,8 @@ ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
 def workload(outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0):
-    roster = SimpleNamespace(alive=lambda peer: peer in alive, view=SimpleNamespace(peers=(ME, OTHER, THIRD)))
+    view = SimpleNamespace(peers=(ME, OTHER, THIRD))
+    roster = SimpleNamespace(peers=SimpleNamespace(alive=lambda peer: peer in alive, view=view))
     return Workload(
         parse(outer),
         ME,

@@ -12,7 +12,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, re
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import exclusions, gossip_items, member_table
+from thinwire.swarm.membership import exclusions, gossip_items, transitions
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
@@ -43,96 +43,96 @@ def test_records_without_a_token_are_ignored_wherever_they_come_from():
     roster = roster_of()
     tell(roster, record(3).item)
     roster.learn(record(3), 1.0)
-    assert not roster.alive(NEW.peer_id) and roster.refusal(record(3))
+    assert not roster.peers.alive(NEW.peer_id) and roster.refusal(record(3))
     tell(roster, record(0).item)
-    assert roster.alive(AUTHOR.peer_id), "the author needs none"
+    assert roster.peers.alive(AUTHOR.peer_id), "the author needs none"
     tell(roster, admitted(NEW).item)
-    assert roster.alive(NEW.peer_id)
+    assert roster.peers.alive(NEW.peer_id)
 
 
 def test_nothing_is_learned_before_the_manifest_is_known():
     roster = roster_of(None)
     roster.learn(admitted(NEW), 0.0)
-    assert not roster.others and roster.refusal(admitted(NEW))
+    assert not roster.peers.others and roster.refusal(admitted(NEW))
 
 
 def test_a_revocation_bans_spreads_and_lasts():
     roster = roster_of()
     tell(roster, admitted(NEW).item)
-    item = gossip_items.revocation(revoke(AUTHOR, RUN, NEW.peer_id))
+    item = gossip_items.revocation_item(revoke(AUTHOR, RUN, NEW.peer_id))
     tell(roster, item)
-    assert roster.banned == [NEW.peer_id] and "revoked" in roster.reason_of(NEW.peer_id)
-    assert roster.bans == (item,) and roster.ban_item(NEW.peer_id) == item
+    assert roster.peers.banned == [NEW.peer_id] and "revoked" in roster.peers.ban_reason(NEW.peer_id)
+    assert roster.ban_items == (item,) and roster.ban_item_of(NEW.peer_id) == item
     assert [event.kind for event in roster.events][-2:] == ["revoked", "banned"]
     (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 2.0)
     assert item in page.items
     tell(roster, admitted(NEW, 9).item)
-    assert not roster.alive(NEW.peer_id)
+    assert not roster.peers.alive(NEW.peer_id)
     fresh = roster_of()
-    fresh.convict(roster.bans, 0.0)
+    fresh.apply_ban_items(roster.ban_items, 0.0)
     tell(fresh, admitted(NEW).item)
-    assert not fresh.alive(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
+    assert not fresh.peers.alive(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
 
 
 @pytest.mark.parametrize("target", [AUTHOR.peer_id, Identity.generate(INVITE.secret).peer_id])
 def test_no_revocation_touches_the_author_that_came_back_by_an_invite(target):
     roster = roster_of()
     tell(roster, admitted(AUTHOR).item)
-    tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, target)))
-    assert roster.alive(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
+    tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, target)))
+    assert roster.peers.alive(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
 
 
 def test_the_revocation_of_an_invite_excludes_all_that_came_by_it():
     roster = roster_of()
-    tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, Identity.generate(INVITE.secret).peer_id[:8])))
-    assert roster.banned == [OTHER.peer_id]
+    tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, Identity.generate(INVITE.secret).peer_id[:8])))
+    assert roster.peers.banned == [OTHER.peer_id]
     assert [event.peer for event in roster.events if event.kind == "banned"] == [ME.peer_id, OTHER.peer_id]
 
 
 @pytest.mark.parametrize("signer", [OTHER, NEW])
 def test_revocations_of_others_are_ignored(signer):
     roster = roster_of()
-    tell(roster, gossip_items.revocation(revoke(signer, RUN, AUTHOR.peer_id)))
+    tell(roster, gossip_items.revocation_item(revoke(signer, RUN, AUTHOR.peer_id)))
     tell(roster, b"\x06", b"\x06" + bytes(72))
-    assert not roster.banned and not roster.bans
+    assert not roster.peers.banned and not roster.ban_items
 
 
 def test_an_open_run_can_revoke_too():
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     tell(roster, record(3).item)
-    assert roster.alive(NEW.peer_id)
-    tell(roster, gossip_items.revocation(revoke(AUTHOR, RUN, NEW.peer_id)))
-    assert not roster.alive(NEW.peer_id)
+    assert roster.peers.alive(NEW.peer_id)
+    tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, NEW.peer_id)))
+    assert not roster.peers.alive(NEW.peer_id)
 
 
 def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(monkeypatch):
-    monkeypatch.setattr(member_table, "MAX_MEMBERS", 6)
+    monkeypatch.setattr(transitions, "MAX_PEERS", 6)
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     strangers = [Identity.generate(bytes([100 + number]) * 32) for number in range(12)]
     tell(roster, *(admitted(stranger).item for stranger in strangers[:6]))
-    assert roster.alive(OTHER.peer_id) and len(roster.states()) == 6
+    assert roster.peers.alive(OTHER.peer_id) and len(roster.peers.states()) == 6
     roster.learn(admitted(NEW), 2.0)
-    assert not roster.alive(NEW.peer_id), "told peers push nobody out"
+    assert not roster.peers.alive(NEW.peer_id), "told peers push nobody out"
     for identity in (NEW, *strangers[6:]):
-        roster.learn(admitted(identity), 2.0, met=True)
-    assert roster.alive(OTHER.peer_id) and roster.alive(NEW.peer_id) and len(roster.states()) == 6
-    assert set(roster.others) == {OTHER.peer_id, NEW.peer_id, *(one.peer_id for one in strangers[6:10])}
-    assert set(roster.view.peers) == {ME.peer_id, *roster.others}
+        roster.learn(admitted(identity), 2.0, authenticated=True)
+    assert roster.peers.alive(OTHER.peer_id) and roster.peers.alive(NEW.peer_id) and len(roster.peers.states()) == 6
+    assert set(roster.peers.others) == {OTHER.peer_id, NEW.peer_id, *(one.peer_id for one in strangers[6:10])}
+    assert set(roster.peers.view.peers) == {ME.peer_id, *roster.peers.others}
 
 
 def test_evidence_against_unknown_peers_gives_way_to_that_against_known_ones(monkeypatch):
-    monkeypatch.setattr(exclusions, "MAX_CONVICTED", 3)
+    monkeypatch.setattr(exclusions, "MAX_BAN_ITEMS", 3)
     roster = roster_of()
-    roster.convict(
+    roster.apply_ban_items(
         tuple(map(evidence_against, (AUTHOR, *(Identity.generate(bytes([n]) * 32) for n in range(90, 93))))), 1.0
     )
-    assert len(roster.bans) == 3 and not roster.banned
-    roster.convict((evidence_against(OTHER),), 1.0)
-    assert len(roster.bans) == 3 and roster.banned == [OTHER.peer_id]
+    assert len(roster.ban_items) == 3 and not roster.peers.banned
+    roster.apply_ban_items((evidence_against(OTHER),), 1.0)
+    assert len(roster.ban_items) == 3 and roster.peers.banned == [OTHER.peer_id]
 
 
 def evidence_against(identity):
     one = Vote(7, 0, Ballot(1, identity.peer_id), b"o" * 32, b"a" * 32, b"l" * LIFE)
     votes = one, msgspec.structs.replace(one, digest=b"b" * 32)
     signatures = tuple(sign_message(vote, b"", identity, RUN) for vote in votes)
-    return gossip_items.spread(Evidence(identity.public_key, *votes, signatures))
+    return gossip_items.evidence_item(Evidence(identity.public_key, *votes, signatures))

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.swarm.membership.broadcast_queue import SKIPS, UNLIMITED, Broadcast
+from thinwire.swarm.membership.broadcast_queue import SKIPS, UNLIMITED, BroadcastQueue
 
 STEPS = st.lists(
     st.one_of(
@@ -17,7 +17,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_broadcast_queue_orders_by_fewest_sends_then_newest(steps):
-    queue, model = Broadcast(), []  # in the model: [transmissions, age, subject, item, most transmissions]
+    queue, model = BroadcastQueue(), []  # in the model: [transmissions, age, subject, item, most transmissions]
     for count, (what, number, size) in enumerate(steps):
         subject = ("record", bytes([number]), b"")
         if what != "take":

@@ -13,7 +13,7 @@ from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_intake, gossip_items
-from thinwire.swarm.membership.broadcast_queue import Broadcast
+from thinwire.swarm.membership.broadcast_queue import BroadcastQueue
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.presets import LAN, LOCAL, WAN, Preset
 from thinwire.swarm.membership.probe import Prober
@@ -71,8 +71,8 @@ def test_ticks_are_due_at_the_next_deadline_and_after_inputs_that_may_change_it(
         lambda: roster.learn(record(3), 0.01),
         lambda: roster.update(("192.0.2.1:4000",), 0.01),
         lambda: roster.announce(1, 0.01),
-        lambda: roster.convict((), 0.01),
-        lambda: roster.lift_verdict(NAMES[1]),
+        lambda: roster.apply_ban_items((), 0.01),
+        lambda: roster.end_verdict(NAMES[1]),
         lambda: roster.leave(0.01),
     ):
         change()
@@ -92,7 +92,7 @@ def test_joiners_through_one_seed_are_soon_known_to_all(count: int, limit: float
         world.at(0.05 * i, lambda i=i: world.add(i, seeds=[0]))  # type: ignore[misc]
     assert not world.run(0.05 * count, lambda: len(world.rosters) == count and world.agreed())
     assert world.run(0.05 * count + limit, world.agreed)
-    assert len({roster.view.peers for roster in world.rosters.values()}) == 1
+    assert len({roster.peers.view.peers for roster in world.rosters.values()}) == 1
     assert len(world.events("joined")) == count * (count - 1)
 
 
@@ -140,10 +140,10 @@ def test_latency_and_loss_cause_no_false_death(loss: float) -> None:
     assert world.agreed()
     assert world.events("dead") == world.events("left") == []
     assert bool(world.events("suspect")) == (loss > 0)  # doubts there were, and all were refuted
-    view = world.rosters[NAMES[0]].view
+    view = world.rosters[NAMES[0]].peers.view
     world.crash(3)
     assert world.run(660.0, world.agreed)
-    assert world.rosters[NAMES[0]].view.number == view.number + 1
+    assert world.rosters[NAMES[0]].peers.view.number == view.number + 1
 
 
 def test_idle_swarm_traffic_is_small() -> None:
@@ -203,7 +203,7 @@ def test_departure_is_known_at_once_and_return_needs_new_sequence() -> None:
     assert world.events("suspect") == world.events("dead") == []
     for roster in world.rosters.values():
         roster.learn(record(3), 6.0)  # void from now on
-        assert not roster.alive(NAMES[3])
+        assert not roster.peers.alive(NAMES[3])
     world.add(3, sequence=2, seeds=[0])
     assert world.run(15.0, world.agreed)
 
@@ -214,7 +214,7 @@ def test_stopped_peer_is_dead_and_returns_with_higher_sequence() -> None:
     world.run(10.0)
     world.stall(5, 60.0)
     others = [roster for peer, roster in world.rosters.items() if peer != NAMES[5]]
-    assert world.run(40.0, lambda: not any(roster.alive(NAMES[5]) for roster in others))
+    assert world.run(40.0, lambda: not any(roster.peers.alive(NAMES[5]) for roster in others))
     assert world.run(75.0, world.agreed)
     assert world.rosters[NAMES[5]].record.sequence > 1
     assert {event.peer for _, _, event in world.events("dead")} == {NAMES[5]}
@@ -228,7 +228,7 @@ def test_suspicion_that_begins_after_a_stall_is_not_longer_by_the_stall() -> Non
     world.stall(0, 300.0)
     world.crash(5)
     world.run(305.0)
-    assert world.run(335.0, lambda: not world.rosters[NAMES[0]].alive(NAMES[5]))
+    assert world.run(335.0, lambda: not world.rosters[NAMES[0]].peers.alive(NAMES[5]))
 
 
 def test_stall_of_20_s_causes_no_death_of_another_peer() -> None:
@@ -274,7 +274,7 @@ def test_rosters_heal_after_partition() -> None:
     left = set(NAMES[:4])
     world.run(5.0)
     world.drop = lambda sender, receiver: (sender in left) != (receiver in left)
-    assert world.run(90.0, lambda: all(len(roster.view) == 4 for roster in world.rosters.values()))
+    assert world.run(90.0, lambda: all(len(roster.peers.view) == 4 for roster in world.rosters.values()))
     world.drop = lambda sender, receiver: False
     assert world.run(world.now + 90.0, world.agreed)
 
@@ -298,7 +298,7 @@ world.full(12)
 world.at(5.0, lambda: world.crash(3))
 world.at(9.0, lambda: world.stall(4, 30.0))
 world.run(60.0)
-states = [(peer, roster.record.wire, roster.states()) for peer, roster in world.rosters.items()]
+states = [(peer, roster.record.wire, roster.peers.states()) for peer, roster in world.rosters.items()]
 print(world.sent, hashlib.sha256(repr((world.log, states)).encode()).hexdigest())
 """
 
@@ -335,7 +335,7 @@ def test_own_suspicion_is_refuted_at_most_once_per_period() -> None:
 def test_death_needs_k_accusers_or_own_evidence() -> None:
     roster = _alone(others=8)
     roster.handle(NAMES[2], Gossip((_accuse(2, 1, dead=True), _accuse(2, 1), _accuse(2, 1))), 0.1)
-    assert roster.states()[NAMES[1]] == "suspect"
+    assert roster.peers.states()[NAMES[1]] == "suspect"
     times = {}
     for accusers, deadline in ((1, 34.9), (2, 20.3)):
         roster = _alone(others=8)
@@ -361,7 +361,7 @@ def _until_dead(roster: Roster, index: int, *, answer: bool) -> float:
                 roster.handle(to, Ack(message.sequence, 0, ()), now)
             elif isinstance(message, PingRequest):
                 roster.handle(to, Nack(message.sequence), now)
-        if not roster.alive(NAMES[index]):
+        if not roster.peers.alive(NAMES[index]):
             return now
     return math.inf
 
@@ -382,7 +382,7 @@ def test_accused_peer_gets_an_accusation_that_it_can_check() -> None:
 def test_one_liar_in_tiny_swarm_causes_no_death() -> None:
     roster = _alone(others=3)
     roster.handle(NAMES[2], Gossip((_accuse(2, 1, dead=True), _accuse(3, 1))), 0.1)
-    assert roster.states()[NAMES[1]] == "suspect"
+    assert roster.peers.states()[NAMES[1]] == "suspect"
     assert _until_dead(roster, 1, answer=True) == math.inf
     roster = _alone(others=3)
     assert _until_dead(roster, 1, answer=False) < 20.0
@@ -416,7 +416,7 @@ def test_forged_foreign_and_malformed_items_are_ignored() -> None:
     for item in items:
         roster.handle(NAMES[2], Gossip((item,)), 1.0)
         assert _kinds(roster) == [], item
-    assert roster.record.sequence == 1 and len(roster.view) == 6
+    assert roster.record.sequence == 1 and len(roster.peers.view) == 6
     roster.handle(NAMES[2], Gossip((genuine,)), 1.0)  # the yardstick
     assert _kinds(roster) == [("suspect", NAMES[1])]
 
@@ -427,7 +427,7 @@ def test_only_newer_records_are_taken() -> None:
     assert _kinds(roster) == [("updated", NAMES[1])]
     for old in (record(1, 1), record(1, 4, port=7000), record(1, 5, port=5000)):
         roster.handle(NAMES[2], Gossip((old.item,)), 1.0)
-    known = roster.record_of(NAMES[1])
+    known = roster.peers.record_of(NAMES[1])
     assert known is not None and known.addresses == ("10.0.0.2:5000",) and _kinds(roster) == []
 
 
@@ -436,21 +436,23 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
     roster.handle(NAMES[2], Gossip((_accuse(2, 1),)), 0.1)
     roster.handle(NAMES[2], Gossip((record(1, 2).item,)), 0.2)
     assert _kinds(roster) == [("suspect", NAMES[1]), ("refuted", NAMES[1])]
-    number = roster.view.number
+    number = roster.peers.view.number
     roster.handle(NAMES[2], Gossip(tuple(_accuse(i, 1, 2) for i in (2, 3, 4))), 0.3)
     assert _until_dead(roster, 1, answer=True) < 12.0
-    assert roster.view.number == number + 1 and NAMES[1] not in roster.view and roster.dead == [NAMES[1]]
+    assert (
+        roster.peers.view.number == number + 1 and NAMES[1] not in roster.peers.view and roster.peers.dead == [NAMES[1]]
+    )
     roster.handle(NAMES[2], Gossip((record(1, 2).item,)), 20.0)
-    assert not roster.alive(NAMES[1])
+    assert not roster.peers.alive(NAMES[1])
     roster.handle(NAMES[2], Gossip((record(1, 3).item,)), 20.0)
-    assert roster.alive(NAMES[1]) and roster.view.number == number + 2 and roster.dead == []
+    assert roster.peers.alive(NAMES[1]) and roster.peers.view.number == number + 2 and roster.peers.dead == []
 
 
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
     roster = _alone(others=4)
     roster.handle(NAMES[2], Gossip((record(1, 1, port=5000).item,)), 1.0)
     assert _kinds(roster) == [("banned", NAMES[1])]
-    assert NAMES[1] not in roster.view
+    assert NAMES[1] not in roster.peers.view
     proofs = [
         item
         for _, message in roster.tick(1.0)
@@ -461,16 +463,16 @@ def test_two_records_of_one_sequence_ban_with_proof() -> None:
     assert proofs
     other = _alone(5, others=4)
     forged = proofs[0][:-1] + bytes([proofs[0][-1] ^ 1])
-    same = gossip_items.prove(record(2), record(2))
+    same = gossip_items.proof_item(record(2), record(2))
     other.handle(NAMES[2], Gossip((forged, same)), 1.0)
     assert _kinds(other) == []
     other.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
     assert _kinds(other) == [("banned", NAMES[1])]
     other.handle(NAMES[2], Gossip((record(1, 9).item,)), 1.0)
-    assert other.states()[NAMES[1]] == "banned"
+    assert other.peers.states()[NAMES[1]] == "banned"
     stranger = _alone(6, others=0)
     stranger.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
-    assert stranger.states()[NAMES[1]] == "banned" and len(stranger.view) == 1
+    assert stranger.peers.states()[NAMES[1]] == "banned" and len(stranger.peers.view) == 1
 
 
 def test_proof_of_longest_records_fits_in_an_item() -> None:
@@ -484,7 +486,7 @@ def test_proof_of_longest_records_fits_in_an_item() -> None:
         )
         for i in (1, 2)
     )
-    proof = gossip_items.prove(one, other)
+    proof = gossip_items.proof_item(one, other)
     assert len(proof) + 2 * 8 * 4 <= gossip_items.MAX_BYTES
     assert gossip_items.read_proof(proof, RUN, EPOCH) is not None
 
@@ -496,17 +498,17 @@ def test_suspicion_storm_is_limited_and_discredits_accuser() -> None:
         items = [_accuse(1, target) for target in range(2, 41)]
         for i in range(0, len(items), 8):
             roster.handle(NAMES[1], Gossip(tuple(items[i : i + 8])), now + repeat / 25)
-    suspects = [peer for peer, state in roster.states().items() if state == "suspect"]
-    assert len(suspects) == 16 and len(roster.view) == 41
+    suspects = [peer for peer, state in roster.peers.states().items() if state == "suspect"]
+    assert len(suspects) == 16 and len(roster.peers.view) == 41
     for peer in suspects:
         roster.learn(record(NAMES.index(peer), 2), 2.0)
-    assert "suspect" not in roster.states().values()
+    assert "suspect" not in roster.peers.states().values()
     roster.handle(NAMES[1], Gossip((_accuse(1, 30),)), 2.1)
-    assert roster.states()[NAMES[30]] == "alive"  # its credit is used up
+    assert roster.peers.states()[NAMES[30]] == "alive"  # its credit is used up
     roster.handle(NAMES[2], Gossip((_accuse(2, 30),)), 2.1)
-    assert roster.states()[NAMES[30]] == "suspect"
+    assert roster.peers.states()[NAMES[30]] == "suspect"
     roster.handle(NAMES[1], Gossip((_accuse(1, 31),)), 200.0)
-    assert roster.states()[NAMES[31]] == "suspect"  # forgiven with time
+    assert roster.peers.states()[NAMES[31]] == "suspect"  # forgiven with time
 
 
 def test_signature_checks_are_limited_per_sender() -> None:
@@ -515,11 +517,11 @@ def test_signature_checks_are_limited_per_sender() -> None:
     items = [PeerRecord.create(one, run_id=RUN, addresses=(), sequence=1, issued=EPOCH).item for one in strangers]
     for item in items:
         roster.handle(NAMES[1], Gossip((item,)), 1.0)
-    assert len(roster.view) == 4 + 200
+    assert len(roster.peers.view) == 4 + 200
     roster.handle(NAMES[2], Gossip((items[249],)), 1.0)
-    assert len(roster.view) == 4 + 201
+    assert len(roster.peers.view) == 4 + 201
     roster.handle(NAMES[1], Gossip((items[248],)), 2.0)
-    assert len(roster.view) == 4 + 202
+    assert len(roster.peers.view) == 4 + 202
 
 
 def test_older_daemon_on_shared_key_is_notified() -> None:
@@ -550,8 +552,8 @@ def test_newer_daemon_on_shared_key_learns_that_the_older_one_gave_way() -> None
     assert _kinds(newer) == [("yielded", NAMES[0])]
     newer.tick(4.0)
     witness.learn(newer.record, 4.0)
-    assert witness.states()[NAMES[0]] == "alive"
-    assert witness.record_of(NAMES[0]).addresses == ("10.0.0.1:5001",)
+    assert witness.peers.states()[NAMES[0]] == "alive"
+    assert witness.peers.record_of(NAMES[0]).addresses == ("10.0.0.1:5001",)
     newer.learn(older.record, 5.0)  # an old one, repeated
     assert _kinds(newer) == []
 
@@ -565,7 +567,7 @@ def test_record_before_restart_is_superseded() -> None:
     other = _alone(5, others=0)
     for mine in (*(record(0, sequence, issued=EPOCH - 50) for sequence in range(9, 30)), roster.record):
         other.handle(NAMES[2], Gossip((mine.item,)), 1.0)
-    assert other.states()[NAMES[0]] == "alive" and other.record_of(NAMES[0]) == roster.record
+    assert other.peers.states()[NAMES[0]] == "alive" and other.peers.record_of(NAMES[0]) == roster.record
     for sequence in (5000, 9000):  # but the conflict repeats
         roster.handle(NAMES[1], Gossip((record(0, sequence, issued=EPOCH - 50).item,)), 5.0 + sequence)
     assert _kinds(roster) == [("duplicate", NAMES[0])]
@@ -588,12 +590,12 @@ def test_live_peer_that_changes_its_address_stays_alive_and_is_known_there() -> 
     world.full(12)
     world.run(5.0)
     mover, addresses = NAMES[3], ("93.184.216.34:4000",)
-    before = world.rosters[NAMES[0]].record_of(mover)
+    before = world.rosters[NAMES[0]].peers.record_of(mover)
     assert before is not None and before.addresses != addresses
     world.at(6.0, lambda: world.rosters[mover].update(addresses, world.now))
     world.run(30.0)
     for name, roster in world.rosters.items():
-        known = roster.record if name == mover else roster.record_of(mover)
+        known = roster.record if name == mover else roster.peers.record_of(mover)
         assert known is not None and known.addresses == addresses and known.sequence > before.sequence
     told = [(peer, event.detail) for _, peer, event in world.events("updated")]
     assert sorted(told) == sorted((name, addresses[0]) for name in world.rosters if name != mover)
@@ -619,7 +621,7 @@ def test_lost_link_is_probed_at_once_without_death() -> None:
     assert roster.on_link_down(NAMES[3], 0.6) == []
     assert roster.on_link_down(b"x" * 32, 0.6) == []
     roster.handle(NAMES[3], Ack(ping.sequence, 12, ()), 0.7)
-    assert roster.alive(NAMES[3]) and _kinds(roster) == [] and roster.progress_of(NAMES[3]) == 12
+    assert roster.peers.alive(NAMES[3]) and _kinds(roster) == [] and roster.peers.progress_of(NAMES[3]) == 12
 
 
 def test_own_stall_is_not_held_against_others() -> None:
@@ -631,11 +633,11 @@ def test_own_stall_is_not_held_against_others() -> None:
     roster.stalled(24.8, 25.0)
     roster.tick(25.0)  # even if timers run before the waiting messages
     assert roster.awareness.score == score + 1
-    assert roster.states()[NAMES[1]] == "suspect" and roster.states()[NAMES[5]] == "alive"
+    assert roster.peers.states()[NAMES[1]] == "suspect" and roster.peers.states()[NAMES[5]] == "alive"
     assert isinstance(ping, Ping)
     roster.handle(NAMES[5], Ack(ping.sequence, 0, ()), 25.0)
     roster.handle(NAMES[1], Gossip((record(1, 2).item,)), 25.0)
-    assert set(roster.states().values()) == {"alive"}
+    assert set(roster.peers.states().values()) == {"alive"}
 
 
 def test_peer_without_answers_lengthens_its_timeouts() -> None:
@@ -650,7 +652,7 @@ def test_peer_without_answers_lengthens_its_timeouts() -> None:
         assert prober.period() == 2.0 * (min(failures, 7) + 1)
     [(_, ping)] = prober.start(NAMES[1], now)
     assert isinstance(ping, Ping)
-    assert prober.acknowledge(NAMES[1], Ack(ping.sequence, 0, ()), now + 0.1) == (NAMES[1], [])
+    assert prober.on_ack(NAMES[1], Ack(ping.sequence, 0, ()), now + 0.1) == (NAMES[1], [])
     assert awareness.score == 6 and prober.deadline() == math.inf
 
 
@@ -666,7 +668,7 @@ def test_missing_nacks_raise_own_awareness_score() -> None:
                     roster.handle(to, Nack(message.sequence), step / 4)
                 elif isinstance(message, Ping) and to != NAMES[1]:
                     roster.handle(to, Ack(message.sequence, 0, ()), step / 4)
-        assert roster.states()[NAMES[1]] == "suspect"
+        assert roster.peers.states()[NAMES[1]] == "suspect"
         scores[nacks] = roster.awareness.score
     assert scores == {0: 3, 3: 0}
 
@@ -695,15 +697,15 @@ def test_departure_voids_higher_records() -> None:
     roster.handle(NAMES[2], Gossip((item, item)), 1.0)
     assert _kinds(roster) == [("left", NAMES[1])]
     roster.learn(record(1, 5), 2.0)
-    assert not roster.alive(NAMES[1])
+    assert not roster.peers.alive(NAMES[1])
     roster.learn(record(1, 6), 2.0)
-    assert roster.alive(NAMES[1])
+    assert roster.peers.alive(NAMES[1])
     roster.handle(NAMES[2], Gossip((item,)), 3.0)  # a replay
-    assert roster.alive(NAMES[1])
+    assert roster.peers.alive(NAMES[1])
 
 
 def test_gossip_sends_newest_items_first_and_finitely() -> None:
-    news = Broadcast()
+    news = BroadcastQueue()
     for i in range(5):
         news.add(("record", bytes([i]), b""), bytes([i]) * 100)
     assert [item[0] for item in news.take(250, 8, 2)] == [4, 3]
@@ -740,7 +742,7 @@ def test_stale_and_stray_answers_are_ignored() -> None:
     roster.handle(NAMES[3], Ack(ping.sequence + 1, 0, ()), 0.1)
     for now in (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0):
         roster.tick(now)
-    assert roster.states()[NAMES[3]] == "suspect"
+    assert roster.peers.states()[NAMES[3]] == "suspect"
     with pytest.raises(TypeError):
         roster.handle(NAMES[3], Chunk(1, 0, 0, 0), 3.0)
 
@@ -808,12 +810,12 @@ def test_full_tables_travel_in_pages_and_are_answered_once() -> None:
     assert len(pages) == 2 and all(page.reply and len(page.items) <= 32 for page in pages)
     for page in pages:
         assert newcomer.handle(NAMES[0], page, 0.2) == []
-    assert newcomer.view.peers == roster.view.peers
+    assert newcomer.peers.view.peers == roster.peers.view.peers
 
 
 def _joined(newcomer: Roster, member: Roster, now: float) -> float:
     """Let a newcomer exchange tables with a member as often as it asks; return when its view is that of the member."""
-    while newcomer.view.peers != member.view.peers:
+    while newcomer.peers.view.peers != member.peers.view.peers:
         now = max(now + 0.01, newcomer.next_deadline())
         assert now < 300.0
         for _, message in newcomer.tick(now):
@@ -875,10 +877,10 @@ def test_two_parts_of_a_swarm_that_meet_soon_know_each_other() -> None:
             world.add(index, seeds=list(range(index % 2, index, 2)))
         world.run(65.0)
         one, other = world.rosters[NAMES[0]], world.rosters[NAMES[1]]
-        other.learn(one.record, world.now, met=True)
-        one.learn(other.record, world.now, met=True, admits=True)
+        other.learn(one.record, world.now, authenticated=True)
+        one.learn(other.record, world.now, authenticated=True, admits=True)
         rosters = list(world.rosters.values())
-        world.run(200.0, lambda rosters=rosters: sum(len(one.view.peers) for one in rosters) > 0.99 * 40 * 40)  # type: ignore[misc]
+        world.run(200.0, lambda rosters=rosters: sum(len(one.peers.view.peers) for one in rosters) > 0.99 * 40 * 40)  # type: ignore[misc]
         times.append(world.now - 65.0)
     assert median(times) < 5.0
 
@@ -889,17 +891,17 @@ def test_records_of_a_table_that_are_news_for_all_reach_all() -> None:
     for index in range(40):
         world.add(index, seeds=list(range(index % 2, index, 2)))
     world.run(40.0)
-    assert all(len(roster.view.peers) == 20 for roster in world.rosters.values())
+    assert all(len(roster.peers.view.peers) == 20 for roster in world.rosters.values())
     table = [world.rosters[name].record.item for name in NAMES[1:40:2]]
     for page in gossip_items.pages(table):
         world.rosters[NAMES[0]].handle(NAMES[2], PushPull(True, page), world.now)
-    assert world.run(45.0, lambda: all(len(world.rosters[name].view.peers) == 40 for name in NAMES[:40:2]))
+    assert world.run(45.0, lambda: all(len(world.rosters[name].peers.view.peers) == 40 for name in NAMES[:40:2]))
 
 
 def test_table_that_is_longer_than_a_newcomer_checks_at_once_is_requested_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gossip_intake, "TABLE", 100)
+    monkeypatch.setattr(gossip_intake, "TABLE_RECORDS", 100)
     member = _alone(others=500)
     newcomer = _alone(1023, others=0)
     newcomer.learn(member.record, 0.0)
@@ -919,7 +921,7 @@ def test_peer_that_was_asked_for_its_table_cannot_shut_out_the_records_of_others
             roster.handle(asked, Gossip((item,)), now)
             roster.handle(asked, PushPull(True, (item,)), now)
         roster.handle(honest, Gossip((record(3 + number).item,)), now)
-        heard += roster.alive(NAMES[3 + number])
+        heard += roster.peers.alive(NAMES[3 + number])
     assert heard == 50
 
 
@@ -927,7 +929,7 @@ def test_table_that_was_not_requested_gets_the_budget_of_its_sender() -> None:
     roster = _alone(1023, others=2)
     for page in gossip_items.pages(record(index).item for index in range(3, 900)):
         roster.handle(NAMES[1], PushPull(True, page), 0.0)
-    assert len(roster.others) == 2 + 200
+    assert len(roster.peers.others) == 2 + 200
 
 
 def test_roster_without_news_wakes_for_probes_only() -> None:

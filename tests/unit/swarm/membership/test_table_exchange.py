@@ -46,13 +46,13 @@ def test_nobody_is_asked_while_this_peer_is_alone(tables):
 
 
 def test_first_peer_that_is_found_is_asked_at_once(tables):
-    tables.found_first(100.5)
+    tables.on_first_peer(100.5)
     assert tables.due == 100.5
 
 
 @pytest.mark.parametrize("live", [True, False])
 def test_peer_of_another_part_is_asked_next_if_it_is_still_live(tables, live):
-    tables.found(IDS[5], 150.0)
+    tables.on_admission(IDS[5], 150.0)
     assert tables.due == 150.0
     peers = live_of(*IDS[1:]) if live else live_of(IDS[1])
     assert tables.begin(peers, 150.0) == (IDS[5] if live else IDS[1])
@@ -62,27 +62,27 @@ def test_peer_of_another_part_is_asked_next_if_it_is_still_live(tables, live):
 def test_other_part_is_not_asked_within_a_probe_period_of_the_last_request(tables):
     tables.begin(live_of(IDS[1]), 150.0)
     due = tables.due
-    tables.found(IDS[5], 150.0 + LAN.probe_period - 0.01)
+    tables.on_admission(IDS[5], 150.0 + LAN.probe_period - 0.01)
     assert tables.due == due
-    tables.found(IDS[5], 150.0 + LAN.probe_period)
+    tables.on_admission(IDS[5], 150.0 + LAN.probe_period)
     assert tables.due == 150.0 + LAN.probe_period
 
 
 def test_incomplete_table_is_continued_soon_but_never_later_than_planned(tables):
     tables.due = 1000.0
-    tables.continues(200.0)
+    tables.request_rest(200.0)
     assert tables.due == 200.0 + VERIFY_BURST
-    tables.continues(300.0)
+    tables.request_rest(300.0)
     assert tables.due == 200.0 + VERIFY_BURST
 
 
 def test_each_peer_gets_one_answer_in_a_probe_period(tables):
     times = [200.0, 200.0 + LAN.probe_period - 0.01, 200.0 + LAN.probe_period]
-    assert [tables.answers(IDS[1], now) for now in times] == [True, False, True]
-    assert tables.answers(IDS[2], 200.0)
+    assert [tables.admits(IDS[1], now) for now in times] == [True, False, True]
+    assert tables.admits(IDS[2], 200.0)
 
 
 def test_own_request_forgets_the_answers_before_it(tables):
-    assert tables.answers(IDS[1], 200.0)
+    assert tables.admits(IDS[1], 200.0)
     tables.begin(live_of(IDS[1]), 200.0)
-    assert tables.answers(IDS[1], 200.0)
+    assert tables.admits(IDS[1], 200.0)

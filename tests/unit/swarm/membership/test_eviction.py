@@ -10,7 +10,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, to
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import member_table
+from thinwire.swarm.membership import transitions
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import MAX_ENDORSED
@@ -34,7 +34,7 @@ def roster_of(policy=POLICY, seed=1):
 
 def enter(roster, identity, address=""):
     """Let a peer knock and connect."""
-    roster.learn(record(identity, address), 0.0, met=True)
+    roster.learn(record(identity, address), 0.0, authenticated=True)
     roster.on_link_up(identity.peer_id)
 
 
@@ -47,10 +47,10 @@ def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(addres
     roster = roster_of()
     for number, identity in enumerate(STRANGERS[:8], 1):
         enter(roster, identity, address.format(number))
-    assert len(roster.others) == POLICY.per_network
+    assert len(roster.peers.others) == POLICY.per_network
     roster.learn(record(STRANGERS[8], "203.0.113.1:7000"), 0.0)
     roster.learn(record(STRANGERS[9], address.format(9), vouched(STRANGERS[9])), 0.0)
-    assert roster.alive(STRANGERS[8].peer_id) and roster.alive(STRANGERS[9].peer_id)
+    assert roster.peers.alive(STRANGERS[8].peer_id) and roster.peers.alive(STRANGERS[9].peer_id)
     assert roster.on_trial(STRANGERS[8].peer_id) and not roster.on_trial(STRANGERS[9].peer_id)
 
 
@@ -58,11 +58,11 @@ def test_a_quarter_of_the_largest_group_is_on_trial_and_departed_ones_free_their
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
     for identity in STRANGERS:
         enter(roster, identity)
-    assert len(roster.others) == MAX_ENDORSED
-    roster.keep({STRANGERS[0].peer_id, STRANGERS[1].peer_id})  # They have become members.
+    assert len(roster.peers.others) == MAX_ENDORSED
+    roster.protect({STRANGERS[0].peer_id, STRANGERS[1].peer_id})  # They have become members.
     for identity in STRANGERS[-4:]:
-        roster.learn(record(identity), 1.0, met=True)
-    assert len(roster.others) == MAX_ENDORSED + 2
+        roster.learn(record(identity), 1.0, authenticated=True)
+    assert len(roster.peers.others) == MAX_ENDORSED + 2
 
 
 @pytest.mark.parametrize(("per_network", "places"), [(0, MAX_ENDORSED), (4, 4)])
@@ -71,22 +71,22 @@ def test_peers_that_only_knock_give_their_places_to_one_that_connects(per_networ
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, per_network))
     honest, *flood = STRANGERS
     for number, identity in enumerate(flood):
-        roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, met=True)
-    assert len(roster.others) == places
+        roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, authenticated=True)
+    assert len(roster.peers.others) == places
     enter(roster, honest, "203.0.113.200:7000")
     for number, identity in enumerate(flood):
-        roster.learn(record(identity, f"203.0.113.{number}:7000", sequence=2), 1.0, met=True)
-    assert roster.alive(honest.peer_id) and len(roster.others) == places
+        roster.learn(record(identity, f"203.0.113.{number}:7000", sequence=2), 1.0, authenticated=True)
+    assert roster.peers.alive(honest.peer_id) and len(roster.peers.others) == places
 
 
 def test_peer_on_trial_that_others_tell_of_displaces_none():
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
     for identity in STRANGERS[:MAX_ENDORSED]:
-        roster.learn(record(identity), 0.0, met=True)
+        roster.learn(record(identity), 0.0, authenticated=True)
     roster.learn(record(STRANGERS[-1]), 1.0)
-    assert not roster.alive(STRANGERS[-1].peer_id)
-    roster.learn(record(STRANGERS[-2]), 1.0, met=True)  # one of the flood leaves
-    assert len(roster.others) == MAX_ENDORSED and roster.alive(STRANGERS[-2].peer_id)
+    assert not roster.peers.alive(STRANGERS[-1].peer_id)
+    roster.learn(record(STRANGERS[-2]), 1.0, authenticated=True)  # one of the flood leaves
+    assert len(roster.peers.others) == MAX_ENDORSED and roster.peers.alive(STRANGERS[-2].peer_id)
 
 
 def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_choice():
@@ -96,20 +96,20 @@ def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_ch
         roster = roster_of(seed=seed)
         honest, *flood = STRANGERS[: 2 * POLICY.per_network]
         for number, identity in enumerate((*flood[:3], honest, *flood[3:])):
-            roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, met=True)
-        kept += roster.alive(honest.peer_id)
+            roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, authenticated=True)
+        kept += roster.peers.alive(honest.peer_id)
     assert 18 <= kept <= 46  # three standard deviations
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):
-    monkeypatch.setattr(member_table, "MAX_MEMBERS", 4)
+    monkeypatch.setattr(transitions, "MAX_PEERS", 4)
     roster = roster_of()
     member, *others = STRANGERS[:12]
     roster.learn(record(member), 0.0)
-    roster.keep({member.peer_id})
+    roster.protect({member.peer_id})
     for number, identity in enumerate(others):
-        roster.learn(record(identity, f"198.51.{number}.1:7000"), 1.0, met=True)
-    assert roster.alive(member.peer_id) and len(roster.others) == 4
+        roster.learn(record(identity, f"198.51.{number}.1:7000"), 1.0, authenticated=True)
+    assert roster.peers.alive(member.peer_id) and len(roster.peers.others) == 4
 
 
 def test_only_invites_of_the_author_for_a_key_spare_the_trial():

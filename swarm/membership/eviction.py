@@ -1,0 +1,76 @@
+"""Eviction from the table of peers: one attacker must not fill it, although identities are free.
+
+A peer from which messages have arrived over a link keeps its entry. A peer on trial that has only sent a Hello, with any
+address in its record, is evicted when the limit is reached and another one sends a Hello. If the whole table is full, a
+peer that is only known from others is evicted for one that has proved its keys here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+
+from thinwire.swarm.identity.address import split_address, subnet_of
+from thinwire.swarm.identity.admission_token import AdmissionPolicy
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership.peer_table import PeerEntry
+from thinwire.swarm.messages.registry import MAX_ENDORSED, PeerId
+
+
+def rivals(
+    entries: Mapping[PeerId, PeerEntry],
+    record: PeerRecord,
+    policy: AdmissionPolicy | None,
+    protected: Collection[PeerId],
+) -> list[PeerId]:
+    """Return the peers on trial that keep a new one out, because there are as many as the limits allow.
+
+    Return none if there are fewer.
+
+    At most MAX_ENDORSED live peers are on trial, a quarter of the largest group, and `policy.per_network` (0: no limit) of
+    one network, by the first addresses in their records. `protected`: peers that are not on trial any more.
+    """
+    if policy is None or record.peer_id in protected or not policy.on_trial(record.token, record.peer_id):
+        return []
+    others = [
+        peer
+        for peer, entry in entries.items()
+        if entry.live and peer not in protected and policy.on_trial(entry.record.token, peer)
+    ]
+    network = _network(record)
+    near = [peer for peer in others if _network(entries[peer].record) == network]
+    if len(near) >= policy.per_network > 0:
+        return near
+    return others if len(others) >= MAX_ENDORSED else []
+
+
+def evicted_rival(entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], rng: random.Random) -> PeerId | None:
+    """Return the one of these peers to evict; None if all of them have had a link.
+
+    Peers that are only known from others come first. The peer is drawn at random: if it were the oldest one, a flood
+    of Hello messages would always push out an honest newcomer before its link is open.
+    """
+    unlinked = [peer for peer in among if not entries[peer].linked]
+    told = [peer for peer in unlinked if not entries[peer].authenticated]
+    return rng.choice(told or unlinked) if unlinked else None
+
+
+def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:
+    """Return a peer to evict from a full table; None if there is none.
+
+    It is a peer outside `protected` that is only known from others, is dead, or has left. If records reported by others
+    could fill the table, peers that connect themselves would find no room; if any peer could be evicted, members would be
+    lost.
+    """
+    for peer, entry in entries.items():
+        if peer not in protected and (not entry.authenticated or entry.state in ("dead", "left")):
+            return peer
+    return None
+
+
+def _network(record: PeerRecord) -> str:
+    host = split_address(record.addresses[0])[0] if record.addresses else ""
+    try:
+        return subnet_of(host)
+    except ValueError:
+        return ""  # All peers without an address, or with a name, count as one network.

@@ -1,0 +1,177 @@
+"""Table of the known peers: an entry for each other peer, with its state.
+
+Code outside this package only reads it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.membership.self_record import OwnRecord
+from thinwire.swarm.membership.view import LivePeers, View
+from thinwire.swarm.messages.registry import PeerId
+
+State: TypeAlias = Literal["alive", "suspect", "dead", "left", "banned"]
+"""State of a peer.
+
+suspect: some peer could not reach it; dead: its time to answer is over, and we or k others could not reach it; left: it
+announced its departure; banned: it signed two records with the same sequence, or two statements about one ballot, or the
+author of the run has revoked its admission.
+"""
+
+
+EventKind: TypeAlias = Literal[
+    "joined", "updated", "suspect", "refuted", "dead", "left", "banned", "pardoned", "revoked", "duplicate", "yielded"
+]
+
+
+class Event(NamedTuple):
+    """Event that concerns `peer`.
+
+    Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also this peer itself;
+    revoked: `peer` is the start of an id whose admission the author has revoked, of a peer or an invite.
+    duplicate: another process uses our key and its record is newer, so this process should stop. yielded: another process
+    that used our key has stopped because this one came later.
+    """
+
+    kind: EventKind
+    peer: PeerId
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class PeerEntry:
+    """Entry of one peer.
+
+    state_item: the signed item that explains a state other than alive. void_sequence: records with a sequence up to this
+    one are ignored. reason: of a ban. authenticated: it has proved its keys to this peer; otherwise only others have
+    reported it. linked: a message has arrived from it over a link.
+    """
+
+    record: PeerRecord
+    state: State
+    since: float
+    void_sequence: int = 0
+    state_item: bytes = b""
+    progress: int = 0
+    reason: str = ""
+    authenticated: bool = False
+    linked: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("alive", "suspect")
+
+
+class PeerTable:
+    """All known peers: an entry for each other one, and the `own` record.
+
+    `live`: the other peers in the view. `known_items`: items that spread the records that are in the table.
+    """
+
+    def __init__(self, me: PeerId, own: OwnRecord) -> None:
+        self.me, self.own = me, own
+        self.entries: dict[PeerId, PeerEntry] = {}
+        self.live = LivePeers(me)
+        self.known_items: set[bytes] = set()
+        self._banned: dict[PeerId, None] = {}
+
+    # --- queries
+
+    @property
+    def view(self) -> View:
+        """Current view. A new one, with the next number, is made when a peer joins, dies or leaves."""
+        return self.live.view()
+
+    @property
+    def others(self) -> list[PeerId]:
+        """Other peers in the view, sorted."""
+        return self.live.others()
+
+    @property
+    def dead(self) -> list[PeerId]:
+        """Peers that have died and not come back, sorted."""
+        return sorted(peer for peer, _ in self.dead_entries())
+
+    @property
+    def banned(self) -> list[PeerId]:
+        """Peers whose state is "banned", in the order of their bans."""
+        return list(self._banned)
+
+    def alive(self, peer: PeerId) -> bool:
+        """Return True if a peer is in the view."""
+        entry = self.entries.get(peer)
+        return entry.live if entry is not None else peer == self.me
+
+    def authenticated(self, peer: PeerId) -> bool:
+        """Return True if a peer has proved its keys to this one; False if only others have reported it."""
+        entry = self.entries.get(peer)
+        return entry is not None and entry.authenticated
+
+    def record_of(self, peer: PeerId) -> PeerRecord | None:
+        """Return the newest record of a peer, alive or not."""
+        entry = self.entries.get(peer)
+        if entry is not None:
+            return entry.record
+        return self.own.record if peer == self.me else None
+
+    def records(self, peers: Iterable[PeerId] | None = None) -> Iterator[PeerRecord]:
+        """Yield the newest records of other known peers, alive or not: of all, or of these."""
+        entries = self.entries
+        return (entries[peer].record for peer in (entries if peers is None else peers) if peer in entries)
+
+    def states(self) -> dict[PeerId, State]:
+        """Return the state of every other known peer, in order of id."""
+        return {peer: self.entries[peer].state for peer in sorted(self.entries)}
+
+    def progress_of(self, peer: PeerId) -> int:
+        """Return the round that a peer last reported, or 0."""
+        entry = self.entries.get(peer)
+        return entry.progress if entry is not None else 0
+
+    def ban_reason(self, peer: PeerId) -> str:
+        """Return why a peer is banned; empty if it is not."""
+        entry = self.entries.get(peer)
+        return entry.reason if entry is not None else ""
+
+    def sample(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
+        """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
+        return self.live.sample(rng, most, but=but)
+
+    def dead_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
+        """Yield the peers that have died and not come back, with their entries."""
+        if self.live.size > len(self.entries):
+            return iter(())  # All are in the view, as nearly always.
+        return ((peer, entry) for peer, entry in self.entries.items() if entry.state == "dead")
+
+    # --- changes
+
+    def add(self, record: PeerRecord, state: State, now: float, *, authenticated: bool = False) -> PeerEntry:
+        """Add an entry for a new peer."""
+        entry = self.entries[record.peer_id] = PeerEntry(record, state, now, authenticated=authenticated)
+        if entry.live:
+            self.live.add(record.peer_id)
+        return entry
+
+    def set_state(self, entry: PeerEntry, state: State, now: float) -> None:
+        """Change the state of an entry, and with it the view and the list of bans."""
+        peer, was_live = entry.record.peer_id, entry.live
+        entry.state, entry.since = state, now
+        if was_live and not entry.live:
+            self.live.remove(peer)
+        elif entry.live and not was_live:
+            self.live.add(peer)
+        if state == "banned":
+            self._banned[peer] = None
+
+    def remove(self, peer: PeerId) -> None:
+        """Remove the entry of a peer."""
+        entry = self.entries.pop(peer)
+        self.known_items.discard(entry.record.item)
+        self._banned.pop(peer, None)
+        if entry.live:
+            self.live.remove(peer)
