@@ -40,7 +40,7 @@ from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.translator import Translator
 from thinwire.sims.peers.learners import TorchLearner
-from thinwire.sims.peers.machine import Machine, Played
+from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.sims.scenario.scenario import PeerSpec
 from thinwire.swarm.identity.admission_token import Inviter
 from thinwire.swarm.identity.identity import Identity
@@ -196,11 +196,11 @@ class HomeSwarm:
         policy = self.manifest.admission.policy(self.run_id, first.identity.public_key)
         return Inviter(first.identity, b"", policy).invite(invite)
 
-    def learner(self, machine: Machine, manifest: Manifest) -> Played:
+    def learner(self, machine: Machine, manifest: Manifest) -> SimLearner:
         """Return a learner that trains on the demo's text and notes the first step."""
         return _Learner(self.course, manifest, None, self.folder, self._step)
 
-    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> SimLearner:
         """Raise: there are no stages."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""The command `thinwire sim`: play a scenario, show it, write its report, and say how it went."""
+"""The command `thinwire sim`: play a scenario, show it, write its report, and print how it ended."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def play(
         played = dataclasses.replace(played, seconds=time.perf_counter() - began, command=command)
         summary = report.summarize(scenario, view.journal, played)
         drawn = run_directory.write(directory, scenario, view.journal, summary)
-    _tell(summary, directory, json, drawn)
+    _print_summary(summary, directory, json, drawn)
     if view.signal:
         return 128 + view.signal
     if played.violations:
@@ -122,7 +122,7 @@ def _signals(view: LiveView) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tell(summary: dict[str, Any], directory: Path, json: bool, drawn: bool) -> None:
+def _print_summary(summary: dict[str, Any], directory: Path, json: bool, drawn: bool) -> None:
     if json:
         print(msgspec.json.encode(summary, enc_hook=str).decode())
         return

@@ -81,7 +81,7 @@ class SimTask(asyncio.Task[Any]):
         return self._number
 
 
-def _unasked(task: asyncio.Task[Any]) -> bool:
+def _never_retrieved(task: asyncio.Task[Any]) -> bool:
     """Return True if a task has failed and its exception was never retrieved."""
     return task.done() and not task.cancelled() and bool(getattr(task, "_log_traceback", False))
 
@@ -196,12 +196,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.now
 
     def _give_up(self, failure: SimFailure) -> NoReturn:
-        raise failure from self._unheeded()
+        raise failure from self._unretrieved_error()
 
-    def _unheeded(self) -> BaseException | None:
+    def _unretrieved_error(self) -> BaseException | None:
         """Return the exception of a finished task that was never retrieved, often the cause of a deadlock."""
         for task in self._tasks:
-            if _unasked(task):
+            if _never_retrieved(task):
                 return task.exception()
         return None
 
@@ -216,7 +216,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 task.cancel()
             for task in leftovers:
                 self.drive(task, self.now + 60.0)
-        return self._unheeded()
+        return self._unretrieved_error()
 
     # --- what asyncio needs
 
@@ -270,7 +270,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         self._check()
         if len(self._tasks) > self._prune_at:
-            self._tasks = [task for task in self._tasks if not task.done() or _unasked(task)]
+            self._tasks = [task for task in self._tasks if not task.done() or _never_retrieved(task)]
             self._prune_at = 2 * len(self._tasks) + 256
         self._created += 1
         task = SimTask(self._created, coro, loop=self, name=name, context=context, **options)
@@ -344,9 +344,9 @@ def run(
             except SimFailure:
                 pass  # the first failure is the one to report
             raise
-        unheeded = loop.cancel_leftovers()
-        if unheeded is not None:
-            raise SimFailure(f"a task failed and its exception was never retrieved: {unheeded!r}") from unheeded
+        failed = loop.cancel_leftovers()
+        if failed is not None:
+            raise SimFailure(f"a task failed and its exception was never retrieved: {failed!r}") from failed
         return result
     finally:
         gc.unfreeze()

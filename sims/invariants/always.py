@@ -11,7 +11,8 @@ from thinwire.collectives.transport.send_queue import LONGEST
 from thinwire.node.membership.join import Refused
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.invariants.fragments import FragmentInvariants
-from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.invariants.on_commit import CommitInvariants
+from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.sims.network.link import CONTROL_WINDOW
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.peers.machine import SEARCH_SECONDS, Machine, Process
@@ -68,7 +69,7 @@ class AlwaysInvariants:
         machines: Sequence[Machine],
         honest: Iterable[int],
         oracles: CommitInvariants | FragmentInvariants,
-        tell: Tell,
+        on_violation: OnViolation,
         *,
         preset: Preset,
         settle: float,
@@ -77,7 +78,7 @@ class AlwaysInvariants:
         still: float | None = None,
         orphan: float = 0.0,
     ) -> None:
-        self._machines, self._oracles, self._tell = machines, oracles, tell
+        self._machines, self._oracles, self._on_violation = machines, oracles, on_violation
         self._honest = [machines[index] for index in honest]
         self._ids = {machine.identity.peer_id: machine.index for machine in self._honest}
         self._liars: dict[int, float] = {}
@@ -136,13 +137,15 @@ class AlwaysInvariants:
         honest = machine.index in self._ids.values()
         searches = now <= self._changed.get(machine.index, -SEARCH_SECONDS) + SEARCH_SECONDS + SPARE
         if honest and quiet > ORPHAN + SPARE and not searches and not self._excused(machine, now):
-            self._tell("lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s")
+            self._on_violation(
+                "lineage", machine.index, f"founds {lineage[:8]}, though nothing has happened for {quiet:.0f} s"
+            )
         waited = now - self._committed.get(place, -self._soonest)
         started = now < self._changed.get(machine.index, -self._soonest) + self._soonest
         if honest and waited < self._soonest and not started:
-            self._tell("lineage", machine.index, f"founds {lineage[:8]} {waited:.1f} s after round {place[1]}")
+            self._on_violation("lineage", machine.index, f"founds {lineage[:8]} {waited:.1f} s after round {place[1]}")
 
-    def buried(self, by: Machine, victim: PeerId, now: float) -> None:
+    def declared_dead(self, by: Machine, victim: PeerId, now: float) -> None:
         """Check that a roster may declare a peer dead."""
         index = self._ids.get(victim)
         if index is None or by.index not in self._ids.values():
@@ -154,7 +157,7 @@ class AlwaysInvariants:
             return  # It is down; or it has just begun to join, and its only contact has died: it knows none of the others.
         if now <= self._touched.get(index, -self._doubt) + self._doubt:
             return
-        self._tell("buried", by.index, f"peer {index}, which is well")
+        self._on_violation("false-death", by.index, f"peer {index}, which is well")
 
     def look(self, now: float) -> None:
         """Check all invariants."""
@@ -188,12 +191,14 @@ class AlwaysInvariants:
             self._standstill(running, self._still, now)
         # The peers with the state have left or are down, and the founder does not begin again: the others can only wait.
         founder = self._machines[0].process
-        begins = founder is not None and founder.life is not None and founder.peer.known_peers.returns
+        begins = founder is not None and founder.lifecycle is not None and founder.peer.known_peers.returns
         if not begins and not any(machine.holds for machine in self._honest):
             self._lost_at = now
         since = max(self._quiet_since, self._moved_at, self._lost_at)
         if now > since + self._pause:
-            self._tell("progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s")
+            self._on_violation(
+                "progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s"
+            )
             self._moved_at = now
         gates = {machine.address for machine in self._machines if machine.up}
         for machine in self._honest:
@@ -204,7 +209,7 @@ class AlwaysInvariants:
                     self._reported_at[machine.index] = now
             since = max(self._quiet_since, self._reported_at.get(machine.index, 0.0), self._lost_at)
             if process is not None and not process.ready and now > since + self._pause:
-                self._tell("progress", machine.index, "does not get in")
+                self._on_violation("progress", machine.index, "does not get in")
                 self._reported_at[machine.index] = now
 
     def _excused(self, machine: Machine, now: float) -> bool:
@@ -223,7 +228,7 @@ class AlwaysInvariants:
         for peer in banned:
             # A peer whose disk has lost a synced vote or proposal may have signed another one, which is evidence.
             if peer in self._ids and not self._machines[self._ids[peer]].disk.lied:
-                self._tell("banned", machine.index, f"peer {self._ids[peer]} is banned")
+                self._on_violation("banned", machine.index, f"peer {self._ids[peer]} is banned")
 
     def _overdue(self, now: float) -> list[Machine]:
         """Return the machines that have voted twice for so long that all others must have banned them."""
@@ -241,7 +246,7 @@ class AlwaysInvariants:
                 not self._excused(machine, now)
                 and liar.identity.peer_id not in process.peer.session.roster.peers.banned
             ):
-                self._tell("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
+                self._on_violation("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
 
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
@@ -267,7 +272,9 @@ class AlwaysInvariants:
             unknown = {peer for peer, at in fallen.items() if new and at < came}
             ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed - out
             if ghosts or unseen:
-                self._tell("roster", machine.index, f"{len(unseen)} peers are missing, {len(ghosts)} are ghosts")
+                self._on_violation(
+                    "roster", machine.index, f"{len(unseen)} peers are missing, {len(ghosts)} are ghosts"
+                )
 
     def _lockstep(self, running: list[Machine], frontier: int, now: float) -> None:
         for machine in running:
@@ -276,7 +283,7 @@ class AlwaysInvariants:
                 continue
             at = process.peer.replica.round
             if frontier - max(at, self._start) > self._rounds:
-                self._tell("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
+                self._on_violation("lockstep", machine.index, f"in round {at} when others are in round {frontier}")
 
     def _one_lineage(self, running: list[Machine], now: float) -> None:
         settled = [machine for machine in running if now > self._last(machine) + self._settle / 4]
@@ -289,7 +296,7 @@ class AlwaysInvariants:
         for names in found.values():
             if len(names) > 1:
                 listed = ", ".join(one[:8] for one in sorted(names))
-                self._tell("lineage", -1, f"{len(names)} lineages: {listed}")
+                self._on_violation("lineage", -1, f"{len(names)} lineages: {listed}")
 
     def _standstill(self, running: list[Machine], still: float, now: float) -> None:
         before, self._since = self._since, {}
@@ -304,7 +311,7 @@ class AlwaysInvariants:
             # disk prevents a lineage, and voters that return say only later that they have lost their votes.
             since = max(since, self._last(machine))
             if now > since + still:
-                self._tell("standstill", machine.index, f"in round {round} for {now - since:.0f} s")
+                self._on_violation("standstill", machine.index, f"in round {round} for {now - since:.0f} s")
                 since = now
             self._since[machine.index] = (process, round, since)
 
@@ -326,7 +333,7 @@ class AlwaysInvariants:
                     sizes["pipe"] = (most, limit)
         for name, (size, limit) in sizes.items():
             if size > limit:
-                self._tell("caps", machine.index, f"{name}: {size} of {limit}")
+                self._on_violation("caps", machine.index, f"{name}: {size} of {limit}")
 
 
 def _skewed(machine: Machine) -> bool:

@@ -17,9 +17,9 @@ KEPT = 4000
 class DataOnceInvariant:
     """Checker of this invariant. `checked`: number of contributions that were checked."""
 
-    def __init__(self, tell: Callable[[str, int, str], None]) -> None:
+    def __init__(self, on_violation: Callable[[str, int, str], None]) -> None:
         self.checked = 0
-        self._tell = tell
+        self._on_violation = on_violation
         self._drawn: dict[tuple[PeerId, int, int], Draws] = {}
         self._used: dict[Digest, dict[int, int]] = {}
 
@@ -44,7 +44,7 @@ class DataOnceInvariant:
                 at = used.get(shard, 0)
                 if first != at:
                     what = "again" if first < at else "with a gap"
-                    self._tell(
+                    self._on_violation(
                         "once", index, f"round {round}: shard {shard} is used {what}, from {first} instead of {at}"
                     )
                 used[shard] = end

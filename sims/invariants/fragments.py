@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
-from thinwire.sims.invariants.on_commit import CommitInvariants, Tell
+from thinwire.sims.invariants.on_commit import CommitInvariants
+from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 
@@ -16,11 +17,11 @@ class FragmentInvariants:
 
     together = True
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: OnViolation) -> None:
         self.turns = manifest.outer.fragment_count
         self._turns: dict[int, int] = {}
         self.each = tuple(
-            CommitInvariants(manifest, honest, lambda oracle, peer, detail, number=number: tell(  # type: ignore[misc]
+            CommitInvariants(manifest, honest, lambda oracle, peer, detail, number=number: on_violation(  # type: ignore[misc]
                 oracle, peer, f"fragment {number}: {detail}"
             ))
             for number in range(manifest.outer.fragment_count)

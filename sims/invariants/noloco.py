@@ -30,14 +30,16 @@ ROUNDING = 16.0
 
 
 class GossipInvariants:
-    """Checker of gossip rounds. `honest`: peer id -> index. `tell`: reports oracle, peer, detail.
+    """Checker of gossip rounds. `honest`: peer id -> index. `on_violation`: reports oracle, peer, detail.
 
     `met`: number of checked states that several peers have made.
     """
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Callable[[str, int, str], None]) -> None:
+    def __init__(
+        self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: Callable[[str, int, str], None]
+    ) -> None:
         self._outer = OuterSteps(manifest)
-        self._honest, self._tell = honest, tell
+        self._honest, self._on_violation = honest, on_violation
         self._at: dict[int, ReplicaState] = {}
         self._history = OfferHistory(self._outer.how, manifest.method(NoLoCo).residual_decay)
         self._made: dict[int, dict[bytes, bytes]] = {}
@@ -74,7 +76,7 @@ class GossipInvariants:
             return  # A state that was fetched at first is reported again when the peer is ready.
         expected = self._made.get(index, {}).get(name, _hash(np.zeros_like(left)))
         if _hash(left) != expected and not (lost and not residual.size):
-            self._tell("aggregate", index, f"round {round}: the state has the residual of another one")
+            self._on_violation("aggregate", index, f"round {round}: the state has the residual of another one")
         self._begin(index, ReplicaState(round, phi, delta, left))
 
     def ended(self, index: int) -> None:
@@ -99,7 +101,7 @@ class GossipInvariants:
         left = outer.left(me, mine, new.left, group)
         if left.tobytes() != new.left.tobytes():
             away = float(np.abs(left - new.left).max())
-            self._tell("aggregate", index, f"round {round}: the residual is off by up to {away:.3g}")
+            self._on_violation("aggregate", index, f"round {round}: the residual is off by up to {away:.3g}")
         step = Step(me, old, replace(new, left=left), mine)
         self._made_by(index, step.new)
         known = [offer for offer in offers.values() if offer is not None]
@@ -163,7 +165,7 @@ class GossipInvariants:
         phi, new = step.old.phi + delta, step.new
         away = float(max(np.abs(new.delta - delta).max(), np.abs(new.phi - phi).max()))
         if not away <= _unit(delta, phi) * size / 2:
-            self._tell("aggregate", self._honest[step.peer], f"round {new.round}: off by up to {away:.3g}")
+            self._on_violation("aggregate", self._honest[step.peer], f"round {new.round}: off by up to {away:.3g}")
 
     def _mean(self, steps: Sequence[Step]) -> None:
         """Check that pulls of all members cancel out: a group makes the step of DiLoCo, or of SparseLoCo."""
@@ -175,7 +177,7 @@ class GossipInvariants:
         away = float(np.abs(np.sum([step.new.delta for step in steps], axis=0) - wanted).max())
         if not away <= len(steps) * _unit(*(step.new.phi for step in steps), wanted):
             detail = f"round {last.new.round}: {len(steps)} have moved their mean by {away:.3g} too much"
-            self._tell("mean", self._honest[last.peer], detail)
+            self._on_violation("mean", self._honest[last.peer], detail)
 
     def _bound(self, step: Step, group: Group) -> None:
         """Check a step with members that may have sent anything.
@@ -200,7 +202,7 @@ class GossipInvariants:
         limit = float(share) * (size - 1) * (1 + NORM_LIMIT) * longest
         if not away <= limit:
             detail = f"round {group.round}: {away:.3g} from the step alone, the limit is {limit:.3g}"
-            self._tell("bound", index, detail)
+            self._on_violation("bound", index, detail)
 
 
 def _halved(state: Floats) -> tuple[Floats, Floats]:

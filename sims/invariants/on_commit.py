@@ -6,7 +6,7 @@ step, and compares bits. It does not judge the choice of contributors: that is u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,35 +23,10 @@ from thinwire.compression.kernels.common import outer_step
 from thinwire.node.methods.registry import METHODS
 from thinwire.sims.invariants.data_once import DataOnceInvariant, Draws
 from thinwire.sims.invariants.noloco import GossipInvariants
+from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.sims.invariants.reference_mean import result, round_ring, sites_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, Digest, PeerId
-
-ORACLES: Mapping[str, str] = {
-    "agreement": "no two honest peers have different states after one round of one lineage, also if one of them is gone",
-    "aggregate": "the new state is the outer step on the mean of what the contributors had announced, bit for bit where all "
-    "have the same",
-    "mean": "those that have met move the mean of their replicas as DiLoCo would: what one is pushed, the others are pulled",
-    "bound": "with liars among the contributors, the aggregate is as near to the honest mean as the clipping promises",
-    "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
-    "once": "where the swarm keeps book of its data, no sample is used twice in an epoch, and none is left out",
-    "finite": "no honest peer has a parameter that is not finite",
-    "twice": "a peer applies each round once, and the round after it next",
-    "crash": "no honest process ends by an error of ours, and nothing is left unheeded",
-    "banned": "no honest peer is banned by an honest one",
-    "outcast": "a peer that votes twice in each ballot is banned by all honest peers fifteen seconds later",
-    "buried": "no peer is declared dead that was reachable all the time",
-    "roster": "when all has been quiet for a while, every roster is the set of those who are there",
-    "lockstep": "three rounds and ten seconds after the last fault all honest peers are in the same round",
-    "lineage": "five rounds and ten seconds after the last fault all honest peers are in one lineage, and none is founded "
-    "long after it",
-    "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds "
-    "after the last fault that affected it",
-    "progress": "without faults, rounds continue and joiners enter",
-    "caps": "every queue and table is within its bound",
-    "trace": "a rerun of the seed has the same trace",
-}
-"""Name -> assertion."""
 
 KEPT = 6
 """Rounds with stored states; all digests are stored."""
@@ -61,16 +36,6 @@ USUAL = 40
 
 SLACK = 0.02
 """Least tolerance of an encoding, as a fraction of the longest contribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Violation of an invariant: `at` virtual seconds, by `peer` (index; -1: the swarm)."""
-
-    at: float
-    oracle: str
-    peer: int
-    detail: str
 
 
 @dataclass(slots=True)
@@ -92,9 +57,6 @@ class _Sent:
 NONE: Floats = np.empty(0, np.float32)
 """No vector."""
 
-Tell = Callable[[str, int, str], None]
-"""Reports a violation: oracle, peer, detail."""
-
 
 class CommitInvariants:
     """Checker of committed rounds. `honest`: peer id -> index of honest peers.
@@ -102,14 +64,14 @@ class CommitInvariants:
     Called by the world: `started` for each process, then `encoded`, `installed`, `committed` as they occur, `ended`.
     """
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
-        self._manifest, self._honest, self._tell = manifest, honest, tell
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: OnViolation) -> None:
+        self._manifest, self._honest, self._on_violation = manifest, honest, on_violation
         self._vectors = 1 if manifest.sparse else METHODS[manifest.outer.method].replica.vectors
         self._single = manifest.outer.rounds_per_step == 1
-        self.pairs = GossipInvariants(manifest, honest, tell) if manifest.outer.gossip else None
+        self.pairs = GossipInvariants(manifest, honest, on_violation) if manifest.outer.gossip else None
         # Sparse codecs have a private residual; "agreement" checks that all compute the same from their contributions.
         self._known = manifest.outer.computable and not manifest.sparse and self.pairs is None
-        self.samples = DataOnceInvariant(tell) if manifest.data.exactly_once else None
+        self.samples = DataOnceInvariant(on_violation) if manifest.data.exactly_once else None
         self._codec = registry.dense(manifest.exchange.codec if self._known else "fp32")
         self._rule = dense_rule(manifest.exchange.rule)
         # A cluster or a ring clips fewer contributions than there are in all.
@@ -211,10 +173,12 @@ class CommitInvariants:
         """
         before = self._at.get(index)
         if not np.isfinite(state).all():
-            self._tell("finite", index, f"round {round}")
+            self._on_violation("finite", index, f"round {round}")
         # With powersgd a peer reports only the second round of a step.
         if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
-            self._tell("twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}")
+            self._on_violation(
+                "twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}"
+            )
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
         if outcome.commit is not None:
@@ -250,7 +214,7 @@ class CommitInvariants:
         others = [one for other, holders in claims.items() if other != digest for one in holders]
         if others and round:
             place = f"round {round}" + (f" of lineage {lineage[:8]}" if lineage else "")
-            self._tell("agreement", index, f"{place}: peers {others[:5]} had another state")
+            self._on_violation("agreement", index, f"{place}: peers {others[:5]} had another state")
 
     def _forget(self, oldest: int) -> None:
         self._oldest = oldest
@@ -263,7 +227,7 @@ class CommitInvariants:
         most, gathers = self._manifest.max_weight, self._manifest.outer.gathers_first
         for entry, one in zip(entries, sent, strict=True):
             if entry.weight > most:
-                self._tell("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
+                self._on_violation("weight", index, f"round {new.round}: {entry.weight} tokens of at most {most}")
             elif (
                 entry.peer in self._honest
                 and one is not None
@@ -274,7 +238,7 @@ class CommitInvariants:
                 if not one.trained and entry.weight == 1 and (self.samples is not None or gathers):
                     continue  # A round in which no peer trains needs one token.
                 detail = f"round {new.round}: {entry.weight} tokens, {one.trained} were trained"
-                self._tell("weight", self._honest[entry.peer], detail)
+                self._on_violation("weight", self._honest[entry.peer], detail)
         known = [one for one in sent if one is not None]
         weights = [entry.weight for entry in entries]
         if not self._known:
@@ -288,7 +252,7 @@ class CommitInvariants:
             theta, momentum = self._next(old, known, commit)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
                 away = float(np.abs(theta - new.theta).max())
-                self._tell("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
+                self._on_violation("aggregate", index, f"round {new.round}: off by up to {away:.3g}")
         else:
             honest = [
                 (one, entry.weight)
@@ -371,4 +335,6 @@ class CommitInvariants:
         often = len(deltas) + 1 if self._manifest.exchange.topology == "ring" else 3
         slack = often * rounding + 1e-3 * limit
         if not away <= limit + slack:
-            self._tell("bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}")
+            self._on_violation(
+                "bound", index, f"round {new.round}: {away:.3g} from the honest mean, the limit is {limit:.3g}"
+            )

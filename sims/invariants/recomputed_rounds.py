@@ -19,7 +19,8 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
-from thinwire.sims.invariants.on_commit import KEPT, Tell
+from thinwire.sims.invariants.on_commit import KEPT
+from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.sims.invariants.reference_mean import result, round_ring, sites_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, PeerId
@@ -43,8 +44,8 @@ class _Before:
 class ReplayInvariant:
     """Replays the rounds of one fragment. `honest`: peer id -> index of honest peers."""
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], tell: Tell) -> None:
-        self._manifest, self._honest, self._tell = manifest, honest, tell
+    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: OnViolation) -> None:
+        self._manifest, self._honest, self._on_violation = manifest, honest, on_violation
         self._announced: dict[tuple[PeerId, int, int], tuple[bytes, ...]] = {}
         self._before: dict[int, _Before] = {}
         self._replica: Replica | None = None
@@ -81,7 +82,9 @@ class ReplayInvariant:
             self.replays += 1
             if state.tobytes() != _shared(replica).tobytes():
                 away = float(np.abs(state - _shared(replica)).max())
-                self._tell("aggregate", index, f"round {replica.round}: off by up to {away:.3g} from the replay")
+                self._on_violation(
+                    "aggregate", index, f"round {replica.round}: off by up to {away:.3g} from the replay"
+                )
         self._announced = {key: one for key, one in self._announced.items() if key[1] > replica.round - KEPT}
 
     def _replay(

@@ -17,9 +17,10 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.state.replica import Replica
 from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvariants
 from thinwire.sims.invariants.fragments import FragmentInvariants
-from thinwire.sims.invariants.on_commit import NONE, CommitInvariants, Tell
+from thinwire.sims.invariants.on_commit import NONE, CommitInvariants
+from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, replayed
-from thinwire.sims.peers.machine import Machine, Played
+from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import Preset
 
@@ -27,7 +28,7 @@ from thinwire.swarm.membership.presets import Preset
 class SwarmInvariants:
     """Checker of all invariants.
 
-    `machines` by index; those in `honest` are checked. `tell` receives violations. `slowest`: most seconds of an inner
+    `machines` by index; those in `honest` are checked. `on_violation` receives violations. `slowest`: most seconds of an inner
     step. `stall`: longest time in seconds without a round while no fault is active; None: derived from the time of a
     round. `still`: check that no peer stands still, even during faults. `window`: bulk frames in transit in one direction
     of a link.
@@ -38,7 +39,7 @@ class SwarmInvariants:
         manifest: Manifest,
         machines: Sequence[Machine],
         honest: Collection[int],
-        tell: Tell,
+        on_violation: OnViolation,
         *,
         preset: Preset,
         slowest: float,
@@ -46,13 +47,13 @@ class SwarmInvariants:
         still: bool,
         window: int,
     ) -> None:
-        self._tell, self._honest = tell, set(honest)
+        self._on_violation, self._honest = on_violation, set(honest)
         ids = {machines[index].identity.peer_id: index for index in honest}
-        self.commits = CommitInvariants(manifest, ids, tell)
+        self.commits = CommitInvariants(manifest, ids, on_violation)
         partial = METHODS[manifest.outer.method].partial
-        self._fragments = FragmentInvariants(manifest, ids, tell) if partial else None
+        self._fragments = FragmentInvariants(manifest, ids, on_violation) if partial else None
         self.replays: Mapping[int, ReplayInvariant] = {
-            number: ReplayInvariant(manifest, ids, tell)
+            number: ReplayInvariant(manifest, ids, on_violation)
             for number in range(manifest.outer.fragment_count if partial else 1)
             if replayed(manifest)
         }
@@ -62,7 +63,7 @@ class SwarmInvariants:
             machines,
             honest,
             self._fragments or self.commits,
-            tell,
+            on_violation,
             preset=preset,
             # A peer that missed the gossip learns the news at its next exchange of whole tables.
             settle=max(24 * preset.probe_period, preset.push_pull(len(machines))),
@@ -95,7 +96,7 @@ class SwarmInvariants:
         if machine.index not in self._gave_up:
             self._always.disturb(now)
 
-    def encoded(self, machine: Machine, learner: Played, theta: Any, trained: int) -> None:
+    def encoded(self, machine: Machine, learner: SimLearner, theta: Any, trained: int) -> None:
         """Note that a peer is about to announce the swarm's state minus `theta`, trained on these tokens."""
         process = machine.process
         if process is not None and process.ready and process.learner is learner:
@@ -114,7 +115,7 @@ class SwarmInvariants:
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any], now: float) -> None:
         """Note a peer's own event."""
         if kind == "dead":
-            self._always.buried(machine, bytes.fromhex(str(fields["peer"])), now)
+            self._always.declared_dead(machine, bytes.fromhex(str(fields["peer"])), now)
         if machine.process is None:
             return
         peer = machine.process.peer
@@ -195,7 +196,7 @@ class SwarmInvariants:
             self._gave_up.add(index)
         self.changed(machine, now)
         if failure is not None and index in self._honest and not self._always.excuses(machine, failure, now):
-            self._tell("crash", index, _described(failure))
+            self._on_violation("crash", index, _described(failure))
 
 
 def _trained(replica: Replica) -> Floats:

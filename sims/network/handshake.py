@@ -1,4 +1,4 @@
-"""Handshakes of simulated peers: connections, knocks at gates, and the answers of the own gate."""
+"""Handshakes of simulated peers: connections, requests for admission (Hello), and the answers to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Network(CircuitFabric, Protocol):
     payload_factor: float
     """Bytes on the links for each byte of a payload."""
     deadline: float
-    """Seconds after which a knock at a gate is given up."""
+    """Seconds after which a Hello without an answer is given up."""
     holds: Partitions
 
     @property
@@ -81,16 +81,16 @@ class Handshakes:
     # --- at the gates of others
 
     async def dial(self, record: PeerRecord) -> Welcome | Refuse:
-        """Knock at a peer's addresses until one lets us in; return the last answer."""
+        """Send a Hello to the addresses of a peer until one admits us; return the last answer."""
         answer: Welcome | Refuse = Refuse("unreachable", "no address")
         for address in record.addresses:
-            answer = await self.knock(Contact(address, record.transport_key), self._hello())
+            answer = await self.send_hello(Contact(address, record.transport_key), self._hello())
             if isinstance(answer, Welcome):
                 break
         return answer
 
-    async def knock(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
-        """Knock at a gate and open a link, within the network's deadline."""
+    async def send_hello(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
+        """Send a Hello to a gate and open a link, within the network's deadline."""
         try:
             async with asyncio.timeout(self._net.deadline):
                 host = await self.connect(contact.address)
@@ -100,8 +100,8 @@ class Handshakes:
         except TimeoutError:
             return Refuse("unreachable", f"{contact.address} did not answer")
 
-    async def knock_over(self, record: PeerRecord, name: str, route: Route) -> Welcome | Refuse:
-        """Knock at a peer's gate over a circuit and open a link; `name` of the relay is for messages."""
+    async def send_hello_over(self, record: PeerRecord, name: str, route: Route) -> Welcome | Refuse:
+        """Send a Hello over a circuit and open a link; `name` of the relay is for messages."""
         try:
             near, _ = await route.open(asyncio.Protocol, GATE)
         except OSError as error:
@@ -151,7 +151,7 @@ class Handshakes:
         path: tuple[Relay, ...] = (own, host) if circuit is None else (own, circuit[0].relay, host)
         await self._cross(path, hello)
         await host.awake.wait()
-        answer = host.handshakes.greet(hello, self._identity.transport_public)
+        answer = host.handshakes.answer_hello(hello, self._identity.transport_public)
         await self._cross(path[::-1], answer)
         if isinstance(answer, Refuse):
             return answer
@@ -186,8 +186,8 @@ class Handshakes:
 
     # --- at the own gate
 
-    def greet(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
-        """Judge a stranger at the gate."""
+    def answer_hello(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
+        """Answer the request of an unknown peer for admission."""
         own = self._own
         if hello.version != VERSION:
             return Refuse("version", f"we speak version {VERSION}, you speak {hello.version}")

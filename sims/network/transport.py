@@ -78,7 +78,7 @@ class SimTransport:
 
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         self._hello = hello
-        return await self.handshakes.knock(contact, hello)
+        return await self.handshakes.send_hello(contact, hello)
 
     async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
         return []  # a peer of a simulation has one address, behind a translator or not
@@ -315,7 +315,7 @@ class SimTransport:
                 answer = await dial(record)
                 refused = isinstance(answer, Refuse) and answer.code == "refused"
             else:
-                over = partial(self.handshakes.knock_over, record)
+                over = partial(self.handshakes.send_hello_over, record)
                 answer, refused = await self.circuits.dial(peer, lambda: dial(record), over)
             if refused and (self.circuits is None or peer not in self.links):
                 self._control.append((Arrival(peer, None, REFUSED), None, 0))

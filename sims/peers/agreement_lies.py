@@ -38,7 +38,7 @@ from thinwire.swarm.messages.registry import (
     Vote,
 )
 
-LEAP = 50
+TERMS_ABOVE = 50
 """Terms by which a false proposal is above the one in progress."""
 
 DELAY = 0.005
@@ -56,20 +56,20 @@ ATTEMPTS = 20
 MessagesOf = Callable[[Agreement], Sequence[Message]]
 
 
-def _storm(messages_of: MessagesOf) -> Callable[[Process], None]:
+def _flood(messages_of: MessagesOf) -> Callable[[Process], None]:
     """Repeat these messages, as long as a ballot is open."""
 
-    def talk(session: RoundSession | GossipSession) -> Sequence[Message]:
+    def messages(session: RoundSession | GossipSession) -> Sequence[Message]:
         return messages_of(session.current.agreement) if isinstance(session, RoundSession) else ()
 
-    return lambda process: repeat(process, talk)
+    return lambda process: repeat(process, messages)
 
 
 def _higher(agreement: Agreement) -> Sequence[Message]:
     opened = agreement.opened
     if opened is None:
         return ()
-    return (Propose(replace(opened, ballot=Ballot(opened.ballot.term + LEAP, agreement.me))),)
+    return (Propose(replace(opened, ballot=Ballot(opened.ballot.term + TERMS_ABOVE, agreement.me))),)
 
 
 def _prepares(agreement: Agreement) -> Sequence[Message]:
@@ -96,7 +96,7 @@ def _vote_twice(session: RoundSession | GossipSession) -> None:
         return
     control, on_frame = session.presence.send_queue.control, session.on_frame
 
-    def hear(peer: PeerId, frame: Frame) -> None:
+    def receive(peer: PeerId, frame: Frame) -> None:
         message = frame.message
         on_frame(peer, frame)
         if isinstance(message, Propose):
@@ -104,7 +104,7 @@ def _vote_twice(session: RoundSession | GossipSession) -> None:
             for digest in (bytes(32), bytes([1]) * 32):
                 control(peer, vote_for(opened, digest))
 
-    session.on_frame = hear  # type: ignore[method-assign]
+    session.on_frame = receive  # type: ignore[method-assign]
 
 
 def _other_vote(to: PeerId, message: Message) -> Message:
@@ -138,7 +138,7 @@ def _sign(session: RoundSession, message: Message) -> bytes:
     return sign_message(message, b"", session.identity, session.run_id)
 
 
-class _TwoOpens:
+class _TwoProposals:
     """Leader that proposes fewer contributors to every second peer.
 
     It commits both proposals with its own votes.
@@ -150,7 +150,7 @@ class _TwoOpens:
         self._other: Proposal | None = None
         self._votes: dict[tuple[Digest, Digest], dict[PeerId, bytes]] = {}
         self._queue.control = self._send  # type: ignore[method-assign]
-        session.on_frame = self._hear  # type: ignore[method-assign]
+        session.on_frame = self._receive  # type: ignore[method-assign]
 
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session
@@ -162,7 +162,7 @@ class _TwoOpens:
                 message = Propose(self._other)
         self._control(to, message)
 
-    def _hear(self, peer: PeerId, frame: Frame) -> None:
+    def _receive(self, peer: PeerId, frame: Frame) -> None:
         vote, session = frame.message, self._session
         opened = self._other if isinstance(vote, Vote) and self._other is not None else None
         if opened is None or not isinstance(vote, Vote) or vote.opened != name_of(opened) or vote.digest is None:
@@ -181,16 +181,16 @@ class _DroppedVotes:
 
     def __init__(self, session: RoundSession) -> None:
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
-        session.on_frame = self._hear  # type: ignore[method-assign]
+        session.on_frame = self._receive  # type: ignore[method-assign]
         session.presence.send_queue.control = self._send  # type: ignore[method-assign]
 
-    def _hear(self, peer: PeerId, frame: Frame) -> None:
+    def _receive(self, peer: PeerId, frame: Frame) -> None:
         self._on_frame(peer, frame)
         session = self._session
         if _first(frame.message) and session.current.agreement.opened is not None:
-            asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
+            asyncio.get_running_loop().call_later(DELAY, self._begin_ballot, session.current)
 
-    def _begin(self, current: Round) -> None:
+    def _begin_ballot(self, current: Round) -> None:
         current.agreement._prepare(self._session._now())
         current.pump()
 
@@ -218,38 +218,40 @@ class _FalseVote:
         self._bounded, self._claims = bounded, claims
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
         self._chunks: list[Buffer] = []
-        self._heard: set[PeerId] = set()
-        session.on_frame = self._hear  # type: ignore[method-assign]
+        self._promises: set[PeerId] = set()
+        session.on_frame = self._receive  # type: ignore[method-assign]
         session.presence.send_queue.control = self._send  # type: ignore[method-assign]
 
-    def _hear(self, peer: PeerId, frame: Frame) -> None:
+    def _receive(self, peer: PeerId, frame: Frame) -> None:
         session = self._session
-        if not isinstance(frame.message, Promise) or self._useful(peer, frame.message, session.current.agreement.terms):
+        if not isinstance(frame.message, Promise) or self._is_useful(
+            peer, frame.message, session.current.agreement.terms
+        ):
             self._on_frame(peer, frame)
         if _first(frame.message):
-            asyncio.get_running_loop().call_later(DELAY, self._begin, session.current)
+            asyncio.get_running_loop().call_later(DELAY, self._begin_ballot, session.current)
 
-    def _useful(self, peer: PeerId, promise: Promise, terms: RoundTerms) -> bool:
-        if promise.voted is not None or enough(self._heard, terms.seniors or terms.members, fraction=terms.fraction):
+    def _is_useful(self, peer: PeerId, promise: Promise, terms: RoundTerms) -> bool:
+        if promise.voted is not None or enough(self._promises, terms.seniors or terms.members, fraction=terms.fraction):
             return False
-        self._heard.add(peer)
+        self._promises.add(peer)
         return True
 
-    def _begin(self, current: Round) -> None:
+    def _begin_ballot(self, current: Round) -> None:
         session, agreement = self._session, current.agreement
         if agreement.opened is None or agreement.commit is not None or agreement.opened.adopted is not None:
             return
         if self._bounded and not current.exchange.source:
             return
-        self._chunks = [self._false(index, current) for index in range(len(session.grid))]
+        self._chunks = [self._false_result(index, current) for index in range(len(session.grid))]
         if self._claims and (ready := agreement.ready.get(session.me)) is not None:
-            self._tell(replace(ready, attempt=ready.attempt + 1))
+            self._send_to_all(replace(ready, attempt=ready.attempt + 1))
         agreement.acceptor.vote(agreement.opened, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
-        self._heard = {session.me}
+        self._promises = {session.me}
         agreement._prepare(session._now())
         current.pump()
 
-    def _false(self, index: int, current: Round) -> Buffer:
+    def _false_result(self, index: int, current: Round) -> Buffer:
         """Return a false result of a chunk."""
         codec, size = self._session.codec, self._session.grid.size(index)
         payload, values = np.empty(codec.nbytes(size), np.uint8), np.full(size, HUGE, np.float32)
@@ -262,10 +264,10 @@ class _FalseVote:
     def _send(self, to: PeerId, message: Message) -> None:
         session, adopted = self._session, message.proposal.adopted if isinstance(message, Propose) else None
         if adopted is not None and isinstance(message, Propose) and message.fragment == session.fragment:
-            asyncio.get_running_loop().call_soon(self._fill, session.current, adopted)
+            asyncio.get_running_loop().call_soon(self._insert_results, session.current, adopted)
         self._control(to, message)
 
-    def _fill(self, current: Round, wanted: Digest) -> None:
+    def _insert_results(self, current: Round, wanted: Digest) -> None:
         """Have the results, so that others can fetch them."""
         results = current.exchange.results
         if results.wanted != wanted or not results.missing:
@@ -279,10 +281,10 @@ class _FalseVote:
             hashes = b"".join(results.each())
             place = opened.round, opened.fragment, opened.ballot
             basis = basis_of(opened.contributors)
-            self._tell(Record(*place, tuple(range(len(results))), hashes, opened.lineage, basis))
+            self._send_to_all(Record(*place, tuple(range(len(results))), hashes, opened.lineage, basis))
         current.exchange.check()
 
-    def _tell(self, message: Message) -> None:
+    def _send_to_all(self, message: Message) -> None:
         for peer in sorted(self._session.live):
             self._control(peer, message)
 
@@ -302,7 +304,7 @@ def _hide_records(process: Process) -> None:
 
 def _lead_twice(session: RoundSession | GossipSession) -> None:
     if isinstance(session, RoundSession):
-        _TwoOpens(session)
+        _TwoProposals(session)
 
 
 def _drop_votes(session: RoundSession | GossipSession) -> None:
@@ -325,14 +327,14 @@ def _claim_falsely(session: RoundSession | GossipSession) -> None:
         _FalseVote(session, bounded=True, claims=True)
 
 
-LIES_TOLD: dict[str, Callable[[Process], None]] = {
+AGREEMENT_LIES: dict[str, Callable[[Process], None]] = {
     "double-vote": each(_vote_twice),
     "other-vote": lambda process: change_outgoing(process, _other_vote),
     "report": _false_report,
-    "commit": _storm(_commits),
-    "open": _storm(_higher),
-    "prepare": _storm(_prepares),
-    "announce": _storm(_announcements),
+    "commit": _flood(_commits),
+    "open": _flood(_higher),
+    "prepare": _flood(_prepares),
+    "announce": _flood(_announcements),
     "two-opens": each(_lead_twice),
     "drop-votes": each(_drop_votes),
     "half-record": _hide_records,

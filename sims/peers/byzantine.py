@@ -27,7 +27,7 @@ from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.agreement_lies import LIES_TOLD
+from thinwire.sims.peers.agreement_lies import AGREEMENT_LIES
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.peers.machine import Process
@@ -59,7 +59,7 @@ def corrupt(process: Process, kind: str) -> None:
     IMPLEMENTED[kind](process)
 
 
-def _contribute(
+def _change_contributions(
     session: RoundSession | GossipSession, change: Callable[[Sequence[Any], dict[str, Any]], Awaitable[Sequence[Any]]]
 ) -> None:
     """Change every contribution.
@@ -74,13 +74,13 @@ def _contribute(
     session.average = lying  # type: ignore[method-assign, assignment]
 
 
-def _announce(
+def _change_chunks(
     session: RoundSession | GossipSession,
     change: Callable[[NDArray[np.uint8]], NDArray[np.uint8] | None],
     *,
-    openly: bool = True,
+    announced: bool = True,
 ) -> None:
-    """Change every encoded chunk before it is announced, or (not `openly`) after the announcement.
+    """Change every encoded chunk before it is announced, or (not `announced`) after the announcement.
 
     `change` works in place, or returns another chunk.
     """
@@ -93,11 +93,11 @@ def _announce(
             changed.append((payload if other is None else other).data)
         if isinstance(session, GossipSession) and isinstance(session.current, OwnerGroup):
             _read_honestly(session, session.current, source, changed)
-        if openly:
+        if announced:
             others["summary"] = None  # which is then made of the changed chunks
         return changed
 
-    _contribute(session, lying)
+    _change_contributions(session, lying)
 
 
 def _read_honestly(
@@ -133,7 +133,7 @@ def _change_parts(
 ) -> None:
     """As `change_values`; `change` also gets the number of the first element."""
     if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, RunCodec):
-        return _whole(session, session.codec, change)
+        return _change_sparse(session, session.codec, change)
     index, announced = 0, (0, 0)
 
     def turn(payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
@@ -159,10 +159,10 @@ def _change_parts(
         changed = payload_of(codec, np.ascontiguousarray(change(values - base, start) + base, np.float32))
         return np.frombuffer(changed, np.uint8)
 
-    _announce(session, turn)
+    _change_chunks(session, turn)
 
 
-def _whole(
+def _change_sparse(
     session: RoundSession | GossipSession,
     codec: SparseCodec,
     change: Callable[[NDArray[np.float32], int], NDArray[np.float32]],
@@ -179,30 +179,30 @@ def _whole(
             return cut_up(encoded, session.grid)
         return source
 
-    _contribute(session, lying)
+    _change_contributions(session, lying)
 
 
 def _flip_bits(payload: NDArray[np.uint8]) -> None:
     payload[: payload.size // 2] ^= 0x55
 
 
-def _poison(payload: NDArray[np.uint8]) -> None:
+def _write_nan(payload: NDArray[np.uint8]) -> None:
     # A float32 of all ones is not a number, and so is the scale of an int8 block.
     payload[-4:] = 255
     payload[:4] = 255
 
 
-def _blow_up(payload: NDArray[np.uint8]) -> None:
+def _write_infinity(payload: NDArray[np.uint8]) -> None:
     # A float32 of the value infinity at the start, and a float16 of it at the end, where int8 has a scale.
     payload[:4] = (0, 0, 0x80, 0x7F)
     payload[-2:] = (0, 0x7C)
 
 
-def _level(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _same_everywhere(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.full_like(values, 10.0 * np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
-def _rare(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _least_changed(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return as long an update, of the eighth of the values that the honest one changes least."""
     made = np.zeros_like(values)
     at = np.argsort(np.abs(values))[: max(1, values.size // 8)]
@@ -248,10 +248,10 @@ def _repeat(session: RoundSession | GossipSession) -> None:
         first.extend(bytes(chunk) for chunk in source if not first or len(first) < len(source))
         return [memoryview(chunk) for chunk in first] if source else source
 
-    _contribute(session, lying)
+    _change_contributions(session, lying)
 
 
-def _mimic(process: Process) -> None:
+def _copy_honest(process: Process) -> None:
     """Repeat the data of the first honest peer, after its announcement to the same round.
 
     The liar knows the data of all peers.
@@ -275,17 +275,17 @@ def _mimic(process: Process) -> None:
                 await asyncio.sleep(MIMIC_SECONDS / MIMIC_LOOKS)
             return source
 
-        _contribute(session, lying)
+        _change_contributions(session, lying)
 
     each(begin)(process)
 
 
-def _boast(session: RoundSession | GossipSession) -> None:
+def _inflate_weight(session: RoundSession | GossipSession) -> None:
     async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:
         others["weight"] *= 1000
         return source
 
-    _contribute(session, lying)
+    _change_contributions(session, lying)
 
 
 def _other_plan(to: PeerId, message: Message) -> Message:
@@ -320,7 +320,7 @@ def _equivocate(process: Process) -> None:
     send_queue.bulk = lying  # type: ignore
 
 
-def blame_book(session: RoundSession | GossipSession) -> list[Message]:
+def false_blames(session: RoundSession | GossipSession) -> list[Message]:
     """Return false accusations of the other peers."""
     if isinstance(session, GossipSession):
         return [Decline(round_of(session), 0, "a liar")]
@@ -359,37 +359,37 @@ def _shift(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequen
     out += np.abs(out).max() / np.float32(10)
 
 
-def _silence(process: Process) -> None:
+def _send_no_bulk(process: Process) -> None:
     process.peer.presence.send_queue.bulk = lambda to, frame, **how: None  # type: ignore
 
 
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
-    "hash": each(lambda session: _announce(session, _flip_bits, openly=False)),
-    "nan": each(lambda session: _announce(session, _poison)),
+    "hash": each(lambda session: _change_chunks(session, _flip_bits, announced=False)),
+    "nan": each(lambda session: _change_chunks(session, _write_nan)),
     "huge": each(lambda session: change_values(session, lambda values: values * np.float32(1e6))),
     "flip": each(lambda session: change_values(session, lambda values: -values)),
     "zero": each(lambda session: change_values(session, np.zeros_like)),
-    "boast": each(_boast),
+    "boast": each(_inflate_weight),
     "base": lambda process: change_outgoing(
         process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
     ),
     "equivocate": _equivocate,
-    "blame": lambda process: repeat(process, blame_book),
+    "blame": lambda process: repeat(process, false_blames),
     "behind": lambda process: repeat(process, lambda session: [Behind(round_of(session) + 1000, fragment_of(session))]),
-    "silent": _silence,
+    "silent": _send_no_bulk,
     "flip10": each(lambda session: change_values(session, lambda values: np.float32(-10) * values)),
     "scale900": each(lambda session: change_values(session, lambda values: np.float32(900) * values)),
     "1e30": each(lambda session: change_values(session, lambda values: np.full_like(values, 1e30))),
-    "inf": each(lambda session: _announce(session, _blow_up)),
-    "constant": each(lambda session: change_values(session, _level)),
+    "inf": each(lambda session: _change_chunks(session, _write_infinity)),
+    "constant": each(lambda session: change_values(session, _same_everywhere)),
     "repeat": each(_repeat),
-    "mimic": _mimic,
+    "mimic": _copy_honest,
     "alie": _alie,
     "labels": _false_labels,
-    "rare": each(lambda session: change_values(session, _rare)),
+    "rare": each(lambda session: change_values(session, _least_changed)),
     "double-result": falsify(_double),
     "left-out": falsify(_leave_out),
     "shifted": falsify(_shift),
-    **LIES_TOLD,
+    **AGREEMENT_LIES,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

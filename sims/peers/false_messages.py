@@ -11,7 +11,7 @@ from thinwire.sims.engine.virtual_loop import current
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.messages.registry import Message, PeerId
 
-CRY_SECONDS = 0.5
+REPEAT_SECONDS = 0.5
 """Interval in seconds between two messages of a liar that repeats itself."""
 
 
@@ -35,9 +35,9 @@ def change_outgoing(process: Process, change: Callable[[PeerId, Message], Messag
 def repeat(process: Process, messages_of: Callable[[RoundSession | GossipSession], Sequence[Message]]) -> None:
     """Send messages to all peers repeatedly, as long as the process runs."""
 
-    async def cry() -> None:
+    async def send_all() -> None:
         while process.alive:
-            await asyncio.sleep(CRY_SECONDS)
+            await asyncio.sleep(REPEAT_SECONDS)
             try:
                 for session in sessions(process):
                     for message in messages_of(session):
@@ -47,7 +47,7 @@ def repeat(process: Process, messages_of: Callable[[RoundSession | GossipSession
                 fail(error)
                 raise
 
-    process.others.append(asyncio.get_running_loop().create_task(cry()))
+    process.others.append(asyncio.get_running_loop().create_task(send_all()))
 
 
 def round_of(session: RoundSession | GossipSession) -> int:
@@ -61,8 +61,8 @@ def fragment_of(session: RoundSession | GossipSession) -> int:
 def each(lie: Callable[[RoundSession | GossipSession], None]) -> Callable[[Process], None]:
     """Apply a lie to all sessions of a peer."""
 
-    def tell(process: Process) -> None:
+    def apply(process: Process) -> None:
         for session in sessions(process):
             lie(session)
 
-    return tell
+    return apply

@@ -7,7 +7,7 @@ from pathlib import Path
 from thinwire.node.peer.peer import Peer
 from thinwire.node.state.fragments import fragments_of
 from thinwire.sims.peers.learners import CORPUS, StubLearner, TorchLearner
-from thinwire.sims.peers.machine import Played
+from thinwire.sims.peers.machine import SimLearner
 from thinwire.sims.peers.pipeline_learners import staged
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.swarm.identity.stage_claim import Seat
@@ -21,13 +21,13 @@ class LearnerFactory:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
 
-    def whole(self, spec: PeerSpec, manifest: Manifest) -> Played:
+    def whole(self, spec: PeerSpec, manifest: Manifest) -> SimLearner:
         """Return a learner of the whole model."""
         if self._scenario.compute == "torch":
             return _fitted(manifest, TorchLearner(manifest, self._text(), self._folder, spec.step_seconds))
         return _fitted(manifest, StubLearner(manifest, self._scenario.parameters, spec.index, spec.step_seconds))
 
-    def stage(self, peer: Peer, spec: PeerSpec, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+    def stage(self, peer: Peer, spec: PeerSpec, manifest: Manifest, vocab: int, seat: Seat) -> SimLearner:
         """Return the learner of a peer that holds a stage."""
         learner = staged(
             peer,
@@ -49,7 +49,7 @@ class LearnerFactory:
         return text
 
 
-def _fitted(manifest: Manifest, learner: Played) -> Played:
+def _fitted(manifest: Manifest, learner: SimLearner) -> SimLearner:
     """Return the learner, set to observe the contributions that the manifest's method makes."""
     learner.overlaps = manifest.overlap > 0
     if isinstance(manifest.outer, Streaming):

@@ -24,11 +24,11 @@ from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.pipeline.groups.learner_factory import next_of
 from thinwire.node.runtime.directories import RunDirectory
-from thinwire.node.runtime.disk import Disk, DiskFile, ScratchFile
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.node.training.learner import Learner
 from thinwire.sims.engine.disk import SimDisk
+from thinwire.sims.engine.mounted_disk import MountedDisk
 from thinwire.sims.engine.virtual_loop import HOST, SimLoop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import EPOCH, SimNet
@@ -45,7 +45,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
 
-AGAIN_SECONDS = 5.0
+RESTART_SECONDS = 5.0
 """Seconds after which a process that gave up (it found no swarm) is started again, as by a supervisor."""
 
 HOME = Path("/", "home")
@@ -53,7 +53,7 @@ HOME = Path("/", "home")
 SEARCH_SECONDS = 20.0
 """Seconds for which a peer with a checkpoint searches for the swarm: runs are shorter than real ones."""
 
-Played = StubLearner | TorchLearner | StagedLearner
+SimLearner = StubLearner | TorchLearner | StagedLearner
 """Learner of a simulated peer."""
 
 
@@ -98,9 +98,9 @@ class MachineHost(Protocol):
     @property
     def folder(self) -> Path: ...
 
-    def learner(self, machine: Machine, manifest: Manifest) -> Played: ...
+    def learner(self, machine: Machine, manifest: Manifest) -> SimLearner: ...
 
-    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played: ...
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> SimLearner: ...
 
     def gathering(self, machine: Machine) -> int: ...
 
@@ -114,7 +114,7 @@ class MachineHost(Protocol):
 
 
 class Machine:
-    """Machine of one peer. `process`: the running one; `up`: there is one; `lives` counts processes."""
+    """Machine of one peer. `process`: the running one; `up`: there is one; `starts` counts processes."""
 
     def __init__(self, world: MachineHost, spec: PeerSpec, identity: Identity) -> None:
         self.world, self.spec, self.index, self.identity = world, spec, spec.index, identity
@@ -124,7 +124,7 @@ class Machine:
         self.clocks = Clocks(world.loop)
         self.disk = SimDisk(random.Random(f"{world.seed}/disk/{spec.index}"))
         self.process: Process | None = None
-        self.lives = 0
+        self.starts = 0
         self.seat: Seat | None = None
         """Seat of the next process, if the peer moves to another stage."""
         self.lie = spec.liar
@@ -151,7 +151,7 @@ class Machine:
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""
         if self.process is None and not self.gone:
-            self.lives += 1
+            self.starts += 1
             self.process = Process(self)
             self.world.booted(self)
             self.process.start()
@@ -169,13 +169,13 @@ class Machine:
 
     def lose_disk(self) -> None:
         """Replace the disk by an empty one; the key is not on it."""
-        self.disk = SimDisk(random.Random(f"{self.world.seed}/disk/{self.index}/{self.lives}"))
+        self.disk = SimDisk(random.Random(f"{self.world.seed}/disk/{self.index}/{self.starts}"))
 
     def leave(self) -> None:
         """Ask the process to leave gracefully, and start no further one."""
         self.gone = True
-        if self.process is not None and self.process.life is not None:
-            self.process.life.stop()
+        if self.process is not None and self.process.lifecycle is not None:
+            self.process.lifecycle.stop()
 
     def freeze(self) -> None:
         """Stop the process like SIGSTOP."""
@@ -197,29 +197,29 @@ class Process:
     """Process of a simulated peer."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.number = machine, machine.lives
+        self.machine, self.number = machine, machine.starts
         self.alive = True
-        self.life: PeerLifecycle | None = None
+        self.lifecycle: PeerLifecycle | None = None
         self.entered = False
         """True if it has a state."""
         self.transport: SimTransport | None = None
-        self.learner: Played | None = None
+        self.learner: SimLearner | None = None
         self.task: asyncio.Task[None] | None = None
         self.others: list[asyncio.Task[None]] = []
         """Task beside the lifecycle: the messages of a liar."""
         self.invite: Invite | None = None
         self.peer: Peer
-        self._disk = _Mount(machine.disk)
+        self._disk = MountedDisk(machine.disk)
 
     @property
     def ready(self) -> bool:
         """True if the peer is a member with a state and rounds."""
-        return self.life is not None and self.peer.ready
+        return self.lifecycle is not None and self.peer.ready
 
     @property
     def unreadable(self) -> bool:
         """True if it has found that it can read none of the checkpoints on its disk."""
-        return self.life is not None and bool(self.peer.checkpointer.unreadable)
+        return self.lifecycle is not None and bool(self.peer.checkpointer.unreadable)
 
     def start(self) -> None:
         context = contextvars.copy_context()
@@ -238,13 +238,13 @@ class Process:
     async def _run(self) -> None:
         machine, world = self.machine, self.machine.world
         try:
-            await self._live()
+            await self._run_peer()
         except HintedError as error:
             if self.alive:
-                again = not isinstance(error, DuplicateKey)
+                restarts = not isinstance(error, DuplicateKey)
                 self._end(f"{type(error).__name__}: {error}", error)
-                if again:
-                    world.net.at(world.loop.time() + AGAIN_SECONDS, machine.boot)
+                if restarts:
+                    world.net.at(world.loop.time() + RESTART_SECONDS, machine.boot)
         except Exception as error:  # The world records every error.
             if self.alive:
                 self._end("crashed", error)
@@ -259,7 +259,7 @@ class Process:
             self.transport.vanish()
         self.machine.world.ended(self.machine, reason, failure)
 
-    async def _live(self) -> None:
+    async def _run_peer(self) -> None:
         machine, world = self.machine, self.machine.world
         rng = random.Random(f"{world.seed}/{machine.index}/{self.number}")
         environment = Environment(
@@ -270,7 +270,7 @@ class Process:
         self.peer = Peer(
             machine.identity, world.run_id, environment, directory, world.preset, report.emit, machine.spec.site
         )
-        self.life = PeerLifecycle(
+        self.lifecycle = PeerLifecycle(
             self.peer,
             report,
             begin=self._begin,
@@ -279,7 +279,7 @@ class Process:
             wait_for=world.gathering(machine),
             moves=self._moves,
         )
-        await self.life.run()
+        await self.lifecycle.run()
 
     def _moves(self, learner: Learner) -> bool:
         self.machine.seat = next_of(learner.inner) if isinstance(learner, StagedLearner) else None
@@ -349,49 +349,3 @@ class _Report(Reporter):
         super().round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=weight)
         if self._of.alive:
             self._of.machine.world.committed(self._of.machine, outcome)
-
-
-class _Mount:
-    """A process's access to the disk; it ends with the process, but the disk does not."""
-
-    def __init__(self, disk: SimDisk) -> None:
-        self.mounted = True
-        self._disk = disk
-
-    def _use(self) -> Disk:
-        if not self.mounted:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self._disk
-
-    def make_directory(self, path: Path) -> None:
-        self._use().make_directory(path)
-
-    def create(self, path: Path) -> DiskFile:
-        return self._use().create(path)
-
-    def scratch(self, path: Path, free: int) -> ScratchFile:
-        return self._use().scratch(path, free)
-
-    def overwrite(self, path: Path, data: bytes) -> None:
-        self._use().overwrite(path, data)
-
-    def size(self, path: Path) -> int:
-        return self._use().size(path)
-
-    def read(self, path: Path, nbytes: int) -> bytes:
-        return self._use().read(path, nbytes)
-
-    def names(self, path: Path) -> list[str]:
-        return self._use().names(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._use().rename(old, new)
-
-    def sync_directory(self, path: Path) -> None:
-        self._use().sync_directory(path)
-
-    def remove(self, path: Path) -> None:
-        self._use().remove(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._use().remove_directory(path)

@@ -87,9 +87,9 @@ class NetnsTestbed:
             for _ in range(self._count + self._netem):
                 self._holders.append(_holder())
             if self._netem:
-                self._lay_bridge()
+                self._create_bridge()
             else:
-                self._lay_tun()
+                self._create_tun()
         except (OSError, subprocess.SubprocessError) as error:
             await self.close()
             reason = getattr(error, "stderr", "") or getattr(error, "strerror", "") or str(error)
@@ -99,7 +99,7 @@ class NetnsTestbed:
             for address, holder in zip(self.addresses, self._holders, strict=False)
         ]
 
-    def _lay_tun(self) -> None:
+    def _create_tun(self) -> None:
         for i, address in enumerate(self.addresses):
             device, name = _tun(self._holders[i].pid)
             self._devices.append(device)
@@ -115,7 +115,7 @@ class NetnsTestbed:
         self._switch = TunSwitch(self.ways, down, self.addresses, self._scenario.seed)
         self._switch.start(self._devices)
 
-    def _lay_bridge(self) -> None:
+    def _create_bridge(self) -> None:
         hub = self._holders[self._count].pid
         _batch(hub, ["link set lo up", "link add hub type bridge", "link set hub up"])
         for i, address in enumerate(self.addresses):

@@ -218,10 +218,10 @@ class Player:
         scenario = self._scenario
         drawn = draw(scenario.seed, scenario.mix, len(scenario.peers), scenario.duration)
         for fault in (*scenario.faults, *drawn):
-            self._at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self._at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         for peer, seat in zip(scenario.peers, self._actor_processes.seats, strict=True):
             if peer.leave is not None:
-                self._at(peer.leave, lambda seat=seat: self._dismiss(seat))  # type: ignore[misc]
+                self._at(peer.leave, lambda seat=seat: self._ask_to_leave(seat))  # type: ignore[misc]
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (when, next(self._number), action))
@@ -229,7 +229,7 @@ class Player:
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._at(self.now + seconds, action)
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         try:
             self._faults.begin(fault)
         except Unplayable as reason:
@@ -237,13 +237,13 @@ class Player:
             return
         self.journal.event(self.now, WORLD, "fault", fault_fields(fault))
         if fault.kind != "kill":
-            self._later(fault.seconds, lambda: self._relieve(fault))
+            self._later(fault.seconds, lambda: self._end_fault(fault))
 
-    def _relieve(self, fault: Fault) -> None:
+    def _end_fault(self, fault: Fault) -> None:
         self._faults.end(fault)
         self.journal.event(self.now, WORLD, "fault", fault_fields(fault, over=True))
 
-    def _dismiss(self, seat: ActorSlot) -> None:
+    def _ask_to_leave(self, seat: ActorSlot) -> None:
         seat.wanted = False
         if seat.child is not None and seat.plays:
             seat.child.end(now=False)

@@ -28,24 +28,24 @@ class FaultInjector:
     def __init__(self, net: SimNet, machines: Sequence[Machine]) -> None:
         self._net, self._machines = net, machines
         self._kinds: dict[str, tuple[Callable[[Fault], bool], Callable[[Fault], None]]] = {
-            "kill": (self._kill, _nothing),
+            "kill": (self._kill, _do_nothing),
             "restart": (self._kill, self._boot),
             "lost-folder": (self._lose_folder, self._boot),
             "pause": (self._pause, self._resume),
-            "outage": (self._outage, _nothing),
-            "majority-lost": (self._lose_majority, _nothing),
-            "partition": (self._part, self._join),
-            "refuse": (self._part, self._join),
+            "outage": (self._outage, _do_nothing),
+            "majority-lost": (self._lose_majority, _do_nothing),
+            "partition": (self._leave, self._join),
+            "refuse": (self._leave, self._join),
             "refuse-one-way": (self._refuse_one_way, self._admit_one_way),
-            "flap": (self._flap, _nothing),
-            "isolate": (self._part, self._join),
+            "flap": (self._flap, _do_nothing),
+            "isolate": (self._leave, self._join),
             "one-way": (self._one_way, self._both_ways),
             "clog": (self._clog, self._unclog),
-            "swizzle-clog": (self._swizzle, _nothing),
+            "swizzle-clog": (self._swizzle, _do_nothing),
             "loss": (self._lose, self._keep),
-            "half-open": (self._half_open, _nothing),
-            "reset": (self._reset, _nothing),
-            "slow-close": (self._slow_close, _nothing),
+            "half-open": (self._half_open, _do_nothing),
+            "reset": (self._reset, _do_nothing),
+            "slow-close": (self._slow_close, _do_nothing),
             "corrupt": (self._relay, self._trust),
             "duplicate": (self._relay, self._trust),
             "reorder": (self._relay, self._trust),
@@ -55,7 +55,7 @@ class FaultInjector:
             "no-space": (self._fill, self._empty),
             "bit-rot": (self._rot, self._boot),
             "lying-sync": (self._lie_about_syncs, self._lose_power),
-            "liar": (self._lie, self._repent),
+            "liar": (self._lie, self._end_lie),
         }
 
     @property
@@ -147,7 +147,7 @@ class FaultInjector:
             corrupt(machine.process, fault.detail)
         return True
 
-    def _repent(self, fault: Fault) -> None:
+    def _end_lie(self, fault: Fault) -> None:
         machine = self._of(fault)[0]
         machine.lie = ""
         if machine.up:
@@ -156,7 +156,7 @@ class FaultInjector:
 
     # Links
 
-    def _part(self, fault: Fault) -> bool:
+    def _leave(self, fault: Fault) -> bool:
         self._net.partition(self._groups(fault), refuse=fault.kind == "refuse")
         return True
 
@@ -304,5 +304,5 @@ class FaultInjector:
         return bool(machine.disk.rot()) and self._kill(fault)
 
 
-def _nothing(fault: Fault) -> None:
+def _do_nothing(fault: Fault) -> None:
     pass

@@ -16,7 +16,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.always import LOOK_SECONDS
-from thinwire.sims.invariants.on_commit import Violation
+from thinwire.sims.invariants.oracles import Violation
 from thinwire.sims.invariants.swarm import SwarmInvariants
 from thinwire.sims.network.circuits import LIMITS
 from thinwire.sims.network.link import Gateway
@@ -24,7 +24,7 @@ from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.translator import Translator
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.learner_factory import LearnerFactory
-from thinwire.sims.peers.machine import Machine, Played
+from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fault_fields
 from thinwire.sims.scenario.faults import LIES, Fault, draw
 from thinwire.sims.scenario.scenario import Scenario
@@ -164,7 +164,7 @@ class SimWorld:
             self.manifest,
             self.machines,
             honest,
-            self.tell,
+            self.on_violation,
             preset=preset,
             slowest=max(spec.step_seconds for spec in scenario.peers),
             stall=stall,
@@ -174,7 +174,7 @@ class SimWorld:
         self._misfortune = FaultInjector(self.net, self.machines)
         self._over = asyncio.Event()
 
-    def tell(self, oracle: str, peer: int, detail: str) -> None:
+    def on_violation(self, oracle: str, peer: int, detail: str) -> None:
         """Report a violation."""
         violation = Violation(self.loop.time(), oracle, peer, detail)
         self.violations.append(violation)
@@ -232,14 +232,14 @@ class SimWorld:
         rows: list[PeerSample | None] = []
         for machine in self.machines:
             process = machine.process
-            if process is None or process.transport is None or process.life is None:
+            if process is None or process.transport is None or process.lifecycle is None:
                 rows.append(None)
                 continue
             up, down = process.transport.totals()
-            learner, loss = process.learner, process.life.report.loss
+            learner, loss = process.learner, process.lifecycle.report.loss
             busy = learner.watch.busy if learner is not None else 0.0
             number = process.peer.replica.round if process.ready else 0
-            rows.append(PeerSample(up, down, number, loss, process.life.report.phase, busy))
+            rows.append(PeerSample(up, down, number, loss, process.lifecycle.report.phase, busy))
         self.journal.sample(self.loop.time(), tuple(rows))
         if self._watch is not None:
             self._watch(self.journal)
@@ -256,22 +256,22 @@ class SimWorld:
         policy = self.manifest.admission.policy(self.run_id, author.public_key)
         return Inviter(author, b"", policy).invite(invite)
 
-    def learner(self, machine: Machine, manifest: Manifest) -> Played:
+    def learner(self, machine: Machine, manifest: Manifest) -> SimLearner:
         """Return the learner of a peer's process."""
         return self._observed(machine, self._learners.whole(machine.spec, manifest))
 
-    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> Played:
+    def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> SimLearner:
         """Return the learner of a peer that holds a stage."""
         assert machine.process is not None
         return self._observed(machine, self._learners.stage(machine.process.peer, machine.spec, manifest, vocab, seat))
 
-    def _observed(self, machine: Machine, learner: Played) -> Played:
+    def _observed(self, machine: Machine, learner: SimLearner) -> SimLearner:
         learner.on_encode = lambda theta, trained: self.invariants.encoded(machine, learner, theta, trained)
         return learner
 
     def gathering(self, machine: Machine) -> int:
         """Return the number of peers that the founder waits for: those that arrive at the start."""
-        first = machine.index == 0 and machine.lives == 1
+        first = machine.index == 0 and machine.starts == 1
         return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from thinwire.sims.invariants.on_commit import Violation
+from thinwire.sims.invariants.oracles import Violation
 from thinwire.sims.results.journal import WORLD
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario

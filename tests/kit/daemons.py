@@ -64,7 +64,7 @@ class Daemon:
         self.host, self.network = "127.0.0.1", ""
         self.process: subprocess.Popen[bytes] | WarmProcess | None = None
         self.events: list[Event] = []
-        self.lives: list[int] = []
+        self.starts: list[int] = []
         """Indices in `events` at which each process begins."""
         self._offsets: dict[Path, int] = {}
         """Bytes read of each run's event log."""
@@ -73,7 +73,7 @@ class Daemon:
     def run(self, *arguments: object) -> Daemon:
         """Start the process and return at once."""
         self.poll()
-        self.lives.append(len(self.events))
+        self.starts.append(len(self.events))
         self._said.mkdir(exist_ok=True)
         words = [*map(str, arguments), "--home", str(self.home)]
         if not self.program:
@@ -125,7 +125,7 @@ class Daemon:
 
     def of(self, kind: str, **fields: object) -> list[Event]:
         """Return the events of the present process with this kind and these values."""
-        begin = self.lives[-1]
+        begin = self.starts[-1]
         return [e for e in self.poll()[begin:] if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
     def wait(self, kind: str, *, after: float = 0.0, least: int | None = None, **fields: object) -> Event:
@@ -134,7 +134,7 @@ class Daemon:
         It is later than `after` (monotonic seconds), and of round `least` or a later one. Fails if the process ends
         first, or after CAP seconds.
         """
-        until, seen = time.monotonic() + CAP, self.lives[-1]
+        until, seen = time.monotonic() + CAP, self.starts[-1]
         while True:
             over = self.process.poll() is not None
             self.poll()

@@ -44,8 +44,8 @@ def told_at(at: float, told: list[dict[str, str]], patch: pytest.MonkeyPatch) ->
 
     def look(world: SimWorld) -> None:
         process = world.machines[0].process
-        assert process is not None and process.life is not None
-        told.append({one.peer: one.reason for one in process.life.report.snapshot(process.peer).peers})
+        assert process is not None and process.lifecycle is not None
+        told.append({one.peer: one.reason for one in process.lifecycle.report.snapshot(process.peer).peers})
 
     async def play(self: SimWorld) -> None:
         self.net.at(at, look, self)

@@ -72,7 +72,7 @@ class Player:
 
     def lives(self) -> Iterator[list[list[Event]]]:
         """Yield for each folder the events of its processes."""
-        ends = [*self.daemon.lives, len(self.daemon.events)]
+        ends = [*self.daemon.starts, len(self.daemon.events)]
         for begins in self.folders:
             yield [self.daemon.events[at : ends[ends.index(at) + 1]] for at in begins]
 
@@ -156,7 +156,7 @@ class Churn:
         others = [self.machine.join(f"peer{index}", invite) for index in range(1, self._count)]
         self.players = [Player(daemon) for daemon in (founder, *others)]
         for player in self.players:
-            player.folders[-1].append(player.daemon.lives[-1])
+            player.folders[-1].append(player.daemon.starts[-1])
             player.daemon.wait("round", contributors=self._count)
             player.enter(player.daemon.wait("ready")["at"])
         self.zero = time.monotonic()
@@ -240,7 +240,7 @@ class Churn:
         friend = self._draw.choice(self.up)
         player.state = "starting"
         self.machine.join(player.name, friend.daemon.newest_invite())
-        player.folders[-1].append(player.daemon.lives[-1])
+        player.folders[-1].append(player.daemon.starts[-1])
         self._note(player, f"joins by {friend.name}")
 
     def _tick(self, now: float) -> None:

@@ -41,7 +41,7 @@ def test_peer_whose_terminal_closes_leaves_in_order(machine):
         terminal.close()
         terminal.process.send_signal(signal.SIGHUP)  # not every system sends it
         assert terminal.process.wait(CAP) == 0
-        founder.lives.append(0)
+        founder.starts.append(0)
         assert founder.of("left")
     finally:
         terminal.end()

@@ -191,7 +191,7 @@ class _Swarm:
         )
 
     class Process:
-        ready, transport, invite, life = True, None, None, None
+        ready, transport, invite, lifecycle = True, None, None, None
 
         def __init__(self, peer):
             self.peer = peer

@@ -27,7 +27,7 @@ BACK = (
 CASES = {
     "apply_before_commit": (20, None, 25.0, {"agreement", "lockstep", "progress"}),
     "residual_not_rolled_back": (2, PIECES, 62.0, {"weight"}),
-    "timers_before_draining": (3, PAUSES, 33.0, {"buried"}),
+    "timers_before_draining": (3, PAUSES, 33.0, {"false-death"}),
     "arrival_order": (3, None, 25.0, {"aggregate"}),
     "double_apply_after_heal": (1, None, 25.0, {"aggregate"}),
     # Proposals name their electorate, so in most seeds rounds stop instead; in this one both halves commit.

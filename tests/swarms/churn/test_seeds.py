@@ -158,7 +158,7 @@ def test_world_of_an_examined_seed_is_freed_before_the_next_run(monkeypatch: pyt
 def _fragile(self, machine, reason, failure):
     self.invariants.commits.ended(machine.index)
     if reason == "killed":
-        self.tell("caps", machine.index, "one was killed")
+        self.on_violation("caps", machine.index, "one was killed")
 
 
 def test_given_faults_replace_those_of_the_seed() -> None:

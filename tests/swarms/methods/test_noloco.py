@@ -633,8 +633,10 @@ def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, m
 
 def test_error_inside_a_lie_is_a_crash_violation(monkeypatch):
     """Lies are our code: an error in one is not a lie."""
-    monkeypatch.setattr(byzantine, "blame_book", lambda session: session.nothing)
-    monkeypatch.setitem(byzantine.IMPLEMENTED, "blame", lambda process: byzantine.repeat(process, byzantine.blame_book))
+    monkeypatch.setattr(byzantine, "false_blames", lambda session: session.nothing)
+    monkeypatch.setitem(
+        byzantine.IMPLEMENTED, "blame", lambda process: byzantine.repeat(process, byzantine.false_blames)
+    )
     monkeypatch.setitem(
         byzantine.IMPLEMENTED,
         "flip",
