@@ -59,7 +59,7 @@ def decided(commit: Commit) -> Decided:
 def with_proposal(message: Decided, known: Iterable[Proposal | None]) -> Commit | None:
     """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
     for opened in known:
-        if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.opened:
+        if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.proposal_digest:
             with suppress(ValueError):
                 return Commit(opened, message.digest, proofs_of(message.voters, message.signatures, opened.alive))
     return None

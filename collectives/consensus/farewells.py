@@ -12,7 +12,7 @@ from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Le
 
 def statement(leave: Leave) -> Leave:
     """Return what the leaving peer signs: everything but the proposal, which the farewell names."""
-    return msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, signature=b""), opened=None)
+    return msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, signature=b""), voted=None)
 
 
 def signed(leave: Leave, sign: Callable[[Message], bytes]) -> Leave:
@@ -36,7 +36,7 @@ class Farewells:
 
     def add(self, leave: Leave) -> bool:
         """Add a farewell; return False if it is known, or cannot be right."""
-        peer, opened, terms = leave.farewell.peer, leave.opened, self._terms
+        peer, opened, terms = leave.farewell.peer, leave.voted, self._terms
         if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
             return False
         if (leave.round, leave.fragment, leave.lineage) != (terms.round, terms.fragment, terms.lineage):

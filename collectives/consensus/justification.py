@@ -95,7 +95,7 @@ def decidable(
     farewells: those that the ballot carries. A member that has promised counts by its promise.
     """
     reports = {
-        peer: Promise(one.round, one.fragment, one.farewell.promised, one.opened, one.farewell.digest)
+        peer: Promise(one.round, one.fragment, one.farewell.promised, one.voted, one.farewell.digest)
         for peer, one in farewells.items()
     }
     reports |= promises
@@ -110,7 +110,7 @@ def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave])
     A member whose promise is left out counts as silent. Each liar can report another proposal, so the rarest are theirs.
     """
     named = Counter(name_of(one.voted) for one, _ in promises.values() if one.voted is not None)
-    must = {name_of(one.opened) for one in farewells if one.opened is not None}
+    must = {name_of(one.voted) for one in farewells if one.voted is not None}
     others = sorted(named.keys() - must, key=lambda name: (-named[name], name))
     kept = must.union(others[: max(0, MAX_PROPOSALS - len(must))])
     return {peer: one for peer, one in promises.items() if one[0].voted is None or name_of(one[0].voted) in kept}
@@ -118,7 +118,7 @@ def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave])
 
 def justify(opened: Proposal, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Propose | None:
     """Return the proposal with its promises; None if the votes are for too many different proposals."""
-    voted = [promise.voted for promise, _ in promises.values()] + [one.opened for one in farewells]
+    voted = [promise.voted for promise, _ in promises.values()] + [one.voted for one in farewells]
     named = {name_of(one): one for one in voted if one is not None}
     if len(named) > MAX_PROPOSALS:
         return None

@@ -136,7 +136,7 @@ class Proposer:
         """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
         if self.ballot != message.ballot or opened.ballot != message.ballot:
             return False, None
-        if sender not in opened.alive or message.opened != name_of(opened):
+        if sender not in opened.alive or message.proposal_digest != name_of(opened):
             return False, None
         if message.digest is None:
             return False, None  # A leader's statement about its proposal is no vote.

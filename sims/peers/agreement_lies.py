@@ -165,10 +165,15 @@ class _TwoProposals:
     def _receive(self, peer: PeerId, frame: Frame) -> None:
         vote, session = frame.message, self._session
         opened = self._other if isinstance(vote, Vote) and self._other is not None else None
-        if opened is None or not isinstance(vote, Vote) or vote.opened != name_of(opened) or vote.digest is None:
+        if (
+            opened is None
+            or not isinstance(vote, Vote)
+            or vote.proposal_digest != name_of(opened)
+            or vote.digest is None
+        ):
             return self._on_frame(peer, frame)
         mine = _sign(session, vote_for(opened, vote.digest))
-        votes = self._votes.setdefault((vote.opened, vote.digest), {session.me: mine})
+        votes = self._votes.setdefault((vote.proposal_digest, vote.digest), {session.me: mine})
         votes[peer] = frame.signature
         proofs = tuple(Proof(voter, votes[voter]) for voter in sorted(votes))
         for to in sorted(session.live):

@@ -97,7 +97,7 @@ class Leave(Message, frozen=True):
     fragment: U16
     lineage: Lineage
     farewell: Farewell
-    opened: Proposal | None
+    voted: Proposal | None
 
 
 class Blame(Message, frozen=True):
@@ -178,16 +178,16 @@ class Verdict(Message, frozen=True):
 class Vote(Message, frozen=True, tag=16):
     """Statement that the sender holds every result of `ballot`.
 
-    `digest` is blake3 over the hashes of all results in chunk order. `opened` is blake3 of the proposal voted for, so that
-    a certificate covers the participants and not only the results. Without a digest it is no vote, but the statement of
-    the leader that it proposes this (`Proposal.seal`). `lineage`: see `Fork`. Its number precedes the fields, because evidence
-    has either.
+    `digest` is blake3 over the hashes of all results in chunk order. `proposal_digest` is blake3 of the proposal voted
+    for, so that a certificate covers the participants and not only the results. Without a digest it is no vote, but the
+    statement of the leader that it proposes this (`Proposal.seal`). `lineage`: see `Fork`. Its number precedes the
+    fields, because evidence has either.
     """
 
     round: U32
     fragment: U16
     ballot: Ballot
-    opened: Digest
+    proposal_digest: Digest
     digest: Digest | None
     lineage: Lineage = b""
 
@@ -225,7 +225,7 @@ class Commit(Message, frozen=True):
 class Decided(Message, frozen=True):
     """Commit without its proposal, for a peer that has the proposal; another one asks with Ask.
 
-    opened: see Vote. voters: bitmap over `Proposal.alive`. signatures: of their votes, 64 bytes each.
+    proposal_digest: see Vote. voters: bitmap over `Proposal.alive`. signatures: of their votes, 64 bytes each.
     """
 
     limit: ClassVar[int] = 16_700
@@ -233,7 +233,7 @@ class Decided(Message, frozen=True):
     round: U32
     fragment: U16
     ballot: Ballot
-    opened: Digest
+    proposal_digest: Digest
     digest: Digest
     voters: Bits
     signatures: Annotated[bytes, Meta(max_length=64 * MAX_GROUP)]

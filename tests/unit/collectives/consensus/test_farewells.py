@@ -85,9 +85,9 @@ def test_second_farewell_of_a_member_does_not_replace_the_first():
         said(BEN, Ballot(1, ANN), None, RESULTS),
         said(BEN, Ballot(1, ANN), opened(contributors=()), RESULTS),
         said(BEN, Ballot(1, ANN), opened(lineage=b"l" * 16), RESULTS),
-        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), opened=opened(2)),
-        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), opened=None),
-        msgspec.structs.replace(said(BEN), opened=opened()),
+        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), voted=opened(2)),
+        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), voted=None),
+        msgspec.structs.replace(said(BEN), voted=opened()),
     ],
     ids=[
         *("signature", "stranger", "later round", "earlier round", "fragment", "lineage", "digest", "vote"),
@@ -210,7 +210,7 @@ def test_departed_member_sends_its_vote_and_no_other_one():
     assert sent(one, Vote)
     one.leave()
     (leave,) = sent(one, Leave)
-    assert leave.opened == opened() and leave.farewell.digest == RESULTS and farewells().add(leave)
+    assert leave.voted == opened() and leave.farewell.digest == RESULTS and farewells().add(leave)
     on_message(one, CAT, Prepare(5, 0, Ballot(2, CAT)), 0.2)
     on_message(one, CAT, Propose(opened(2, CAT)), 0.3)
     one.complete(RESULTS, 0.4)

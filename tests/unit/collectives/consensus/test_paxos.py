@@ -874,7 +874,13 @@ def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
 
 @pytest.mark.parametrize(
     "change",
-    [{"voters": b"\x01"}, {"voters": b"\x0f"}, {"signatures": bytes(192)}, {"digest": bytes(32)}, {"opened": bytes(32)}]
+    [
+        {"voters": b"\x01"},
+        {"voters": b"\x0f"},
+        {"signatures": bytes(192)},
+        {"digest": bytes(32)},
+        {"proposal_digest": bytes(32)},
+    ]
     + [{"voters": b"\x07\x00"}, {"voters": b"\x17"}, {"signatures": b""}],
     ids=str,
 )

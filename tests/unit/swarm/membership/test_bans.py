@@ -44,8 +44,8 @@ def changed(vote, **changes):
 
 def test_two_votes_and_two_proposals_of_a_leader_convict():
     assert is_valid(evidence(), RUN) and describe(evidence()) == "two votes in round 7"
-    assert is_valid(evidence(TWO, ONE), RUN) and is_valid(evidence(second=changed(ONE, opened=b"p" * 32)), RUN)
-    proposals = changed(ONE, digest=None), changed(ONE, digest=None, opened=b"p" * 32)
+    assert is_valid(evidence(TWO, ONE), RUN) and is_valid(evidence(second=changed(ONE, proposal_digest=b"p" * 32)), RUN)
+    proposals = changed(ONE, digest=None), changed(ONE, digest=None, proposal_digest=b"p" * 32)
     assert is_valid(evidence(*proposals), RUN) and describe(evidence(*proposals)) == "two proposals in round 7"
     assert decode(encode(evidence())) == evidence()
 
@@ -88,7 +88,7 @@ def test_signature_of_an_announcement_is_evidence():
         evidence(run=bytes(32)),
         evidence(
             changed(ONE, digest=None, ballot=Ballot(1, OTHER.peer_id)),
-            changed(ONE, digest=None, opened=b"p" * 32, ballot=Ballot(1, OTHER.peer_id)),
+            changed(ONE, digest=None, proposal_digest=b"p" * 32, ballot=Ballot(1, OTHER.peer_id)),
         ),
     ],
 )
