@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.collectives.consensus.chain import decode, encode, extended, founded, proven
-from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, lives_in_order, vote_for
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify, lineage_of, newest_round
+from thinwire.swarm.lineage_founding import Founding
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import end_of
-from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
 from thinwire.node.membership.presence import Presence
@@ -16,6 +15,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.lineage import founded_by, name_of_fork
+from thinwire.swarm.lineage_founding import Founding
 from thinwire.swarm.messages.registry import Fork, Found, Message, PeerId
 
 PATIENCES = 3

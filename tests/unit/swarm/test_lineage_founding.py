@@ -6,8 +6,8 @@ import itertools
 import random
 
 import pytest
-from thinwire.collectives.consensus.lineage_founding import Founding
 from thinwire.swarm.lineage import proved
+from thinwire.swarm.lineage_founding import Founding
 from thinwire.swarm.messages.registry import LIFE, Found
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
