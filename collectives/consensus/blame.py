@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
+from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.proposal import FAULTS, TWO_FACED, WITHHELD, RoundTerms
-from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.swarm.messages.registry import Ballot, Blame, PeerId, Proposal
 
 UNSERVED = ("result", "result missing")
@@ -167,8 +167,8 @@ class BlameBook:
 class Complaints:
     """Complaints of this peer about proposals. `barred`: peers that must not contribute."""
 
-    def __init__(self, terms: RoundTerms, check: ProposalCheck, barred: Collection[PeerId]) -> None:
-        self._terms, self._check, self._barred = terms, check, frozenset(barred)
+    def __init__(self, terms: RoundTerms, announcements: Announcements, barred: Collection[PeerId]) -> None:
+        self._terms, self._announcements, self._barred = terms, announcements, frozenset(barred)
         self._made: dict[tuple[PeerId, str], float] = {}
         self._ballot: Ballot | None = None
 
@@ -182,12 +182,12 @@ class Complaints:
         if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
             return None
         self._made[peer, reason] = now
-        announced = self._check.shown(peer) if reason == TWO_FACED else None
+        announced = self._announcements.signed(peer) if reason == TWO_FACED else None
         return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, announced)
 
     def of_life(self, opened: Proposal) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
-        peer, announced = self._check.other_life(opened)
+        peer, announced = self._announcements.other_life(opened)
         place = self._terms.round, self._terms.fragment, opened.ballot
         return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
 
@@ -203,4 +203,6 @@ class Complaints:
 
         One only: that spoils the ballot, and a leader that lies could name false announcements of all.
         """
-        return [(peer, TWO_FACED) for peer in self._check.contradicted(opened)[:1]] if opened is not None else []
+        return (
+            [(peer, TWO_FACED) for peer in self._announcements.contradicted(opened)[:1]] if opened is not None else []
+        )

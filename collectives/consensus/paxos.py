@@ -24,8 +24,9 @@ vote, it does not bind (`justification.bound`).
     ShownReady any -> any              an announcement that an adopted proposal names
 
 Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
-them (`electorate`), members that have left (`farewells`), complaints of participants (`blame`), commits that other peers
-bring (`certificates`), checks of the proposals of leaders (`proposal_check`), and the time of a ballot (`turn`).
+them (`electorate`), members that have left (`farewells`), contributions that were announced (`announcements`), complaints
+of participants (`blame`), commits that other peers bring (`certificates`), checks of the proposals of leaders
+(`proposal_check`), and the time of a ballot (`turn`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 from thinwire.collectives.consensus.acceptor import Acceptor
+from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
@@ -43,14 +45,13 @@ from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
-from thinwire.swarm.evidence import Accuse
+from thinwire.swarm.evidence import Accuse, Equivocation
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ask,
     Ballot,
     Blame,
     Commit,
-    Contribution,
     Decided,
     Decline,
     Digest,
@@ -106,15 +107,17 @@ class Agreement:
         """Peers that report to be in a later round."""
         self.sign, self.verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
+        equivocation = Equivocation(accuse)
+        self.announcements = Announcements(me, self._electorate, equivocation, sign=sign, verify=verify)
+        self.ready = self.announcements.newest
         self._check = ProposalCheck(
-            me, store.life, self._electorate, sign=sign, verify=verify, accuse=accuse, banned=banned
+            me, store.life, self._electorate, self.announcements, equivocation, verify=verify, banned=banned
         )
-        self.ready = self._check.ready
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
         self._hasty = hasty
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
-        self._complaints = Complaints(terms, self._check, barred)
+        self._complaints = Complaints(terms, self.announcements, barred)
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.mute:
@@ -180,7 +183,7 @@ class Agreement:
         opened = self.opened
         if opened is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
-        if self._check.contradicted(opened):
+        if self.announcements.contradicted(opened):
             return  # The leader may be one with the contributor. The others need our vote to commit.
         if not self._acceptor.vote(opened, digest):
             return
@@ -294,7 +297,7 @@ class Agreement:
         if self.commit is None and certified(message, self._electorate, self.verify):
             self.commit = message
             self._check.note_commit(message)
-            self._check.keep(message.opened, self._acceptor.voted)
+            self.announcements.keep(message.opened, self._acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
         elif self.commit is not None and conflicting(self.commit, message):
@@ -303,7 +306,7 @@ class Agreement:
     def _answer_late(self, sender: PeerId, message: Message, commit: Commit) -> None:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
         if isinstance(message, Blame):
-            self._check.proves(message, commit.opened)
+            self.announcements.proves(message, commit.opened)
         elif isinstance(message, Propose):
             self._check.note(message.proposal)
         if isinstance(message, (Ready, Prepare, Blame, Ask)):
@@ -318,7 +321,7 @@ class Agreement:
                     self.accuse(peer, reason, now)
                 return self._turn.early(self.opened)  # Usually one of many, and `tick` comes soon anyway.
             case ShownReady() if self.opened is not None:
-                self._check.take_shown(message, self.opened)
+                self.announcements.add_shown(message, self.opened)
             case Propose():
                 self._hear_proposal(sender, message, now)
             case Prepare():
@@ -332,7 +335,7 @@ class Agreement:
             case Vote():
                 self._hear_vote(sender, message, signature, now)
             case Blame() if self.opened is not None:
-                proven = self._check.proves(message, self.opened)
+                proven = self.announcements.proves(message, self.opened)
                 self._proposer.hear_blame(sender, message, self.opened, now, proven=proven)
             case Ask() if self.me in self.ready:
                 self._out.append((sender, self.ready[self.me]))
@@ -341,11 +344,11 @@ class Agreement:
     def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
         # Without a life the sender could become a member in any life, and its announcements would be no evidence.
         if not self.terms.lineage or len(message.life) == LIFE:
-            if self._check.hear(sender, message, signature):
+            if self.announcements.add(sender, message, signature):
                 self._proposer.hear_again(sender)
-            self.diverged |= self._check.outnumbered
+            self.diverged |= self.announcements.outnumbered
         if self.opened is not None:
-            self._check.keep(self.opened, self._acceptor.voted)
+            self.announcements.keep(self.opened, self._acceptor.voted)
         if self._check.deferred is not None:
             self._hear_proposal(*self._check.deferred, now)
 
@@ -359,7 +362,7 @@ class Agreement:
             return
         self._proposer.yield_to_others()
         self.opened = opened
-        self._check.keep(opened, self._acceptor.voted)
+        self.announcements.keep(opened, self._acceptor.voted)
         self._turn.follow(sender, now)
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
@@ -385,14 +388,6 @@ class Agreement:
         if opened is not None and (peer, opened.ballot) not in self._shown:
             self._shown.add((peer, opened.ballot))
             self._out.append((peer, Propose(opened)))
-
-    def announced(self, entry: Contribution) -> Ready | None:
-        """Return the announcement that an entry of a proposal names; None if it is not known here, or differs."""
-        return self._check.announced(entry)
-
-    def announcements(self) -> list[ShownReady]:
-        """Return the announcements that are kept, for a peer that may lack them."""
-        return self._check.named
 
     def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
@@ -461,7 +456,7 @@ class Agreement:
             if self.terms.lineage:
                 message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
             self.opened = message.proposal
-            self._check.keep(self.opened, self._acceptor.voted)
+            self.announcements.keep(self.opened, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.progress(now)

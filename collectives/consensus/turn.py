@@ -16,7 +16,7 @@ from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 class Turn:
     """Patience of one peer in a round: first with announcements, then with the leader of each ballot.
 
-    ready: the announcements so far, to which ProposalCheck adds.
+    ready: see `Announcements.newest`.
     """
 
     def __init__(

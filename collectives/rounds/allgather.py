@@ -176,7 +176,7 @@ class AllGather(DataPlane):
         """Set the expected hashes of slots from the announcements, unless the results are settled already."""
         count = len(self.pieces)
         for place, entry in enumerate(opened.contributors):
-            ready = self.agreement.announced(entry)
+            ready = self.agreement.announcements.find(entry)
             if ready is None or self.results.wanted is not None:
                 continue  # settled results are judged by their own hashes
             hashes = slot_hashes(ready.hashes, self.pieces)

@@ -112,7 +112,7 @@ class Butterfly(DataPlane):
         self._recorded: Ballot | None = None
         self._sources: dict[Key, Digest] = {}  # announcement with which we have checked the data of each contributor
         self._pace = OwnerPace()
-        self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announced)
+        self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announcements.find)
         self._records = OwnerRecords(agreement, self.results, audited=audited)
         self._overlong = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
@@ -265,7 +265,9 @@ class Butterfly(DataPlane):
 
     def _named(self, key: Key, entries: Sequence[Contribution]) -> bool:
         """Return whether an entry names this announcement, which we have."""
-        return any((one.peer, one.attempt) == key and self.agreement.announced(one) is not None for one in entries)
+        return any(
+            (one.peer, one.attempt) == key and self.agreement.announcements.find(one) is not None for one in entries
+        )
 
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""
@@ -407,7 +409,7 @@ class Butterfly(DataPlane):
         commit = self.agreement.commit
         if self._audited and commit is not None:
             tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announced, self._records.settle(), *tools)
+            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.settle(), *tools)
 
     @property
     def waits(self) -> bool:

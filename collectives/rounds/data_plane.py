@@ -349,7 +349,7 @@ class DataPlane(ABC):
     def _names_us(self, opened: Proposal) -> bool:
         ours = (self.me, self._attempt)
         found = [entry for entry in opened.contributors if (entry.peer, entry.attempt) == ours]
-        return bool(self._source) and bool(found) and self.agreement.announced(found[0]) is not None
+        return bool(self._source) and bool(found) and self.agreement.announcements.find(found[0]) is not None
 
     def _ask_unannounced(self, opened: Proposal) -> None:
         """Ask for earlier announcements: chunks are meaningless without them, and a late peer missed them."""

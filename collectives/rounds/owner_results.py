@@ -216,7 +216,7 @@ class OwnerRecords:
         opened = self._opened
         if opened is None or not self._audited or opened.adopted is None or self._results.missing:
             return False
-        known = all(self._agreement.announced(entry) is not None for entry in opened.contributors)
+        known = all(self._agreement.announcements.find(entry) is not None for entry in opened.contributors)
         return not known or None in self._by_chunk()
 
     def settle(self) -> dict[int, tuple[PeerId, Digest]]:

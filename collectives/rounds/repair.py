@@ -220,5 +220,5 @@ class ResultServer:
         terms, last = self._agreement.terms, self._proved.get(to, -math.inf)
         if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:
             self._proved[to] = self._now()
-            for proof in (*self._exchange.claims(), *self._agreement.announcements()):
+            for proof in (*self._exchange.claims(), *self._agreement.announcements.kept):
                 self._send_queue.control(to, proof)

@@ -42,6 +42,7 @@ TARGETS = {
     "collectives/consensus/electorate.py": (f"{CONSENSUS}/test_electorate.py", CONSENSUS),
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
+    "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),

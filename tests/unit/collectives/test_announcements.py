@@ -7,13 +7,13 @@ import random
 import blake3
 import msgspec
 import pytest
+from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.certificates import decided
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, lives_of, names, sound, statement, vote_for
-from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.swarm.evidence import conflicting
+from thinwire.swarm.evidence import Equivocation, conflicting
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
@@ -208,16 +208,14 @@ def test_another_life_contradicts_free_proposals_only(adopted):
     said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
     opened = msgspec.structs.replace(scene.peers[LEADER].opened, adopted=adopted)
     blame = Blame(5, 0, opened.ballot, ANN, TWO_FACED, Said(said, sign(ANN, said)))
-    check = ProposalCheck(
+    announcements = Announcements(
         BEN,
-        LIVES[BEN],
         Electorate(BEN, TERMS, IDS, verify),
+        Equivocation(lambda *conflict: None),
         sign=lambda message: bytes(64),
         verify=verify,
-        accuse=lambda *conflict: None,
-        banned=tuple,
     )
-    assert check.proves(blame, opened) == (adopted is None)
+    assert announcements.proves(blame, opened) == (adopted is None)
 
 
 def test_announcement_without_a_life_counts_for_nothing():

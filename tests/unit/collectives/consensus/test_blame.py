@@ -294,9 +294,9 @@ def test_barred_contribution_is_out_from_the_start_and_stays_out_after_another_a
 
 
 class Shown:
-    """Check of proposals that has an announcement of every peer."""
+    """Announcements with one of every peer."""
 
-    def shown(self, peer):
+    def signed(self, peer):
         return Said(Announced(1, 0, 1, b"life", bytes(32)), b"s" * 64)
 
 

@@ -53,7 +53,7 @@ def records_of(results, *, audited=True, known=IDS, voted=None):
         terms=SimpleNamespace(members=IDS),
         commit=None,
         acceptor=SimpleNamespace(voted=voted),
-        announced=lambda entry: READY[entry.peer] if entry.peer in known else None,
+        announcements=SimpleNamespace(find=lambda entry: READY[entry.peer] if entry.peer in known else None),
         sign=lambda message: signature(ANN, message),
         verify=lambda peer, message, proof: proof == signature(peer, message),
     )

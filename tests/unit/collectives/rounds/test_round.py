@@ -1206,9 +1206,9 @@ def test_announcement_that_its_peer_replaces_remains_for_audits():
     first = harness.round.agreement.ready[OTHER]
     harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
     named = opened.contributors[IDS.index(OTHER)]
-    assert harness.round.agreement.ready[OTHER] != first and harness.round.agreement.announced(named) == first
+    assert harness.round.agreement.ready[OTHER] != first and harness.round.agreement.announcements.find(named) == first
     harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
-    assert harness.round.agreement.announced(named) is None
+    assert harness.round.agreement.announcements.find(named) is None
 
 
 def test_announcement_of_our_vote_outlives_a_ballot_without_it():
@@ -1219,7 +1219,7 @@ def test_announcement_of_our_vote_outlives_a_ballot_without_it():
     first = harness.round.agreement.ready[OTHER]
     harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
     harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
-    assert harness.round.agreement.announced(opened.contributors[IDS.index(OTHER)]) == first
+    assert harness.round.agreement.announcements.find(opened.contributors[IDS.index(OTHER)]) == first
 
 
 def test_late_announcement_shows_that_adopted_results_are_too_long():
