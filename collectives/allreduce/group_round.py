@@ -50,13 +50,13 @@ def group_round(
     share: LocalPart,
     *,
     patience: float,
-    witness: bool,
+    voter: bool,
     attempt: int,
     phase: Callable[[int, str], None],
 ) -> Round:
     """Return the round of a group, with nothing announced yet.
 
-    `key`: see `key_of`. `witness`, `attempt`, `phase`: see Agreement and Round.
+    `key`: see `key_of`. `voter`, `attempt`, `phase`: see Agreement and Round.
     """
     round, fragment = key
     seed = blake3.blake3(
@@ -86,7 +86,7 @@ def group_round(
         sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
         verify=verify,
         live=place.live,
-        witness=witness,
+        voter=voter,
     )
     data_plane = Butterfly(
         agreement,

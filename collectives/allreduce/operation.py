@@ -83,7 +83,7 @@ class Operation:
         self._call_sent_at: dict[PeerId, float] = {}  # peers that received our call for this number, and when
         self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
         self._started = self._called_at = place.now()
-        self._attempt, self._witness, self._voted = attempt, True, False
+        self._attempt, self._voter, self._voted = attempt, True, False
         self._withdrew: set[PeerId] = set()  # peers that withdrew from a group with us
         self._waiting: asyncio.Task[Outcome] | None = None
 
@@ -260,7 +260,7 @@ class Operation:
 
     def _take_up(self, group: tuple[PeerId, ...]) -> None:
         place, (round, fragment) = self._place, self.key
-        again = self.current is not None or place.me not in group or not self._witness
+        again = self.current is not None or place.me not in group or not self._voter
         if self.current is not None:
             self.current.exchange.halt()  # it must not vote any more
         self.group, self._started, self._voted = group, place.now(), False
@@ -271,7 +271,7 @@ class Operation:
             self.plan,
             self._share,
             patience=self._patience,
-            witness=self._witness,
+            voter=self._voter,
             attempt=self._attempt,
             phase=self._phase,
         )
@@ -318,7 +318,7 @@ class Operation:
         if other is None:
             self._fail("the other peers started the operation as another group", "call again")
             return
-        self._witness = False  # promises made in the other group may have counted there
+        self._voter = False  # promises made in the other group may have counted there
         self._take_up(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:

@@ -49,18 +49,18 @@ def rest(ballots: int) -> float:
 class Acceptor:
     """Promises and votes in the round of `terms`. `promised`: no lower ballot gets our vote.
 
-    `mute`: this peer has no vote in the round. It may have voted in a later one, or has left it.
+    `abstains`: this peer has no vote in the round. It may have voted in a later one, or has left it.
     """
 
-    def __init__(self, terms: RoundTerms, store: VoteStore, *, mute: bool) -> None:
+    def __init__(self, terms: RoundTerms, store: VoteStore, *, abstains: bool) -> None:
         self._terms, self._store, self._life = terms, store, store.life
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
             # A record of a later round of this lineage means that we have returned with an older state.
-            mute |= record.lineage == terms.lineage and record.round > terms.round
+            abstains |= record.lineage == terms.lineage and record.round > terms.round
             record = None
         self._record = record or VoteRecord(terms.lineage, terms.round, Ballot(0, bytes(32)), None, None)
-        self.mute = mute or self._record.left
+        self.abstains = abstains or self._record.left
         # For each peer: the number of its ballots that were followed, and the time before which it is too early for the next.
         self._heeded: dict[PeerId, tuple[int, float]] = {}
         self._followed = self._record.promised
@@ -131,27 +131,27 @@ class Acceptor:
     def vote(self, opened: Proposal, digest: Digest) -> bool:
         """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""
         voted = self._record.voted
-        if self.mute or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
+        if self.abstains or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
             return False
         return self._save(opened.ballot, opened, digest)
 
     def promise(self, ballot: Ballot) -> Promise | None:
         """Promise that no lower ballot gets our vote, with our last vote; None if it could not be stored."""
-        if self.mute or not self._save(ballot, self._record.voted, self._record.digest):
+        if self.abstains or not self._save(ballot, self._record.voted, self._record.digest):
             return None
         terms, record = self._terms, self._record
         return Promise(terms.round, terms.fragment, ballot, record.voted, record.digest, terms.lineage)
 
-    def use(self, number: int) -> bytes:
+    def use_number(self, number: int) -> bytes:
         """Note the number of an announcement; return the life that it must name.
 
         If the number could not be stored, that is another life than before, in memory, and we have no vote in this round.
         """
         try:
-            self._store.use(number)
+            self._store.use_number(number)
         except OSError:
-            self.mute = True
-        self.mute |= self._store.life != self._life
+            self.abstains = True
+        self.abstains |= self._store.life != self._life
         return self._store.life
 
     def farewell(self, me: PeerId, sign: Callable[[Message], bytes]) -> Leave | None:
@@ -163,12 +163,12 @@ class Acceptor:
         farewell = Farewell(me, record.promised, name, record.digest, b"")
         return signed(Leave(self._terms.round, self._terms.fragment, self._terms.lineage, farewell, record.voted), sign)
 
-    def withdraw(self) -> bool:
+    def abstain(self) -> bool:
         """Leave this round: vote and promise nothing more in it. Return False if that could not be stored.
 
         Without a store nothing is announced, because the next process may vote in this round.
         """
-        if self.mute:
+        if self.abstains:
             return self._record.left
         return self._save(self._record.promised, self._record.voted, self._record.digest, left=True)
 
@@ -177,7 +177,7 @@ class Acceptor:
         try:
             self._store.save(record)
         except OSError:
-            self.mute = True
+            self.abstains = True
             return False
-        self._record, self.mute = record, self.mute or left
+        self._record, self.abstains = record, self.abstains or left
         return True

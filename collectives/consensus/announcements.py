@@ -52,8 +52,8 @@ class Announcements:
         if known is not None and message.attempt <= known.attempt:
             return False
         self.newest[sender] = message
-        if not message.witness or terms.other_life(sender, message.life):
-            self._electorate.mute.add(sender)
+        if not message.voter or terms.other_life(sender, message.life):
+            self._electorate.nonvoters.add(sender)
         self._differ |= message.base != terms.base
         return known is not None
 

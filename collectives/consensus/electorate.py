@@ -13,9 +13,10 @@ from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
 
 class Electorate:
-    """Members of a round. `live`: peers with a link, and ourselves. `mute`: peers without a vote in it.
+    """Members of a round. `live`: peers with a link, and ourselves.
 
-    `farewells`: of the members that have left. `trial`: returns True for a peer that needs an endorsement to become a member.
+    `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `trial`: returns True for a peer
+    that needs an endorsement to become a member.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Electorate:
         trial: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self.me, self.terms, self._trial = me, terms, trial
-        self.live, self.mute = set(live) | {me}, set[PeerId]()
+        self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
@@ -86,12 +87,12 @@ class Electorate:
     @property
     def able(self) -> bool:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""
-        return self.enough(self.live - self.mute)
+        return self.enough(self.live - self.nonvoters)
 
     @property
     def absent(self) -> tuple[PeerId, ...]:
         """Members that this peer cannot reach, or that have no vote, in leader order."""
-        here = self.live - self.mute
+        here = self.live - self.nonvoters
         return tuple(peer for peer in self.terms.members if peer not in here and peer not in self.farewells)
 
     def waiting_for(self, ready: Collection[PeerId]) -> tuple[PeerId, ...]:
@@ -103,7 +104,7 @@ class Electorate:
         return tuple(
             peer
             for peer in (*self.terms.members, *sorted(applicants))
-            if peer in self.live and peer not in ready and peer not in self.mute and peer not in self.farewells
+            if peer in self.live and peer not in ready and peer not in self.nonvoters and peer not in self.farewells
         )
 
     def order(self, leader: PeerId) -> list[PeerId]:

@@ -73,7 +73,7 @@ class Agreement:
 
     Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
-    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `witness`: False if this peer must
+    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `voter`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds; `hasty`: peers whose ballots must not stop a leader that makes progress. `store`: our
     stored votes and life; None: in memory. `accuse`: see Equivocation. `banned`: returns peers that must not become members
@@ -88,7 +88,7 @@ class Agreement:
         sign: Callable[[Message], bytes],
         verify: Callable[[PeerId, Message, bytes], bool],
         live: Collection[PeerId],
-        witness: bool = True,
+        voter: bool = True,
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
         hasty: Collection[PeerId] = (),
@@ -114,20 +114,20 @@ class Agreement:
             me, store.life, self._electorate, self.announcements, equivocation, verify=verify, banned=banned
         )
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
-        self._acceptor = Acceptor(terms, store, mute=not witness or terms.other_life(me, store.life))
+        self._acceptor = Acceptor(terms, store, abstains=not voter or terms.other_life(me, store.life))
         self._hasty = hasty
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
         self._complaints = Complaints(terms, self.announcements, barred)
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._out: list[tuple[PeerId | None, Message]] = []
-        if self._acceptor.mute:
-            self._electorate.mute.add(me)
-            self._say_farewell()  # We left this round in an earlier process, and others may not know it.
+        if self._acceptor.abstains:
+            self._electorate.nonvoters.add(me)
+            self._send_farewell()  # We left this round in an earlier process, and others may not know it.
 
     @property
-    def witness(self) -> bool:
+    def voter(self) -> bool:
         """True if this peer votes in the round, should it be a member."""
-        return not self._acceptor.mute
+        return not self._acceptor.abstains
 
     @property
     def reachable(self) -> set[PeerId]:
@@ -144,9 +144,9 @@ class Agreement:
         return self._electorate.on_trial(peer)
 
     @property
-    def silent(self) -> Collection[PeerId]:
+    def nonvoters(self) -> Collection[PeerId]:
         """Peers without a vote in this round, as far as known."""
-        return self._electorate.mute
+        return self._electorate.nonvoters
 
     @property
     def absent(self) -> tuple[PeerId, ...]:
@@ -164,14 +164,14 @@ class Agreement:
 
     # --- events of this peer
 
-    def use(self, number: int) -> bytes:
+    def use_number(self, number: int) -> bytes:
         """Return the life that an announcement with this number must name: no later process repeats both."""
-        return self._acceptor.use(number)
+        return self._acceptor.use_number(number)
 
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
         self._out.append((None, ready))
-        self._hear_ready(self.me, ready, b"", now)
+        self._on_ready(self.me, ready, b"", now)
         self.tick(now)
 
     def progress(self, now: float) -> None:
@@ -190,7 +190,7 @@ class Agreement:
         self._turn.follow(opened.ballot.leader, now)
         vote = vote_for(opened, digest)
         if opened.ballot.leader == self.me:
-            self._hear_vote(self.me, vote, self.sign(vote), now)
+            self._on_vote(self.me, vote, self.sign(vote), now)
         else:
             self._out.append((opened.ballot.leader, vote))
 
@@ -201,7 +201,7 @@ class Agreement:
         if (blame := self._complaints.make(self.opened, peer, reason, now)) is None:
             return
         if self.opened.ballot.leader == self.me:
-            self._proposer.hear_blame(self.me, blame, self.opened, now)
+            self._proposer.on_blame(self.me, blame, self.opened, now)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader does not care.
@@ -221,7 +221,7 @@ class Agreement:
         self._electorate.live.discard(peer)
         self._proposer.on_link_down(peer)
         if self.commit is None:
-            self._proposer.lose(peer, self.opened)
+            self._proposer.on_peer_lost(peer, self.opened)
         elif peer == self.commit.opened.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
             # The leader may not have informed all peers, and the others wait for us to begin a ballot.
             self._out.append((None, self.commit))
@@ -230,10 +230,10 @@ class Agreement:
     def leave(self) -> None:
         """Say farewell if we are a member, because our process ends in a moment, and if it helps the others."""
         # If the members that we reach are no quorum without us, our farewell would help none of them.
-        if self._electorate.spares_me and self.me in self.terms.members and self.witness and self.withdraw():
-            self._say_farewell()
+        if self._electorate.spares_me and self.me in self.terms.members and self.voter and self.abstain():
+            self._send_farewell()
 
-    def _say_farewell(self) -> None:
+    def _send_farewell(self) -> None:
         farewell = self._acceptor.farewell(self.me, self.sign)
         if farewell is not None and self.me in self.terms.members:
             self._electorate.farewells.add(farewell)
@@ -243,14 +243,14 @@ class Agreement:
         """End our part in this round: the swarm has continued without us."""
         self.diverged = True
 
-    def withdraw(self) -> bool:
+    def abstain(self) -> bool:
         """Give up our vote in this round for good; return False if that could not be stored."""
-        self._electorate.mute.add(self.me)
-        return self._acceptor.mute or self._acceptor.withdraw()
+        self._electorate.nonvoters.add(self.me)
+        return self._acceptor.abstains or self._acceptor.abstain()
 
-    def bar(self, peer: PeerId) -> None:
+    def add_nonvoter(self, peer: PeerId) -> None:
         """Note that a peer has no vote in this round."""
-        self._electorate.mute.add(peer)
+        self._electorate.nonvoters.add(peer)
 
     def take(self) -> list[tuple[PeerId | None, Message]]:
         """Return the messages to send, and forget them; None addresses all reachable peers."""
@@ -264,24 +264,24 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         if isinstance(message, Decided):
-            if (found := self._completed(sender, message)) is None:
+            if (found := self._with_proposal(sender, message)) is None:
                 return
             message = found
         if isinstance(message, Vote) and message.digest is not None:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
-            self._hear_commit(message)
+            self._on_commit(message)
         elif isinstance(message, (Propose, Prepare)) and sender not in self.terms.members:
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
-            self._hear_leave(sender, message)
+            self._on_leave(sender, message)
         elif self.commit is not None:
-            self._answer_late(sender, message, self.commit)
-        elif self._hear(sender, message, signature, now):
+            self._handle_after_commit(sender, message, self.commit)
+        elif self._handle_before_commit(sender, message, signature, now):
             return
         self.tick(now)
 
-    def _completed(self, sender: PeerId, message: Decided) -> Commit | None:
+    def _with_proposal(self, sender: PeerId, message: Decided) -> Commit | None:
         """Return the commit that a peer has sent without its proposal.
 
         None: the proposal is not known here; the peer is asked for it.
@@ -293,7 +293,7 @@ class Agreement:
             self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
         return found
 
-    def _hear_commit(self, message: Commit) -> None:
+    def _on_commit(self, message: Commit) -> None:
         if self.commit is None and certified(message, self._electorate, self.verify):
             self.commit = message
             self._check.note_commit(message)
@@ -303,7 +303,7 @@ class Agreement:
         elif self.commit is not None and conflicting(self.commit, message):
             self._check.note_commit(message)
 
-    def _answer_late(self, sender: PeerId, message: Message, commit: Commit) -> None:
+    def _handle_after_commit(self, sender: PeerId, message: Message, commit: Commit) -> None:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
         if isinstance(message, Blame):
             self.announcements.proves(message, commit.opened)
@@ -312,47 +312,47 @@ class Agreement:
         if isinstance(message, (Ready, Prepare, Blame, Ask)):
             self._out.append((sender, commit))
 
-    def _hear(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
+    def _handle_before_commit(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
         """Handle a message before the commit. Return True if `tick` need not follow."""
         match message:
             case Ready():
-                self._hear_ready(sender, message, signature, now)
+                self._on_ready(sender, message, signature, now)
                 for peer, reason in self._complaints.doubted(self.opened):
                     self.accuse(peer, reason, now)
                 return self._turn.early(self.opened)  # Usually one of many, and `tick` comes soon anyway.
             case ShownReady() if self.opened is not None:
                 self.announcements.add_shown(message, self.opened)
             case Propose():
-                self._hear_proposal(sender, message, now)
+                self._on_proposal(sender, message, now)
             case Prepare():
-                self._hear_prepare(sender, message, now)
+                self._on_prepare(sender, message, now)
             case Promise():
                 if message.voted is not None:
                     self._check.note(message.voted)
-                self._proposer.hear_promise(sender, message, signature, counts=sender in self.terms.members)
+                self._proposer.on_promise(sender, message, signature, counts=sender in self.terms.members)
             case Decline():
                 self._proposer.excuse(sender)
             case Vote():
-                self._hear_vote(sender, message, signature, now)
+                self._on_vote(sender, message, signature, now)
             case Blame() if self.opened is not None:
                 proven = self.announcements.proves(message, self.opened)
-                self._proposer.hear_blame(sender, message, self.opened, now, proven=proven)
+                self._proposer.on_blame(sender, message, self.opened, now, proven=proven)
             case Ask() if self.me in self.ready:
                 self._out.append((sender, self.ready[self.me]))
         return False
 
-    def _hear_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
+    def _on_ready(self, sender: PeerId, message: Ready, signature: bytes, now: float) -> None:
         # Without a life the sender could become a member in any life, and its announcements would be no evidence.
         if not self.terms.lineage or len(message.life) == LIFE:
             if self.announcements.add(sender, message, signature):
-                self._proposer.hear_again(sender)
+                self._proposer.on_new_announcement(sender)
             self.diverged |= self.announcements.outnumbered
         if self.opened is not None:
             self.announcements.keep(self.opened, self._acceptor.voted)
         if self._check.deferred is not None:
-            self._hear_proposal(*self._check.deferred, now)
+            self._on_proposal(*self._check.deferred, now)
 
-    def _hear_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
+    def _on_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
         opened = message.proposal
         if not self._check.admits(sender, message, self.opened):
             if (blame := self._complaints.of_life(opened)) is not None:
@@ -367,19 +367,19 @@ class Agreement:
         for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
             self.accuse(peer, reason, now)
 
-    def confirms(self, opened: Proposal) -> bool:
+    def results_confirmed(self, opened: Proposal) -> bool:
         """Return True if this peer does not have to check the results of a ballot.
 
         They are decided, or an honest peer has voted for them.
         """
         return self.commit is not None or self._electorate.confirmed(opened.sources)
 
-    def refute(self, opened: Proposal) -> None:
+    def refuse_leader(self, opened: Proposal) -> None:
         """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
         if opened.ballot.leader in opened.sources:
             self._check.refused.add(opened.ballot.leader)
 
-    def show(self, peer: PeerId) -> None:
+    def send_proposal(self, peer: PeerId) -> None:
         """Send our proposal to a peer that follows another one with its ballot.
 
         Both together are evidence against the leader.
@@ -389,8 +389,8 @@ class Agreement:
             self._shown.add((peer, opened.ballot))
             self._out.append((peer, Propose(opened)))
 
-    def _hear_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        refused = message.lineage != self.terms.lineage or not self.witness or sender in self._check.refused
+    def _on_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
+        refused = message.lineage != self.terms.lineage or not self.voter or sender in self._check.refused
         before = self._acceptor.promised
         # A ballot of this peer has been in vain, in a round before or in this one.
         hasty = sender in self._hasty or sender in self._acceptor.heeded
@@ -401,31 +401,31 @@ class Agreement:
             return
         if before.leader != sender or (self.opened is not None and self.opened.ballot == before):
             self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
-        self._proposer.seen()
+        self._proposer.on_other_ballot()
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 
-    def _hear_leave(self, sender: PeerId, message: Leave) -> None:
+    def _on_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
         peer = message.farewell.peer
         if self.commit is None and self._electorate.farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
-            self._proposer.lose(peer, self.opened)
+            self._proposer.on_peer_lost(peer, self.opened)
 
-    def _hear_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
+    def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.opened is None:
             return
-        news, self.commit = self._proposer.hear_vote(sender, message, signature, self.opened)
+        news, self.commit = self._proposer.on_vote(sender, message, signature, self.opened)
         if news:
             self._turn.progress(now)
         if self.commit is not None:
-            self._out += self._proposer.spread(self.commit)
+            self._out += self._proposer.commit_messages(self.commit)
 
     # --- time, and ballots of this peer
 
     def tick(self, now: float) -> None:
         """Let time pass: open when all are ready or the grace is over, replace a leader that is gone or stuck."""
-        if self.commit is not None or self.diverged or not self.witness:
+        if self.commit is not None or self.diverged or not self.voter:
             return
         if self._proposer.preparing:
             self._try_open(now)
@@ -440,7 +440,7 @@ class Agreement:
                 self._prepare(now)
 
     def _prepare(self, now: float) -> None:
-        ballot = self._proposer.next(self._acceptor.promised, now) if self.witness else None
+        ballot = self._proposer.next(self._acceptor.promised, now) if self.voter else None
         promise = self._acceptor.promise(ballot) if ballot is not None else None
         if promise is None:
             return

@@ -82,7 +82,7 @@ class Proposer:
         """Return True if the open ballot is ours, and we have not begun another one."""
         return opened is not None and opened.ballot == self.ballot
 
-    def seen(self) -> None:
+    def on_other_ballot(self) -> None:
         """Note that another peer has begun a ballot."""
         self._ballots += 1
         self.yield_to_others()
@@ -110,7 +110,7 @@ class Proposer:
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
 
-    def hear_promise(self, sender: PeerId, message: Promise, signature: bytes, *, counts: bool) -> None:
+    def on_promise(self, sender: PeerId, message: Promise, signature: bytes, *, counts: bool) -> None:
         """Handle an answer to our Prepare. `counts`: True if the sender is a member."""
         voted = message.voted
         if message.lineage != self._terms.lineage:
@@ -130,9 +130,7 @@ class Proposer:
         if peer not in self._terms.members:
             self._asked.discard(peer)
 
-    def hear_vote(
-        self, sender: PeerId, message: Vote, signature: bytes, opened: Proposal
-    ) -> tuple[bool, Commit | None]:
+    def on_vote(self, sender: PeerId, message: Vote, signature: bytes, opened: Proposal) -> tuple[bool, Commit | None]:
         """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
         if self.ballot != message.ballot or opened.ballot != message.ballot:
             return False, None
@@ -147,7 +145,7 @@ class Proposer:
             return news, None
         return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
-    def spread(self, commit: Commit) -> list[tuple[PeerId, Message]]:
+    def commit_messages(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
         others, known = self._electorate.live - {self._electorate.me}, self._informed | self._votes.keys()
         short = decided(commit)
@@ -160,11 +158,11 @@ class Proposer:
         """Note that what was sent to a peer may be lost."""
         self._informed.discard(peer)
 
-    def lose(self, peer: PeerId, opened: Proposal | None) -> None:
+    def on_peer_lost(self, peer: PeerId, opened: Proposal | None) -> None:
         """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
         self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
 
-    def hear_blame(self, sender: PeerId, message: Blame, opened: Proposal, now: float, *, proven: bool = False) -> None:
+    def on_blame(self, sender: PeerId, message: Blame, opened: Proposal, now: float, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
             late = now >= self._opened_at + self._terms.patience
@@ -178,7 +176,7 @@ class Proposer:
             )
             self.urged |= news and self.leads(opened)
 
-    def hear_again(self, sender: PeerId) -> None:
+    def on_new_announcement(self, sender: PeerId) -> None:
         """Note that a peer has announced another contribution."""
         left = [
             peer for peer, ready in self._ready.items() if ready.weight > 0 and peer not in self.blame_book.rejected
@@ -232,7 +230,7 @@ class Proposer:
     ) -> Proposal | None:
         terms, live = self._terms, self._electorate.live
         # A peer that has left takes part again once it announces that it has no vote.
-        leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].witness}
+        leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].voter}
         able, unable = fit(terms, present - leaving, self._ready)
         uncounted = self._electorate.uncounted(able, self._ready)
         trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}

@@ -71,7 +71,7 @@ class VoteStore(Protocol):
         """No announcement of this life has a higher number, also none of an earlier process."""
         ...
 
-    def use(self, number: int) -> None:
+    def use_number(self, number: int) -> None:
         """Note that an announcement of this life may have this number; that is durable when this returns.
 
         Raises OSError. Then another life has begun, in memory, in which the number is used.
@@ -111,7 +111,7 @@ class MemoryVoteStore(VoteStore):
     def numbers(self) -> int:
         return self._numbers
 
-    def use(self, number: int) -> None:
+    def use_number(self, number: int) -> None:
         self._numbers = max(self._numbers, number)
 
     @property

@@ -50,7 +50,9 @@ from thinwire.swarm.messages.registry import (
 class AllGather(DataPlane):
     """Data plane of an all-gather. The caller stores `usual`, the running norm of a payload."""
 
-    hurry: ClassVar[float] = SOON  # voters have the whole payload already, so whatever is being sent arrives by then
+    repair_patiences: ClassVar[float] = (
+        SOON  # voters have the whole payload already, so whatever is being sent arrives by then
+    )
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class AllGather(DataPlane):
         opened = self.opened
         if opened is not None and peer in opened.alive and self.agreement.commit is None:
             self._scatter(opened)
-            self._hand_on(opened)
+            self._forward_pieces(opened)
 
     # --- a ballot opens
 
@@ -126,7 +128,7 @@ class AllGather(DataPlane):
         self._replay()
         for key in self._slots.keys:
             self._accuse(key)
-        self._hand_on(opened)
+        self._forward_pieces(opened)
         self.check()
 
     def _tidy(self) -> None:
@@ -148,7 +150,7 @@ class AllGather(DataPlane):
 
         Pieces that a helper forwards go first.
         """
-        if not self._names_us(opened):
+        if not self._names_our_contribution(opened):
             return
         after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
         able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
@@ -185,7 +187,7 @@ class AllGather(DataPlane):
             for index, found in enumerate(hashes or ()):
                 if not self.results.signed(place * count + index):
                     self._sign(place * count + index, found)
-        if self._names_us(opened):
+        if self._names_our_contribution(opened):
             self._payloads.own((self.me, self._attempt), self._source)
         self._fill()
 
@@ -199,7 +201,7 @@ class AllGather(DataPlane):
         """Put stored pieces into slots that lack them."""
         here = self._payloads.stored()
         for slot in self.results.lacks():
-            found = self.results.vouched(slot) or b""
+            found = self.results.expected_hash(slot) or b""
             if found in here and self._take(slot, here[found], partial(bytes, found)):
                 self._arrived(slot)
 
@@ -245,9 +247,9 @@ class AllGather(DataPlane):
                 self._payloads.mark(key, "hash")
                 self._accuse(key)
         if charged and opened is not None:
-            self._hand_on(opened, ((key, message.index),))
+            self._forward_pieces(opened, ((key, message.index),))
 
-    def _hand_on(self, opened: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
+    def _forward_pieces(self, opened: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
         """Forward pieces that we are helper for, all or those in `what`.
 
         They go to the peers that did not get them from us.
@@ -259,17 +261,17 @@ class AllGather(DataPlane):
             slot = self._slots.find(key, index)
             if slot is not None and (piece := self.results.chunks[slot]) is not None:
                 frame = Frame(Result(self.round, self.fragment, opened.ballot, slot, opened.lineage), piece)
-                for peer in self._relay_plan.heirs(key, index, opened.alive):
+                for peer in self._relay_plan.receivers(key, index, opened.alive):
                     self._send_queue.bulk(peer, frame)
 
-    def _came(self, sender: PeerId, slot: int) -> None:
+    def _note_arrival(self, sender: PeerId, slot: int) -> None:
         """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
         opened, helper = self.opened, self._helper(slot)
         if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and opened is not None:
             if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
                 what = self._slots.split(slot)
                 self._relay_plan.take_on(*what)
-                self._hand_on(opened, (what,))
+                self._forward_pieces(opened, (what,))
 
     def _helper(self, slot: int) -> PeerId | None:
         """Return the helper that should bring us a piece in place of its contributor, or None."""
@@ -282,8 +284,8 @@ class AllGather(DataPlane):
         """Take a piece from any peer that has it; a piece that does not match is requested from another peer."""
         if message.index < len(self.results) and not self.complete:
             if self._put(message.index, frame):
-                self._came(sender, message.index)
-            elif self.results.vouched(message.index) is None:
+                self._note_arrival(sender, message.index)
+            elif self.results.expected_hash(message.index) is None:
                 self._early.put(sender, frame)  # it may have overtaken the message that settles the results
 
     def _put(self, slot: int, frame: Frame) -> bool:
@@ -355,7 +357,7 @@ class AllGather(DataPlane):
 
     # --- missing pieces from other peers
 
-    def nudge(self) -> None:
+    def request_missing(self) -> None:
         """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
         opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
         if opened is None or self.me not in opened.alive or not self._requests.due(now, patience):
@@ -363,20 +365,20 @@ class AllGather(DataPlane):
         pieces = [
             MissingPiece(slot, slot % len(self.pieces), self.owners[slot], self._helper(slot))
             for slot in self.results.lacks()
-            if self.results.vouched(slot) is not None
+            if self.results.expected_hash(slot) is not None
         ]
         live = self.agreement.reachable
         found = self._requests.plan(opened, pieces, live, moved=self.moved, now=now, patience=patience)
         for peer, part in found.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
-    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:
+    def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:
         """Note that a peer asked us for pieces of our payload."""
         opened, count = self.opened, len(self.pieces)
         if opened is not None and self.agreement.commit is None:
             ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
             self._relay_plan.wanted(sender, ours)
 
-    def part(self, digest: Digest) -> bool:
+    def names_contributors(self, digest: Digest) -> bool:
         """Return whether `digest` names the contributors of the open ballot."""
         return digest == self._key

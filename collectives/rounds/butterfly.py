@@ -70,8 +70,10 @@ class Butterfly(DataPlane):
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
-    bears: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
-    hurry: ClassVar[float] = 0.25  # data being sent arrives by then, and peers keep results for one more round only
+    accusation_patiences: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
+    repair_patiences: ClassVar[float] = (
+        0.25  # data being sent arrives by then, and peers keep results for one more round only
+    )
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class Butterfly(DataPlane):
         """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
         opened = self.opened
         try:
-            free = opened is None or self.agreement.confirms(opened)
+            free = opened is None or self.agreement.results_confirmed(opened)
             self._screen.check(chunk, index, None if opened is None or free else opened.contributors)
         except CodecError as error:
             self._overlong = str(error) if error.reason == "bound" else ""
@@ -197,12 +199,12 @@ class Butterfly(DataPlane):
             if here and self._records.computes and not self._records.computed((index,)):
                 self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
             if self.results.chunks[index] is not None:
-                self._send_result(opened, index, self._heirs(opened, index))
+                self._send_result(opened, index, self._result_receivers(opened, index))
             else:
                 self._reduce(index)
 
     def _scatter(self, opened: Proposal) -> None:
-        if not self._names_us(opened):
+        if not self._names_our_contribution(opened):
             return
         for index, owner in enumerate(self._takers):
             if owner == self.me:
@@ -294,9 +296,9 @@ class Butterfly(DataPlane):
         if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
             self._publish(opened, index, *make())
         else:
-            self._computing.run(index, make, self._has_made)
+            self._computing.run(index, make, self._on_computed)
 
-    def _has_made(self, index: int, made: tuple[Buffer, Digest]) -> None:
+    def _on_computed(self, index: int, made: tuple[Buffer, Digest]) -> None:
         """Publish a computed result with its hash, unless another peer owns the chunk now."""
         if self.opened is not None and index in self._mine and self.results.chunks[index] is None:
             self._publish(self.opened, index, *made)
@@ -314,9 +316,9 @@ class Butterfly(DataPlane):
         self._progress()
         self._pace.came(self.me, self.moved)
         self.check()
-        self._send_result(opened, index, self._heirs(opened, index))
+        self._send_result(opened, index, self._result_receivers(opened, index))
 
-    def _heirs(self, opened: Proposal, index: int) -> Sequence[PeerId]:
+    def _result_receivers(self, opened: Proposal, index: int) -> Sequence[PeerId]:
         """Return the peers to which we send the result of a chunk."""
         return opened.alive if self.owners[index] == self.me else ()
 
@@ -342,7 +344,7 @@ class Butterfly(DataPlane):
 
     # --- receiving results
 
-    def _vouches(self, sender: PeerId, index: int) -> bool:
+    def _is_result_source(self, sender: PeerId, index: int) -> bool:
         """Return whether a result from this peer is accepted before its hash is signed."""
         return sender == self.owners[index]
 
@@ -351,7 +353,7 @@ class Butterfly(DataPlane):
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
         self._overlong = ""
-        vouches, check = self._vouches(sender, index), self._check_result
+        vouches, check = self._is_result_source(sender, index), self._check_result
         taken = self.results.take(index, frame.payload, frame.hashed, check=check, from_owner=vouches)
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
@@ -360,13 +362,13 @@ class Butterfly(DataPlane):
             if sender == self.owners[index]:
                 self._pace.came(sender, self.moved)
             if self.opened is not None:
-                self._send_result(self.opened, index, self._heirs(self.opened, index))
+                self._send_result(self.opened, index, self._result_receivers(self.opened, index))
             self.check()
         elif taken is False:
             if self._overlong and sender == self.owners[index]:
                 self.refused[sender] = self._overlong
             if self._overlong and self.opened is not None:
-                self.agreement.refute(self.opened)
+                self.agreement.refuse_leader(self.opened)
             self.agreement.accuse(sender, "result", self._now())
 
     def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
@@ -378,7 +380,7 @@ class Butterfly(DataPlane):
     def recheck(self) -> None:
         """Check adopted results by the norms in announcements that have come later; vote if all are right."""
         opened = self.opened
-        if opened is None or opened.adopted is None or self.agreement.confirms(opened):
+        if opened is None or opened.adopted is None or self.agreement.results_confirmed(opened):
             return
         for index, chunk in enumerate(self.results.chunks):
             try:
@@ -386,7 +388,7 @@ class Butterfly(DataPlane):
                     self._check_result(chunk, index)
             except CodecError:
                 self.results.drop(index)
-                self.agreement.refute(opened)
+                self.agreement.refuse_leader(opened)
         self.check()
 
     def _take_claim(self, claim: Claim) -> None:
@@ -424,13 +426,13 @@ class Butterfly(DataPlane):
         digest, wanted = self.results.digest, self.results.wanted
         if digest is None or wanted not in (None, digest):
             return
-        if self.opened is not None and self.unclaimed and not self.agreement.confirms(self.opened):
+        if self.opened is not None and self.unclaimed and not self.agreement.results_confirmed(self.opened):
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")
             self._vote(digest)
 
-    def owing(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
         held, missing = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
         late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]

@@ -35,7 +35,7 @@ from thinwire.swarm.messages.registry import (
     Result,
 )
 
-STIRRING = 30
+PARTIAL_FRAMES = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
 
 The limit exists because a peer may send junk for ever.
@@ -48,9 +48,9 @@ class DataPlane(ABC):
     `early`: limits of stored early frames: in all, per sender, and optionally bytes.
     """
 
-    hurry: ClassVar[float] = 1.0
+    repair_patiences: ClassVar[float] = 1.0
     """Patiences without progress before settled but missing results are requested from their holders."""
-    bears: ClassVar[Mapping[str, float]] = {}
+    accusation_patiences: ClassVar[Mapping[str, float]] = {}
     """Patiences without progress before a peer is accused for a reason, if more than one."""
 
     def __init__(
@@ -140,7 +140,7 @@ class DataPlane(ABC):
         wait = self.agreement.terms.limit
         return self._now() >= min(self._sent_by.late_at(wait), self._served_by.late_at(wait))
 
-    def lasted(self, took: float) -> float:
+    def duration_without_late_peers(self, took: float) -> float:
         """Return the seconds of a round without the wait for contributors that were too slow.
 
         took: what it took here. With such contributors it is at most twice what half of all took.
@@ -232,10 +232,10 @@ class DataPlane(ABC):
     def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
-    def nudge(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
+    def request_missing(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
         """React to time without progress: ask other peers for missing data."""
 
-    def asked(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only the all-gather uses it
+    def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only the all-gather uses it
         """Note that a peer asked us for these results."""
 
     @property
@@ -247,7 +247,7 @@ class DataPlane(ABC):
         """Return the claims of owners to the results."""
         return ()
 
-    def part(self, digest: Digest) -> bool:
+    def names_contributors(self, digest: Digest) -> bool:
         """Return whether `digest` names the open contributors.
 
         Their results may be requested from any peer before a verdict.
@@ -344,9 +344,9 @@ class DataPlane(ABC):
     def _withdrawn(self, opened: Proposal) -> bool:
         """Return whether a ballot names a contribution of ours that we no longer have."""
         named = any(entry.peer == self.me for entry in opened.contributors)
-        return named and opened.adopted is None and not self._names_us(opened)
+        return named and opened.adopted is None and not self._names_our_contribution(opened)
 
-    def _names_us(self, opened: Proposal) -> bool:
+    def _names_our_contribution(self, opened: Proposal) -> bool:
         ours = (self.me, self._attempt)
         found = [entry for entry in opened.contributors if (entry.peer, entry.attempt) == ours]
         return bool(self._source) and bool(found) and self.agreement.announcements.find(found[0]) is not None
@@ -364,13 +364,13 @@ class DataPlane(ABC):
             for sender, frame in self._early.take():
                 self.take(sender, frame)
 
-    def owing(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for data in this ballot."""
         return [peer for peer in opened.group if peer != self.me]
 
-    def stirs(self) -> None:
+    def note_partial_frames(self) -> None:
         """Note that bytes of an incomplete frame are arriving."""
-        if not self._late and self._now() < self.whole + STIRRING * self.agreement.terms.patience:
+        if not self._late and self._now() < self.whole + PARTIAL_FRAMES * self.agreement.terms.patience:
             self._live()
 
     @property

@@ -38,7 +38,7 @@ class Hierarchy(Butterfly):
     """
 
     # A peer that itself waits for others gets the time to name them.
-    bears: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
+    accusation_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
     def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
         super().__init__(agreement, **sharded)
@@ -83,7 +83,7 @@ class Hierarchy(Butterfly):
 
     def _resume(self, opened: Proposal) -> None:
         for index in range(len(self.grid)):
-            self._send_result(opened, index, self._heirs(opened, index))
+            self._send_result(opened, index, self._result_receivers(opened, index))
             self._reduce(index)
 
     def settle(self) -> None:
@@ -105,7 +105,7 @@ class Hierarchy(Butterfly):
             return
         self._scatter(opened)
         for index in range(len(self.grid)):
-            if peer in self._heirs(opened, index):
+            if peer in self._result_receivers(opened, index):
                 self._send_result(opened, index, (peer,))
             self._reduce(index)
 
@@ -128,7 +128,7 @@ class Hierarchy(Butterfly):
             return
         for cluster in routes.collected(self.me, index):
             if self._total(cluster, index) and self.owners[index] != self.me:
-                self._tell(cluster, index)
+                self._send_subtotal(cluster, index)
         if self.owners[index] == self.me:
             self._finish(opened, routes, index)
 
@@ -159,7 +159,7 @@ class Hierarchy(Butterfly):
         self._progress()
         return True
 
-    def _tell(self, cluster: Cluster, index: int) -> None:
+    def _send_subtotal(self, cluster: Cluster, index: int) -> None:
         """Send the value of our cluster to the chunk's owner, once."""
         owner = self.owners[index]
         value = self._totals.of((cluster.value,), index)
@@ -174,7 +174,7 @@ class Hierarchy(Butterfly):
             return
         far = self._totals.beyond(routes.inputs, self._key, index)
         for name in far:
-            self._doubt(routes, routes.named[name], index)
+            self._accuse_sources(routes, routes.named[name], index)
         if far:
             return
         weights = [float(each.weight) for each in routes.inputs]
@@ -184,9 +184,9 @@ class Hierarchy(Butterfly):
         self.results.put(index, result)
         self._progress()
         self.check()
-        self._send_result(opened, index, self._heirs(opened, index))
+        self._send_result(opened, index, self._result_receivers(opened, index))
 
-    def _doubt(self, routes: Routes, number: int, index: int) -> None:
+    def _accuse_sources(self, routes: Routes, number: int, index: int) -> None:
         """Accuse the peers behind an outlier value: the contributors if we collected it, else the relay."""
         collector, cluster = routes.collector(number, index), routes.clusters[number]
         if collector == self.me:
@@ -229,11 +229,11 @@ class Hierarchy(Butterfly):
 
     # --- towards the peers
 
-    def _heirs(self, opened: Proposal, index: int) -> Sequence[PeerId]:
+    def _result_receivers(self, opened: Proposal, index: int) -> Sequence[PeerId]:
         """Return the receivers of a result: relays and the own cluster for an owner, its cluster for a relay."""
-        return self._routes.heirs(self.me, index) if self._routes is not None else ()
+        return self._routes.receivers(self.me, index) if self._routes is not None else ()
 
-    def _vouches(self, sender: PeerId, index: int) -> bool:
+    def _is_result_source(self, sender: PeerId, index: int) -> bool:
         """Return True for a result from its owner, or from our relay until a record contradicts it."""
         return self._routes is not None and sender in self._routes.sources(self.me, index)
 
@@ -248,9 +248,9 @@ class Hierarchy(Butterfly):
         """
         return False
 
-    def owing(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as values may be made of any peer's data."""
-        return DataPlane.owing(self, opened)
+        return DataPlane.awaited_peers(self, opened)
 
     def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame: a contributor, a relay, or the source of a result."""

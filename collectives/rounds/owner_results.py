@@ -159,7 +159,7 @@ class OwnerRecords:
         if self.computes and not claims:
             # An owner that does not state that it has computed its results could not be convicted.
             if record.basis and opened is not None and record.ballot == opened.ballot:
-                self._agreement.show(sender)
+                self._agreement.send_proposal(sender)
             return False
         for index, found in stated(record).items():
             if whole and results.denies(index, found):
@@ -168,7 +168,7 @@ class OwnerRecords:
             if whole or (owners[index] == sender and not results.signed(index)):
                 results.sign(index, found)
         if claims and sender in self._claimants():
-            known = [index for index, found in stated(record).items() if results.vouched(index) == found]
+            known = [index for index, found in stated(record).items() if results.expected_hash(index) == found]
             self._note(Claim(sender, record, signature), known)
         return whole
 
@@ -193,7 +193,7 @@ class OwnerRecords:
             return
         here = self._claims.get(record.basis, {})
         new = [(i, found) for i, found in stated(record).items() if found not in here.get(i, ())]
-        known = [i for i, found in new if found == (results.hashes((i,)) or results.vouched(i))]
+        known = [i for i, found in new if found == (results.hashes((i,)) or results.expected_hash(i))]
         if known and self._agreement.verify(claim.owner, record, claim.signature):
             self._note(claim, known)
 

@@ -107,17 +107,17 @@ class Repair:
     def tick(self, now: float) -> None:
         """Let time pass: repeat requests."""
         results, patience = self._exchange.results, self._agreement.terms.patience
-        if now >= self._claims_at + self._exchange.hurry * patience:
+        if now >= self._claims_at + self._exchange.repair_patiences * patience:
             self._fetch_claims(now)
         if results.wanted is None or not results.missing:
             return
         # Voters continue with the next round and free the results soon after it.
-        hurry = 1.0 if self._requests.tries else self._exchange.hurry
+        wait = 1.0 if self._requests.tries else self._exchange.repair_patiences
         if self.follows:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
-            hurry = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
-        if now >= max(self._requests.at, self._exchange.moved) + hurry * patience:
+            wait = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
+        if now >= max(self._requests.at, self._exchange.moved) + wait * patience:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
@@ -143,7 +143,7 @@ class Repair:
     def unproved(self, now: float) -> bool:
         """Return True if the leader has shown no claims to the results of its vote within two patiences."""
         asked, exchange = self._leader_asked, self._exchange
-        if asked is None or asked[0] is not exchange.opened or self._agreement.confirms(asked[0]):
+        if asked is None or asked[0] is not exchange.opened or self._agreement.results_confirmed(asked[0]):
             return False
         return exchange.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 
@@ -195,14 +195,14 @@ class ResultServer:
         agreement, exchange, opened = self._agreement, self._exchange, self._exchange.opened
         round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, exchange.results.chunks
         whole = exchange.results.digest == message.digest
-        if opened is None or not (whole or exchange.part(message.digest)):
+        if opened is None or not (whole or exchange.names_contributors(message.digest)):
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
         paced = not known and self._paced(sender, round)
         waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
         if waiting > 2 * IN_FLIGHT:
             return  # the peer has not read what it asked for before
-        exchange.asked(sender, message.indices)
+        exchange.note_request(sender, message.indices)
         if whole:
             everything = tuple(range(len(chunks)))
             hashes = exchange.results.hashes(everything)

@@ -70,7 +70,7 @@ class Results:
         """Return whether an owner has signed for the result of this chunk."""
         return self._signed[index] is not None
 
-    def vouched(self, index: int) -> Digest | None:
+    def expected_hash(self, index: int) -> Digest | None:
         """Return the hash that the result of this chunk must have, None if unknown."""
         return self._signed[index]
 

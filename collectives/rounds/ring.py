@@ -159,7 +159,7 @@ class Ring(OwnerDependentButterfly):
     def _adding(self, opened: Proposal, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
         """Return the contributions that we have to add, in order; None if one is missing."""
         if any(entry.peer == self.me for entry in entries):
-            if not self._names_us(opened):
+            if not self._names_our_contribution(opened):
                 return None
             self._contributions.own(self.me, self._attempt, index, self._source[index])
         return self._contributions.of(entries, index)
@@ -257,9 +257,9 @@ class Ring(OwnerDependentButterfly):
         elif taken is False and sender in (lap.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
 
-    def owing(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
-        return DataPlane.owing(self, opened)
+        return DataPlane.awaited_peers(self, opened)
 
     def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame.

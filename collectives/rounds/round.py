@@ -98,7 +98,7 @@ class Round:
         self._settled = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
-        self._came: tuple[float, dict[PeerId, int]] = (now(), {})
+        self._received: tuple[float, dict[PeerId, int]] = (now(), {})
         """Time of the last count of received bytes, and bytes by peer that owes us data."""
 
     # --- our own contribution
@@ -112,7 +112,7 @@ class Round:
         `summary`: that of `DataPlane.summarize`, if the caller has it.
         """
         self.attempt += 1
-        life = self.agreement.use(self.attempt)
+        life = self.agreement.use_number(self.attempt)
         self.exchange.contribute(source, self.attempt)
         if summary is None:
             summary = self.exchange.summarize(source)
@@ -125,7 +125,7 @@ class Round:
             terms.plan,
             weight,
             summary.hashes,
-            self.agreement.witness,
+            self.agreement.voter,
             float(loss),
             float(speed),
             *self._link(),
@@ -267,7 +267,7 @@ class Round:
     def tick(self) -> None:
         """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
         now, patience = self._now(), self.agreement.terms.patience
-        self._listen(now)
+        self._count_partial_frames(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
         opened, results = exchange.opened, exchange.results
@@ -275,32 +275,35 @@ class Round:
         if not committed:
             exchange.watch()
         if opened is not None and not committed and results.missing:
-            exchange.nudge()
+            exchange.request_missing()
         if opened is not None and not committed and self._repair.unproved(now):
-            self.agreement.refute(opened)
+            self.agreement.refuse_leader(opened)
         if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
             if self.me in opened.alive and self._accused != opened.ballot:
                 found = exchange.culprit(opened)
-                early = found is not None and now < exchange.moved + exchange.bears.get(found[1], 1) * patience
+                early = (
+                    found is not None
+                    and now < exchange.moved + exchange.accusation_patiences.get(found[1], 1) * patience
+                )
                 if not early:
                     self._accused = opened.ballot
                 if found is not None and not early:
                     self.agreement.accuse(found[0], found[1], now)
         self.pump()
 
-    def _listen(self, now: float) -> None:
+    def _count_partial_frames(self, now: float) -> None:
         """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
 
         On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
         """
-        opened, (then, before) = self.exchange.opened, self._came
+        opened, (then, before) = self.exchange.opened, self._received
         if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = {peer: self._send_queue.came(peer) for peer in self.exchange.owing(opened)}
-        self._came = (now, came)
+        came = {peer: self._send_queue.came(peer) for peer in self.exchange.awaited_peers(opened)}
+        self._received = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
         if grown >= TRICKLE * (now - then):
-            self.exchange.stirs()
+            self.exchange.note_partial_frames()
 
     def pump(self) -> None:
         """Act on the agreement's decisions and send its messages."""
@@ -308,7 +311,7 @@ class Round:
         if commit is not None and (opened is None or commit.opened.ballot != opened.ballot):
             opened = commit.opened
         exchange = self.exchange
-        self._tell()  # send a proposal before the data that it asks for: sealing and sending the data takes milliseconds
+        self._send_messages()  # a proposal before the data that it asks for: sealing and sending that takes milliseconds
         if opened is not None and opened is not exchange.opened:
             self.opened_at = self._now()
             exchange.open(opened)
@@ -316,14 +319,14 @@ class Round:
                 self._repair.settle(opened.adopted)
         if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
             self._repair.settle(commit.digest)
-        self._tell()
+        self._send_messages()
         if self.complete or self.agreement.diverged or self.abandoned:
             if not self._settled.is_set() and self.complete:
                 self._phase(self.round, "commit")
                 exchange.settle()
             self._settled.set()
 
-    def _tell(self) -> None:
+    def _send_messages(self) -> None:
         """Send the agreement's messages."""
         for to, message in self.agreement.take():
             if isinstance(message, Propose):

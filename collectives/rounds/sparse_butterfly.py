@@ -230,9 +230,9 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
         make = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
-        self._computing.run(index, make, self._has_made)
+        self._computing.run(index, make, self._on_computed)
 
-    def _has_made(self, index: int, made: tuple[Buffer, Any]) -> None:
+    def _on_computed(self, index: int, made: tuple[Buffer, Any]) -> None:
         """Publish a computed result, and store the residual that it leaves."""
         result, rest = made
         if self.opened is None or self.agreement.commit is not None:

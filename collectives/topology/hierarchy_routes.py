@@ -124,7 +124,7 @@ class Routes:
             )
         return self._collected[key]
 
-    def heirs(self, peer: PeerId, index: int) -> tuple[PeerId, ...]:
+    def receivers(self, peer: PeerId, index: int) -> tuple[PeerId, ...]:
         """Return the peers to which a peer forwards the result of a chunk."""
         mine = self.number.get(peer)
         if self.owners[index] != peer:

@@ -211,7 +211,7 @@ class RelayPlan:
         """Pieces that we relay."""
         return list(self._charged)
 
-    def heirs(self, key: Key, index: int, alive: Sequence[PeerId]) -> list[PeerId]:
+    def receivers(self, key: Key, index: int, alive: Sequence[PeerId]) -> list[PeerId]:
         """Return the peers of `alive` to which the piece must still be sent, and mark it as sent to them.
 
         The first receiver is different for each piece.

@@ -84,7 +84,7 @@ class CatchUp:
         """
         replica, agreement, offers = self._replica, self._current().agreement, self._states.offers
         older = {peer for peer, one in offers.items() if one.lineage == replica.lineage and one.round <= replica.round}
-        voted = self._me not in replica.members or not agreement.witness or agreement.acceptor.voted is not None
+        voted = self._me not in replica.members or not agreement.voter or agreement.acceptor.voted is not None
         if voted or not offers or len(older) < len(offers):
             return self._prevails
         terms, silent = agreement.terms, set(replica.members) - older - {self._me}

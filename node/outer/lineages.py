@@ -133,7 +133,7 @@ class Lineages:
             self.ask(peer)
         for peer, name in self._names.items():
             if name != self._name:
-                agreement.bar(peer)
+                agreement.add_nonvoter(peer)
 
     @property
     def _head(self) -> Head:

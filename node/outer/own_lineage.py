@@ -104,7 +104,7 @@ class OwnLineage:
             return  # Newcomers on trial become no members by a lineage, either.
         settled = self._replica.newest[0] == self._replica.round  # Otherwise its digest is being computed.
         if settled and self._begun.on_message(peer, message, signature):
-            self._current().agreement.bar(peer)
+            self._current().agreement.add_nonvoter(peer)
 
     def on_tick(self) -> None:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
@@ -130,10 +130,10 @@ class OwnLineage:
         due = self.until is not None and now >= self.until
         if not due and not called:
             return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
-        if not agreement.withdraw():
+        if not agreement.abstain():
             return  # The disk must remember that this peer votes no more in the parent lineage.
         self._begun.life = self._votes.life  # It is another one if the disk has failed meanwhile.
-        found = self._begun.state(now, self._live, agreement.silent, SETTLE * agreement.terms.patience)
+        found = self._begun.state(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
         if found is not None:
             for peer in sorted(self._live):
                 self._send_queue.control(peer, found)

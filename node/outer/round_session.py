@@ -345,8 +345,8 @@ class RoundSession:
         self.own_lineage.advance()
         self.lineages.advance()
         # The others should know that we have no vote, although we are a member.
-        mute = not self.current.agreement.witness
-        if self.me not in self.replica.members or mute or self.replica.asynchronous:
+        nonvoter = not self.current.agreement.voter
+        if self.me not in self.replica.members or nonvoter or self.replica.asynchronous:
             self.take_part()
 
     def advanced(self) -> None:

@@ -32,7 +32,7 @@ def _waiting(peer: Peer) -> list[RoundSession]:
 
 def _stall(session: RoundSession, now: float) -> Stall:
     agreement, lineage, members = session.current.agreement, session.own_lineage, session.replica.members
-    here = [peer for peer in members if peer in session.live and peer not in agreement.silent]
+    here = [peer for peer in members if peer in session.live and peer not in agreement.nonvoters]
     obstacle = ""
     if session.states.held:
         obstacle = "a state is being fetched"

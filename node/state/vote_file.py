@@ -105,7 +105,7 @@ class VoteFile(VoteStore):
     def numbers(self) -> int:
         return self._numbers
 
-    def use(self, number: int) -> None:
+    def use_number(self, number: int) -> None:
         """Store that this number is used, with the next AHEAD.
 
         If that fails, begin a life in memory, and raise OSError.

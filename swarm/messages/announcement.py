@@ -60,7 +60,7 @@ class Ready(Message, frozen=True, dict=True):
     digest of layout, codec, chunk grid and aggregation. `hashes` is the concatenated blake3 of each encoded chunk.
     `norms`: L2 norm of each chunk, as float32 in little-endian order, where peers check results by them; otherwise empty.
     `loss` is for display; so is `speed` (tokens per second), unless inner steps are balanced by it. `weight` 0 means that the
-    sender takes part but contributes nothing. `witness` False means that the sender will not vote in this round.
+    sender takes part but contributes nothing. `voter` False means that the sender will not vote in this round.
     `up` and `down`: known capacity of its link in bytes per second; 0 means unknown. `site`: name of the fast network
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
     with preference to the nearest. `life` is the sender's (see `Proposal.lives`); empty in rounds without votes.
@@ -78,7 +78,7 @@ class Ready(Message, frozen=True, dict=True):
     plan: Digest
     weight: U53
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
-    witness: bool
+    voter: bool
     loss: float
     speed: float
     up: U53 = 0

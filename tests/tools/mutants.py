@@ -85,7 +85,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): CAPPED,
     (
         "collectives/consensus/acceptor.py",
-        "if self.mute or opened.ballot < self.promised or (voted is not None and voted.ballot >= opened.ballot):",
+        "if self.abstains or opened.ballot < self.promised or (voted is not None and voted.ballot >= opened.ballot):",
     ): "no vote is above the promise",
     (
         "collectives/consensus/acceptor.py",
@@ -149,7 +149,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "the ballots before have no pause",
     (
         "collectives/consensus/acceptor.py",
-        "mute |= record.lineage == terms.lineage and record.round >= terms.round",
+        "abstains |= record.lineage == terms.lineage and record.round >= terms.round",
     ): "a record of this lineage and round is not seen here",
     (
         "collectives/consensus/acceptor.py",

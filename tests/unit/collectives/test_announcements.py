@@ -105,7 +105,7 @@ def test_proposal_names_the_announcement_of_each_contributor():
 @pytest.mark.parametrize(
     "change",
     [{"attempt": 2}, {"base": b"b" * 32}, {"plan": b"b" * 32}, {"weight": 9}, {"hashes": b"b" * 32}, {"life": b""}]
-    + [{"witness": False}, {"endorses": (BEN,)}, {"distrusts": (BEN,)}, {"site": "x"}, {"up": 1}],
+    + [{"voter": False}, {"endorses": (BEN,)}, {"distrusts": (BEN,)}, {"site": "x"}, {"up": 1}],
     ids=str,
 )
 def test_every_field_of_an_announcement_is_named(change):
@@ -274,7 +274,7 @@ def test_commit_without_its_proposal_is_understood_by_a_voter_that_follows_a_lat
 class BrokenStore(MemoryVoteStore):
     """A store whose disk fails when it should note a number: another life begins in memory, as in VoteFile."""
 
-    def use(self, number):
+    def use_number(self, number):
         self.renew()
         raise OSError
 
@@ -285,9 +285,9 @@ def test_round_decides_the_life_in_memory_of_a_member_that_could_not_store_its_n
     store = BrokenStore(random.Random(4))
     before = store.life
     ben = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=set(IDS), store=store)
-    life = ben.use(2)
-    again = msgspec.structs.replace(ready(BEN, attempt=2, life=life), witness=ben.witness)
-    assert life == store.life != before and not ben.witness
+    life = ben.use_number(2)
+    again = msgspec.structs.replace(ready(BEN, attempt=2, life=life), voter=ben.voter)
+    assert life == store.life != before and not ben.voter
     ben.announce(again, 0.0)
     leader = scene.made(LEADER)
     leader.announce(ready(LEADER), 0.0)

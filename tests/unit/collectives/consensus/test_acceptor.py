@@ -21,8 +21,8 @@ def terms(round=5, **changes):
     return RoundTerms(round, 0, MEMBERS, BASE, PLAN, max_weight=100, patience=PATIENCE, **changes)
 
 
-def acceptor_of(store=None, *, mute=False, **changes):
-    return Acceptor(terms(**changes), store or MemoryVoteStore(), mute=mute)
+def acceptor_of(store=None, *, abstains=False, **changes):
+    return Acceptor(terms(**changes), store or MemoryVoteStore(), abstains=abstains)
 
 
 class FullDisk(MemoryVoteStore):
@@ -230,7 +230,7 @@ def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
         first = opened(1, peer, reordered.electorate)
-        assert Acceptor(reordered, MemoryVoteStore(), mute=False).follows(peer, first, 0.0) == (peer == SECOND)
+        assert Acceptor(reordered, MemoryVoteStore(), abstains=False).follows(peer, first, 0.0) == (peer == SECOND)
 
 
 # --- durable before it is sent
@@ -266,7 +266,7 @@ def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot
     before.vote(opened(1), DIGEST)
     before.promise(Ballot(3, SECOND))
     after = acceptor_of(store)
-    assert not after.mute and after.promised == Ballot(3, SECOND) and after.voted == opened(1)
+    assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == opened(1)
     assert not after.vote(opened(2, THIRD), OTHER) and not after.vote(opened(1), OTHER)
     assert not after.follows(THIRD, opened(2, THIRD), 0.0)
     assert not after.heeds(SECOND, prepare(3, SECOND), 0.0)
@@ -278,7 +278,7 @@ def test_failing_store_means_no_promise_no_vote_and_no_farewell():
     assert acceptor_of(FullDisk()).promise(Ballot(2, SECOND)) is None
     assert not acceptor_of(FullDisk()).vote(opened(1), DIGEST)
     full = acceptor_of(FullDisk())
-    assert not full.withdraw() and full.farewell(FIRST, sign) is None
+    assert not full.abstain() and full.farewell(FIRST, sign) is None
 
 
 @pytest.mark.parametrize("action", ["promise", "vote", "withdraw"])
@@ -290,11 +290,11 @@ def test_acceptor_whose_store_failed_is_mute_although_the_disk_has_space_again(a
     elif action == "vote":
         acceptor.vote(opened(1), DIGEST)
     else:
-        acceptor.withdraw()
+        acceptor.abstain()
     store.full = False
-    assert acceptor.mute and acceptor.voted is None and acceptor.promised.term == 0
+    assert acceptor.abstains and acceptor.voted is None and acceptor.promised.term == 0
     assert acceptor.promise(Ballot(3, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
-    assert not acceptor.withdraw() and acceptor.farewell(FIRST, sign) is None and store.record is None
+    assert not acceptor.abstain() and acceptor.farewell(FIRST, sign) is None and store.record is None
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_record_of_a_later_round_of_the_same_lineage_mutes(lineage, round, muted
     store = MemoryVoteStore()
     store.save(VoteRecord(lineage, round, Ballot(8, THIRD), None, None))
     acceptor = acceptor_of(store, lineage=b"k" * 16)
-    assert acceptor.mute == muted and acceptor.promised.term == 0
+    assert acceptor.abstains == muted and acceptor.promised.term == 0
     assert (acceptor.promise(Ballot(2, SECOND)) is None) == muted
     assert acceptor.vote(opened(2, SECOND), DIGEST) != muted
     assert (store.record.round, store.record.lineage) == ((round, lineage) if muted else (5, b"k" * 16))
@@ -326,7 +326,7 @@ class Renewing(MemoryVoteStore):
     def life(self):
         return self._now
 
-    def use(self, number):
+    def use_number(self, number):
         if self._after is None:
             raise OSError("no space left on device")
         self._now = self._after
@@ -335,8 +335,8 @@ class Renewing(MemoryVoteStore):
 @pytest.mark.parametrize("after", [b"a" * LIFE, b"k" * LIFE, b"z" * LIFE, None])
 def test_acceptor_whose_announcement_has_another_life_or_is_not_stored_has_no_vote(after):
     acceptor = acceptor_of(Renewing(b"k" * LIFE, after))
-    assert acceptor.use(7) == (after or b"k" * LIFE)
-    assert acceptor.mute == (after != b"k" * LIFE)
+    assert acceptor.use_number(7) == (after or b"k" * LIFE)
+    assert acceptor.abstains == (after != b"k" * LIFE)
 
 
 def test_record_of_another_lineage_is_no_promise_in_this_one():
@@ -352,13 +352,13 @@ def test_record_of_another_lineage_is_no_promise_in_this_one():
 def test_peer_that_left_neither_votes_nor_promises_even_after_a_restart():
     acceptor = acceptor_of(store := MemoryVoteStore())
     acceptor.promise(Ballot(2, SECOND))
-    assert acceptor.withdraw() and acceptor.withdraw(), "once more is no change"
+    assert acceptor.abstain() and acceptor.abstain(), "once more is no change"
     said = acceptor.farewell(FIRST, sign)
     for one in (acceptor, acceptor_of(store)):
-        assert one.mute and not one.vote(opened(2, SECOND), DIGEST) and one.promise(Ballot(4, THIRD)) is None
+        assert one.abstains and not one.vote(opened(2, SECOND), DIGEST) and one.promise(Ballot(4, THIRD)) is None
         assert one.farewell(FIRST, sign) == said, "it says the same again"
     assert store.record.promised == Ballot(2, SECOND), "nothing was stored after the farewell"
-    assert not acceptor_of(store, round=6).mute, "it may vote in the next round"
+    assert not acceptor_of(store, round=6).abstains, "it may vote in the next round"
 
 
 def test_farewell_has_the_promise_and_the_last_vote():
@@ -366,37 +366,39 @@ def test_farewell_has_the_promise_and_the_last_vote():
     acceptor.vote(opened(2, SECOND), DIGEST)
     acceptor.promise(Ballot(3, THIRD))
     farewell = Farewell(FIRST, Ballot(3, THIRD), name_of(opened(2, SECOND)), DIGEST, b"signed")
-    assert acceptor.withdraw()
+    assert acceptor.abstain()
     assert acceptor.farewell(FIRST, sign) == Leave(5, 0, b"", farewell, opened(2, SECOND))
 
 
 def test_farewell_without_a_vote_names_none():
     acceptor = acceptor_of()
     assert acceptor.farewell(FIRST, sign) is None, "it has not left"
-    assert acceptor.withdraw() and acceptor.farewell(FIRST, sign) == Leave(
+    assert acceptor.abstain() and acceptor.farewell(FIRST, sign) == Leave(
         5, 0, b"", Farewell(FIRST, Ballot(0, bytes(32)), None, None, b"signed"), None
     )
 
 
 def test_mute_acceptor_neither_votes_nor_promises_nor_leaves_and_stores_nothing():
-    acceptor = acceptor_of(store := MemoryVoteStore(), mute=True)
+    acceptor = acceptor_of(store := MemoryVoteStore(), abstains=True)
     assert acceptor.promise(Ballot(2, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
-    assert not acceptor.withdraw() and acceptor.farewell(FIRST, sign) is None and store.record is None
+    assert not acceptor.abstain() and acceptor.farewell(FIRST, sign) is None and store.record is None
 
 
 def test_peer_that_cannot_store_the_number_of_an_announcement_has_no_vote():
     class Broken(MemoryVoteStore):
-        def use(self, number):
+        def use_number(self, number):
             self.renew()
             raise OSError
 
     acceptor = acceptor_of(store := Broken(random.Random(1)))
     life = store.life
-    assert acceptor.use(7) == store.life != life and acceptor.mute, "the announcement names the life in memory"
+    assert acceptor.use_number(7) == store.life != life and acceptor.abstains, (
+        "the announcement names the life in memory"
+    )
 
 
 def test_peer_whose_life_has_ended_in_a_round_announces_the_next_one_without_a_vote():
     acceptor = acceptor_of(store := MemoryVoteStore(random.Random(1)))
-    assert acceptor.use(7) == store.life and store.numbers == 7 and not acceptor.mute
+    assert acceptor.use_number(7) == store.life and store.numbers == 7 and not acceptor.abstains
     store.renew()
-    assert acceptor.use(8) == store.life and acceptor.mute
+    assert acceptor.use_number(8) == store.life and acceptor.abstains

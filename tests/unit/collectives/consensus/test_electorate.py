@@ -69,7 +69,7 @@ def test_electorate_without_reachable_quorum_is_not_able():
 
 def test_mute_members_are_absent_and_do_not_change_the_quorum():
     one = electorate({ANN, BEN, CAT})
-    one.mute |= {ANN}
+    one.nonvoters |= {ANN}
     assert one.absent == (ANN, DAN) and not one.able
     assert one.enough({ANN, BEN, CAT}) and not one.enough({BEN, CAT})
 
@@ -99,7 +99,7 @@ def test_order_of_leaders_is_without_departed_members():
 
 def test_electorate_waits_for_reachable_members_with_a_vote_that_are_not_ready():
     one = electorate({ANN, BEN, CAT, DAN}, left=[DAN])
-    one.mute |= {CAT}
+    one.nonvoters |= {CAT}
     assert one.waiting_for({ANN}) == (BEN,)
 
 

@@ -216,7 +216,7 @@ def test_departed_member_sends_its_vote_and_no_other_one():
     one.complete(RESULTS, 0.4)
     one.tick(100.0)
     one.leave()
-    assert not sent(one, Promise, Vote, Leave, Prepare, Propose) and not one.witness
+    assert not sent(one, Promise, Vote, Leave, Prepare, Propose) and not one.voter
 
 
 def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote():
@@ -225,7 +225,7 @@ def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote
     one.leave()
     (leave,) = sent(one, Leave)
     again = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=IDS, store=store)
-    assert sent(again, Leave) == [leave] and not again.witness
+    assert sent(again, Leave) == [leave] and not again.voter
     again.reach(STRANGER)
     assert (STRANGER, leave) in again.take()
 
@@ -233,7 +233,7 @@ def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote
 def test_peer_without_others_says_no_farewell_and_keeps_its_vote():
     one = agreement(BEN, live=(BEN,))
     one.leave()
-    assert not sent(one, Leave) and one.witness
+    assert not sent(one, Leave) and one.voter
 
 
 def test_newcomer_says_no_farewell():

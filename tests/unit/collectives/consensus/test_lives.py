@@ -98,7 +98,7 @@ def test_adopted_ballot_may_name_an_earlier_life_of_another_peer_but_not_of_ours
 
 def test_member_with_another_life_neither_votes_nor_promises():
     one = agreement(life=b"z" * LIFE)
-    assert not one.witness
+    assert not one.voter
     one.on_message(LEADER, Prepare(5, 0, Ballot(2, LEADER)), bytes(64), 0.1)
     assert not any(isinstance(message, Promise) for _, message in one.take())
 

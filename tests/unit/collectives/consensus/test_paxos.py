@@ -61,18 +61,18 @@ def terms(members, **more):
     return RoundTerms(5, 0, tuple(members), BASE, PLAN, max_weight=100, **more)
 
 
-def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, witness=True, life=b""):
-    return Ready(5, 0, attempt, base, plan, weight, b"", witness, 0.0, 0.0, life=life)
+def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, voter=True, life=b""):
+    return Ready(5, 0, attempt, base, plan, weight, b"", voter, 0.0, 0.0, life=life)
 
 
-def agreement(me, members, live, *, witness=True, store=None, hasty=(), **more):
+def agreement(me, members, live, *, voter=True, store=None, hasty=(), **more):
     return Agreement(
         me,
         terms(members, **more),
         sign=lambda m: sign(me, m),
         verify=verify,
         live=live,
-        witness=witness,
+        voter=voter,
         store=store,
         hasty=hasty,
     )
@@ -131,7 +131,7 @@ class World:
     def announce(self, me):
         self.attempts[me] += 1
         peer = self.peers[me]
-        peer.announce(ready(self.attempts[me], witness=peer.witness, life=self.stores[me].life), self.now)
+        peer.announce(ready(self.attempts[me], voter=peer.voter, life=self.stores[me].life), self.now)
         self.collect(me)
 
     def complete(self, me):
@@ -979,18 +979,18 @@ def test_each_vote_counts_once_and_for_one_digest():
     assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
 
 
-@pytest.mark.parametrize("why", ["witness", "life"])
+@pytest.mark.parametrize("why", ["voter", "life"])
 def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     ids = [name(i) for i in range(3)]
-    lives = {} if why == "witness" else {ids[0]: bytes([7]) * 16}
+    lives = {} if why == "voter" else {ids[0]: bytes([7]) * 16}
     store = MemoryVoteStore(random.Random(1))
-    peer = agreement(ids[0], ids, ids, witness=why != "witness", store=store, lives=lives)
+    peer = agreement(ids[0], ids, ids, voter=why != "voter", store=store, lives=lives)
     for other in ids[1:]:
         peer.on_message(other, ready(), b"", 0.0)
-    announced = ready(witness=peer.witness, life=peer.use(1))
+    announced = ready(voter=peer.voter, life=peer.use_number(1))
     peer.announce(announced, 0.0)
     peer.tick(100.0)
-    assert peer.opened is None and not peer.witness
+    assert peer.opened is None and not peer.voter
     peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
     peer.on_message(
         ids[1], freely(opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate), ids, sign), b"", 100.0
@@ -1011,7 +1011,7 @@ def test_restarted_peer_with_its_store_remembers_its_promise_and_vote():
     before.complete(digest(opened.contributors), 0.0)
     before.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     after, _ = _led(store=store)
-    assert after.witness and after.acceptor.bound
+    assert after.voter and after.acceptor.bound
     after.on_message(ids[0], Propose(opened), b"", 0.0)
     assert after.opened is None, "a lower ballot than the promised one"
     after.on_message(ids[3], Prepare(5, 0, Ballot(4, ids[3])), b"", 0.0)
@@ -1052,7 +1052,7 @@ def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
     leader.leave()
     kinds = Promise | Vote | Propose | Prepare | Leave
     assert not [message for one in (peer, leader) for _, message in one.take() if isinstance(message, kinds)]
-    assert not peer.witness and not leader.witness
+    assert not peer.voter and not leader.voter
 
 
 def test_prepare_of_another_lineage_gets_no_promise():
@@ -1063,11 +1063,11 @@ def test_prepare_of_another_lineage_gets_no_promise():
 
 def test_withdrawn_peer_has_no_vote_and_a_barred_one_is_not_waited_for():
     peer, ids = _led(store=(store := MemoryVoteStore()))
-    peer.bar(ids[3])
-    assert peer.able and set(peer.silent) == {ids[3]} and peer.absent == (ids[3],)
-    assert peer.withdraw() and store.record.left
-    assert not peer.witness and peer.able and set(peer.silent) == {ids[1], ids[3]}
-    peer.bar(ids[0])
+    peer.add_nonvoter(ids[3])
+    assert peer.able and set(peer.nonvoters) == {ids[3]} and peer.absent == (ids[3],)
+    assert peer.abstain() and store.record.left
+    assert not peer.voter and peer.able and set(peer.nonvoters) == {ids[1], ids[3]}
+    peer.add_nonvoter(ids[0])
     assert not peer.able and peer.absent == (ids[0], ids[1], ids[3])
     peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise)]

@@ -62,7 +62,7 @@ def test_proposer_without_promises_of_three_of_five_never_opens(linked):
         now = 2.0 * patiences
         if not candidate.preparing:
             candidate.prepare(promise(2), SIGNED, now)
-            candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+            candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
         assert proposed(candidate, None, now + 0.1) is None and proposed(candidate, None, now + 2.1) is None
 
 
@@ -73,7 +73,7 @@ def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
     candidate = Proposer(known, {peer: announced() for peer in (ME, IDS[4])})
     candidate.prepare(promise(2), SIGNED, 0.0)
     assert proposed(candidate, None, 0.1) is None
-    candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
     found = proposed(candidate, None, 0.2)
     assert found is not None and [one.peer for one in found.farewells] == IDS[1:3]
     assert {(one.peer, one.reason) for one in found.excluded} == {
@@ -89,7 +89,7 @@ def test_departed_member_takes_no_part_although_it_promised_before():
     candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in IDS:
         if peer != ME:
-            candidate.hear_promise(peer, promise(2), SIGNED, counts=True)
+            candidate.on_promise(peer, promise(2), SIGNED, counts=True)
     known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
     found = proposed(candidate, None, 0.1)
     assert found is not None and found.alive == tuple(IDS[1:]) and [one.peer for one in found.farewells] == IDS[:1]
@@ -102,18 +102,18 @@ def test_proposer_waits_for_peer_without_state_only_if_member():
     candidate = Proposer(electorate(live={*alive, guest}), ready)
     candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in (IDS[1], IDS[2]):
-        candidate.hear_promise(peer, promise(2), SIGNED, counts=True)
+        candidate.on_promise(peer, promise(2), SIGNED, counts=True)
     candidate.excuse(guest)
     candidate.excuse(IDS[4])
     assert proposed(candidate, None, 0.1) is None
-    candidate.hear_promise(IDS[4], promise(2), SIGNED, counts=True)
+    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
     assert proposed(candidate, None, 0.2) is not None
 
 
 def test_proposer_waits_longer_for_a_leader_after_four_ballots():
     proposer, growth = proposer_of(), []
     for _ in range(8):
-        proposer.seen()
+        proposer.on_other_ballot()
         growth.append(proposer.growth)
     assert growth == [1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 4.0, 4.0]
 
@@ -133,9 +133,9 @@ def test_next_ballot_waits_for_the_pause_after_the_fifth():
 
 def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     assert proposed(proposer, None, 0.1) is None
-    proposer.hear_promise(IDS[1], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[1], promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.2)
     assert found is not None and found.alive == (IDS[0], IDS[1], ME) and not proposer.preparing
 
@@ -143,8 +143,8 @@ def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
 @pytest.mark.parametrize("term", [2, 4])
 def test_promise_for_another_ballot_is_ignored(term):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.hear_promise(IDS[1], promise(term), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[1], promise(term), SIGNED, counts=True)
     assert proposed(proposer, None, 0.1) is None
 
 
@@ -160,22 +160,22 @@ def test_promise_for_another_ballot_is_ignored(term):
 )
 def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.hear_promise(IDS[1], promise(3, voted, digest), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[1], promise(3, voted, digest), SIGNED, counts=True)
     assert proposed(proposer, None, 0.1) is None
 
 
 def test_promise_with_a_lower_vote_is_adopted():
     proposer, voted = prepared(live={ME, *IDS[:2]}), opened(Ballot(1, IDS[0]))
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.hear_promise(IDS[1], promise(3, voted, RESULTS), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[1], promise(3, voted, RESULTS), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
 
 def test_proposer_without_a_quorum_steps_back_after_a_patience():
     proposer = prepared()
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     assert proposed(proposer, None, 1.9) is None and proposer.preparing
     assert proposed(proposer, None, 2.0) is None and not proposer.preparing and proposer.ballot is None
 
@@ -185,11 +185,11 @@ def test_votes_of_a_quorum_for_one_digest_commit(different):
     proposer, ballot = prepared(), Ballot(3, ME)
     proposal = opened(ballot)
     vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, different))
-    assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
-    assert proposer.hear_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
-    assert proposer.hear_vote(IDS[1], other, b"1" * 64, proposal) == (True, None)
-    assert proposer.hear_vote(IDS[4], vote, b"4" * 64, proposal) == (True, None)
-    news, commit = proposer.hear_vote(ME, vote, b"3" * 64, proposal)
+    assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
+    assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
+    assert proposer.on_vote(IDS[1], other, b"1" * 64, proposal) == (True, None)
+    assert proposer.on_vote(IDS[4], vote, b"4" * 64, proposal) == (True, None)
+    news, commit = proposer.on_vote(ME, vote, b"3" * 64, proposal)
     assert news and commit is not None and commit.digest == RESULTS
     assert [(proof.peer, proof.signature[:1]) for proof in commit.votes] == [(IDS[0], b"0"), (ME, b"3"), (IDS[4], b"4")]
 
@@ -203,14 +203,14 @@ def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
     sender = IDS[0] if case == "not alive" else IDS[1]
     vote = Vote(5, 0, voted, name, None if case == "no digest" else RESULTS)
-    assert proposer.hear_vote(sender, vote, b"s" * 64, proposal) == (False, None)
+    assert proposer.on_vote(sender, vote, b"s" * 64, proposal) == (False, None)
 
 
 @pytest.mark.parametrize("lineage", [b"a" * 16, b"z" * 16])
 def test_promise_of_another_lineage_is_ignored(lineage):
     proposer = prepared(live={ME, *IDS[:2]}, terms=replace(TERMS, lineage=b"k" * 16))
     for peer, one in ((IDS[0], b"k" * 16), (IDS[1], lineage)):
-        proposer.hear_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED, counts=True)
+        proposer.on_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED, counts=True)
     assert proposed(proposer, None, 0.1) is None
 
 
@@ -228,7 +228,7 @@ def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsem
     else:
         proposer.prepare(promise(2), SIGNED, 0.0)
         for peer in everyone:
-            proposer.hear_promise(peer, promise(2), SIGNED, counts=peer != guest)
+            proposer.on_promise(peer, promise(2), SIGNED, counts=peer != guest)
     found = proposer.propose(None, 0.1)
     assert bool(found.reports) != first
     proposal = found.proposal
@@ -244,9 +244,9 @@ def test_proposer_wants_no_ballot_of_its_own_at_first():
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])), 0.0)
     assert not proposer.urged, "it does not take part"
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
 
@@ -260,7 +260,7 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
 )
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
-    proposer.hear_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led), 0.0)
     assert not proposer.urged and not proposer.blame_book.idle and not proposer.blame_book.rejected
 
 
@@ -268,14 +268,14 @@ def test_blame_of_another_ballot_is_ignored(blamed, led):
 def test_new_contribution_is_forgiven_alone_while_enough_contributors_are_left(min_peers):
     proposer = proposer_of(replace(TERMS, min_peers=min_peers), weights=(1, 1, 1, 0, 1))
     proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
-    proposer.hear_again(IDS[4])
+    proposer.on_new_announcement(IDS[4])
     assert proposer.blame_book.rejected == {IDS[2]: "hash"}
 
 
 def test_new_contribution_clears_all_complaints_while_too_few_contributors_are_left():
     proposer = proposer_of(replace(TERMS, min_peers=2), weights=(1, 0, 1, 0, 1))
     proposer.blame_book.rejected.update({IDS[2]: "hash", IDS[4]: "hash"})
-    proposer.hear_again(IDS[4])
+    proposer.on_new_announcement(IDS[4])
     assert not proposer.blame_book.rejected
 
 
@@ -288,9 +288,9 @@ def test_next_ballot_ends_at_the_last_term():
 def test_newcomers_own_no_chunks_while_they_are_at_most_half():
     terms = replace(TERMS, members=(ME, IDS[0]))
     proposer = prepared(terms=terms, live={ME, IDS[0], IDS[1], IDS[4]})
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     for guest in (IDS[1], IDS[4]):
-        proposer.hear_promise(guest, promise(3), SIGNED, counts=False)
+        proposer.on_promise(guest, promise(3), SIGNED, counts=False)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[1], IDS[4]) and len(found.alive) == 4
 
@@ -299,9 +299,9 @@ def test_newcomers_own_no_chunks_while_they_are_at_most_half():
 def test_newcomers_own_chunks_only_if_they_are_more_than_half(guests, idle):
     terms = replace(TERMS, members=(ME, IDS[0]))
     proposer = prepared(terms=terms, live={ME, IDS[0], *(IDS[guest] for guest in guests)})
-    proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     for guest in guests:
-        proposer.hear_promise(IDS[guest], promise(3), SIGNED, counts=False)
+        proposer.on_promise(IDS[guest], promise(3), SIGNED, counts=False)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == tuple(IDS[guest] for guest in idle)
 
@@ -310,13 +310,13 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
     proposer = prepared(live={ME, *IDS[:2]})
     proposer.blame_book.idle |= {IDS[0]}
     for peer in IDS[:2]:
-        proposer.hear_promise(peer, promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[0],)
     proposer.prepare(promise(4), SIGNED, 1.0)
     proposer.blame_book.idle |= {IDS[1], ME}
     for peer in IDS[:2]:
-        proposer.hear_promise(peer, promise(4), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(4), SIGNED, counts=True)
     found = proposed(proposer, None, 1.1)
     assert found is not None and found.idle == ()
 
@@ -324,7 +324,7 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
 def test_proposer_adopts_the_possible_value_of_the_highest_ballot():
     proposer = prepared()
     for peer, term, digest in ((IDS[0], 1, OTHER), (IDS[1], 2, RESULTS)):
-        proposer.hear_promise(peer, promise(3, opened(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3, opened(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
     found = proposed(proposer, None, 2.0)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
@@ -333,7 +333,7 @@ def test_proposer_with_members_that_may_lie_opens_freely_without_reported_votes(
     terms = replace(TERMS, members=tuple(IDS[:4]), fraction=2 / 3)
     proposer = prepared(terms=terms, live=IDS[:4])
     for peer in IDS[:3]:
-        proposer.hear_promise(peer, promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted is None and len(found.contributors) == 4
 
@@ -346,9 +346,9 @@ def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_p
     for term, digest in ((1, RESULTS), (2, OTHER if differ else RESULTS)):
         proposal = opened(Ballot(2 if differ else 1, IDS[term if differ else 1]), tuple(IDS[:4]))
         proposal = msgspec.structs.replace(proposal, electorate=terms.electorate)
-        proposer.hear_promise(IDS[term], promise(3, proposal, digest), SIGNED, counts=True)
+        proposer.on_promise(IDS[term], promise(3, proposal, digest), SIGNED, counts=True)
     if not differ:
-        proposer.hear_promise(IDS[0], promise(3), SIGNED, counts=True)
+        proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
     assert (found is None) if differ else (found is not None and found.adopted == RESULTS)
 
@@ -379,7 +379,7 @@ def test_results_of_voters_are_tried_again_only_if_votes_for_the_same_contributo
             proposer.prepare(promise(term), SIGNED, float(term))
         for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
             said = promise(term, proposals[peer], votes[peer][1]) if peer in votes else promise(term)
-            proposer.hear_promise(peer, said, SIGNED, counts=True)
+            proposer.on_promise(peer, said, SIGNED, counts=True)
         found = proposed(proposer, None, term + 0.1)
         assert found is not None and (found.adopted is not None) == (tried and term in (4, 5)), "each value once"
 
@@ -390,7 +390,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
     proposer, proposal = prepared(terms=terms), voted(1, RESULTS, *IDS)[0]
     for peer, digest in ((IDS[0], RESULTS), (IDS[1], second), (IDS[2], OTHER), (IDS[4], None)):
         vote = msgspec.structs.replace(proposal, electorate=terms.electorate), digest
-        proposer.hear_promise(peer, promise(3, *vote) if digest is not None else promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3, *vote) if digest is not None else promise(3), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted == second
     assert found.sources == (tuple(IDS[:2]) if second == RESULTS else tuple(IDS[1:3]))
@@ -398,7 +398,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.hear_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
     assert proposer.urged
-    proposer.seen()
+    proposer.on_other_ballot()
     assert not proposer.urged and not proposer.preparing

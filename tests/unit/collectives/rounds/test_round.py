@@ -33,7 +33,7 @@ from kit.round_harness import (
 from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
 from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.data_plane import STIRRING
+from thinwire.collectives.rounds.data_plane import PARTIAL_FRAMES
 from thinwire.collectives.rounds.owner_results import basis_of
 from thinwire.collectives.rounds.result_store import digest_of
 from thinwire.collectives.state_sync import IN_FLIGHT
@@ -614,7 +614,7 @@ def test_owed_bytes_in_transit_are_progress_for_a_while(owes):
         harness.now += patience / 8
         harness.queue.stirring[OTHER] = int(2500 * harness.now)
         harness.round.tick()
-    assert (harness.now - since) / patience == pytest.approx(STIRRING + 1 if owes else 1, abs=0.5)
+    assert (harness.now - since) / patience == pytest.approx(PARTIAL_FRAMES + 1 if owes else 1, abs=0.5)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -1355,12 +1355,12 @@ def test_results_that_others_hand_on_do_not_tell_how_long_their_owner_took():
 
 def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):
     exchange = harness.round.exchange
-    assert set(exchange.owing(harness.opened)) == {LEADER, OTHER}
+    assert set(exchange.awaited_peers(harness.opened)) == {LEADER, OTHER}
     harness.results_of(LEADER, 0, 1)
     harness.results_of(OTHER, 4, 5)
     for index in (2, 3):
         harness.chunk(LEADER, index)
-    assert set(exchange.owing(harness.opened)) == {OTHER}
+    assert set(exchange.awaited_peers(harness.opened)) == {OTHER}
     assert exchange.culprit(harness.opened) == (OTHER, "chunk missing")
 
 

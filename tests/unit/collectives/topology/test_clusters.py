@@ -82,15 +82,15 @@ def test_every_chunk_has_routes_to_its_owner_and_back(names, dead, idle, silent,
                 assert peer in working
                 assert peer == owner or (peer in cluster.working and cluster.sums)
         assert sorted(collected) == [entry.peer for entry in opened.contributors]
-        reached = list(routes.heirs(owner, index))
+        reached = list(routes.receivers(owner, index))
         for peer in list(reached):
-            reached += routes.heirs(peer, index)
+            reached += routes.receivers(peer, index)
             assert routes.sources(peer, index)[-1] == owner
         assert sorted([owner, *reached]) == list(opened.alive), "everybody once"
         for peer in opened.alive:
             if peer != owner:
                 giver = routes.sources(peer, index)[0]
-                assert peer in routes.heirs(giver, index)
+                assert peer in routes.receivers(giver, index)
     assert sum(value.weight for value in routes.inputs) == 10 * len(opened.contributors)
 
 

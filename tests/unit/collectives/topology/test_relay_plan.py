@@ -123,9 +123,9 @@ def test_relays_of_earlier_ballot_are_kept():
     index = next(i for i in range(16) if helping.helper(WEAK, i, 16) == others[0])
     helping.open(opened(shares=(), ballot=Ballot(2, IDS[0])), changed=False)
     assert helping.charge(key, index, 16) and not helping.charge((IDS[5], 1), index, 16)
-    assert set(helping.heirs(key, index, IDS)) == set(others[1:]) and not helping.heirs(key, index, IDS)
+    assert set(helping.receivers(key, index, IDS)) == set(others[1:]) and not helping.receivers(key, index, IDS)
     helping.on_link_down(others[3])
-    assert helping.heirs(key, index, IDS) == [others[3]]
+    assert helping.receivers(key, index, IDS) == [others[3]]
 
 
 def test_substitute_relays_are_able_and_vary():

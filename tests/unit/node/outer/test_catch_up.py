@@ -31,7 +31,7 @@ class Here:
         terms = SimpleNamespace(seniors=members, members=members, fraction=0.5)
         acceptor = SimpleNamespace(voted=None)
         agreement = SimpleNamespace(
-            diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, witness=True
+            diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, voter=True
         )
         self.current = SimpleNamespace(
             round=4,
@@ -235,9 +235,9 @@ def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_besi
     assert here.catch_up.newest
     agreement.acceptor.voted = object()
     assert not here.catch_up.newest, "the round that we voted in may have committed"
-    agreement.acceptor.voted, agreement.witness = None, False
+    agreement.acceptor.voted, agreement.voter = None, False
     assert not here.catch_up.newest, "our votes are lost, or of later rounds"
-    agreement.witness = True
+    agreement.voter = True
     here.states.offers[BEN] = offer(2, BETTER)
     assert not here.catch_up.newest
     here = Here(members=(ANN,))

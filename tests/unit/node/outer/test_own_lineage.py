@@ -93,7 +93,7 @@ def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_her
     scene = Scene()
     scene.current.unobtainable = True
     scene.run(ORPHAN + 1.0)
-    assert {to for to, _ in scene.take(Found)} == set(IDS[1:]) and not scene.current.agreement.witness
+    assert {to for to, _ in scene.take(Found)} == set(IDS[1:]) and not scene.current.agreement.voter
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_peer_whose_disk_is_full_founds_with_the_life_that_it_has_since():
     scene.store.full = True
     scene.run(ORPHAN + 1.0)
     assert scene.store.life != life(ME) and scene.store.record is None
-    assert scene.replica.known_lives == {ME: scene.store.life} and scene.current.agreement.witness
+    assert scene.replica.known_lives == {ME: scene.store.life} and scene.current.agreement.voter
 
 
 def test_founder_is_muted_in_the_parent_lineage_and_votes_in_the_new_one():
     scene = Scene(live=())
     parent = scene.current.agreement
     scene.run(ORPHAN + 1.0)
-    assert not parent.witness and scene.current.agreement.witness
+    assert not parent.voter and scene.current.agreement.voter
     record = scene.store.record
     assert record.left and (record.lineage, record.round) == (lineage_of(FIRST), ROUND + 1)
 
@@ -260,7 +260,7 @@ def test_founder_of_another_lineage_has_no_vote_in_our_round():
     assert scene.current.agreement.able
     for peer in (ANN, BEN):
         scene.hear_found(peer, ANN, BEN)
-    assert set(scene.current.agreement.silent) == {ANN, BEN} and scene.current.agreement.able
+    assert set(scene.current.agreement.nonvoters) == {ANN, BEN} and scene.current.agreement.able
     scene.hear_found(CAT, CAT)
     assert not scene.current.agreement.able
 
@@ -269,7 +269,7 @@ def test_statement_about_another_state_changes_nothing():
     scene = Scene()
     message = Found(ROUND, 0, OTHER, (ANN, BEN), life(ANN))
     scene.own_lineage.on_found(ANN, message, sign(ANN, message))
-    assert not scene.current.agreement.silent
+    assert not scene.current.agreement.nonvoters
 
 
 def test_farewell_is_no_part_of_founding():

@@ -43,7 +43,7 @@ def test_session_applies_rounds_and_remembers_them():
         scene = Scene(on_commit=lambda: commits.append(scene.replica.round))
         assert scene.session.strays == 0
         for number in (1, 2):
-            assert scene.announce().witness, "it has a vote"
+            assert scene.announce().voter, "it has a vote"
             await scene.finish_round()
             assert scene.session.history.get(number) is not None and scene.replica.round == number
             assert scene.session.current.round == number + 1 and scene.session.roster.progress == number
@@ -61,7 +61,7 @@ def test_restarted_peer_with_its_votes_has_a_vote_at_once_and_remembers_its_prom
     before.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     assert len(before.sent(Promise, to=BEN)) == 1
     after = Scene(votes=lambda fragment: store)
-    assert after.announce().witness
+    assert after.announce().voter
     after.on_message(ANN, Prepare(1, 0, Ballot(4, ANN), FIRST))
     assert not after.sent(Promise)
     after.on_message(ANN, Prepare(1, 0, Ballot(6, ANN), FIRST))
@@ -74,7 +74,7 @@ def test_round_that_begins_again_has_its_promises_and_a_later_announcement():
     scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
     scene.session.advance()
     again = scene.announce()
-    assert first.witness and again.witness and again.attempt > first.attempt
+    assert first.voter and again.voter and again.attempt > first.attempt
     assert scene.session.current.round == 1 and scene.session.history.get(1) is None
     scene.on_message(ANN, Prepare(1, 0, Ballot(4, ANN), FIRST))
     assert not scene.sent(Promise)

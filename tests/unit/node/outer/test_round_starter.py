@@ -24,7 +24,7 @@ def test_peer_that_returns_with_an_older_state_has_no_vote_until_a_later_round()
         store.save(VoteRecord(FIRST, 2, Ballot(2, ANN), None, None))
         scene, witness = Scene(votes=lambda fragment: store), []
         for _ in range(3):
-            witness.append(scene.announce().witness)
+            witness.append(scene.announce().voter)
             await scene.finish_round()
         assert witness == [False, True, True]
 

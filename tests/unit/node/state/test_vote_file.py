@@ -443,15 +443,15 @@ def test_numbers_of_announcements_are_never_used_twice_in_a_life():
     disk = sim_disk()
     first = vote_file(disk)
     assert first.numbers == 0
-    first.use(1000)
+    first.use_number(1000)
     saved = disk.read(PATH, SIZE)
     for number in range(1001, 1001 + AHEAD):
-        first.use(number)
+        first.use_number(number)
     assert disk.read(PATH, SIZE) == saved, "one save allows many numbers"
     disk.crash()
     second = vote_file(disk)
     assert second.life == first.life and second.numbers >= 1000 + AHEAD, "a process that begins above repeats none"
-    second.use(second.numbers + 1)
+    second.use_number(second.numbers + 1)
     second.save(record())
     assert vote_file(disk).numbers == second.numbers > first.numbers
     second.renew()
@@ -464,5 +464,5 @@ def test_number_that_cannot_be_stored_ends_the_life():
     life = store.life
     disk.broken = errno.EIO
     with pytest.raises(OSError):
-        store.use(1)
+        store.use_number(1)
     assert store.life != life
