@@ -36,4 +36,4 @@ class Outcome:
     @property
     def contributors(self) -> tuple[PeerId, ...]:
         """Peers whose contribution is in the aggregate, in peer-id order."""
-        return tuple(entry.peer for entry in self.commit.opened.contributors) if self.commit else ()
+        return tuple(entry.peer for entry in self.commit.proposal.contributors) if self.commit else ()

@@ -46,7 +46,7 @@ def founders_of(fork: Fork) -> list[tuple[PeerId, bytes]]:
 
 def newest_round(era: Era) -> int:
     """Return the newest round of a lineage that a chain proves."""
-    return era.certificates[-1].commit.opened.round if era.certificates else era.fork.round
+    return era.certificates[-1].commit.proposal.round if era.certificates else era.fork.round
 
 
 def later(chain: Chain, other: Chain) -> bool:
@@ -100,7 +100,7 @@ def prevails(chain: Chain, over: Chain) -> bool:
 def _rank(era: Era) -> tuple[int, int, int, int, bool, int, bytes]:
     fork, joined = era.fork, set[PeerId]()
     for one in era.certificates:
-        joined.update(one.members, one.commit.opened.members)
+        joined.update(one.members, one.commit.proposal.members)
     known = [place for place, peer in enumerate(fork.before) if peer in fork.members]  # by seniority
     senior, others = -min(known, default=0), not joined.issubset(fork.members)
     # Lives begin with the time at which they were drawn, see vote_store.new_life.

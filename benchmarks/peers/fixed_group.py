@@ -173,7 +173,7 @@ class Averager:
         return self.current
 
     def _committed(self, current: Round, commit: Commit) -> None:
-        self._members = commit.opened.members
+        self._members = commit.proposal.members
         self._base = blake3.blake3(b"".join((self._base, commit.digest, *self._members))).digest()
         self.past, self.current, self._number = current, None, self._number + 1
         self._send_queue.begin(self._number)

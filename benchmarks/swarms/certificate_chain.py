@@ -78,7 +78,7 @@ def certificate(
     electorate = lives_in_order(seniors, lives)
     voters = sorted({*seniors}.intersection(decided))
     contributors = tuple(Contribution(peer, 1, 1 << 20, peer) for peer in voters)
-    opened = Proposal(
+    proposal = Proposal(
         number,
         0,
         Ballot(1, voters[0]),
@@ -94,10 +94,10 @@ def certificate(
         electorate=electorate_digest(seniors, electorate),
     )
     digest = number.to_bytes(32, "big")
-    vote = vote_for(opened, digest)
+    vote = vote_for(proposal, digest)
     proofs = tuple(Proof(peer, sign_message(vote, b"", before[peer], run_id)) for peer in voters)
     keys = tuple(before[peer].public_key for peer in voters)
-    return Certificate(seniors, electorate, Commit(opened, digest, proofs), keys)
+    return Certificate(seniors, electorate, Commit(proposal, digest, proofs), keys)
 
 
 def check(data: bytes, run_id: bytes) -> tuple[float, int]:

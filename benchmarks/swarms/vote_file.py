@@ -37,8 +37,8 @@ def vote(peers: int, number: int) -> VoteRecord:
     ids = tuple(sorted(rng.randbytes(32) for _ in range(peers)))
     contributors = tuple(Contribution(peer, 1, 1 << 20, rng.randbytes(32)) for peer in ids)
     ballot = Ballot(number, ids[0])
-    opened = Proposal(1, 0, ballot, ids, ids, contributors, (), None, (), lives=rng.randbytes(LIFE * peers))
-    return VoteRecord(b"", 1, ballot, opened, rng.randbytes(32))
+    proposal = Proposal(1, 0, ballot, ids, ids, contributors, (), None, (), lives=rng.randbytes(LIFE * peers))
+    return VoteRecord(b"", 1, ballot, proposal, rng.randbytes(32))
 
 
 class Unsynced(RealDisk):

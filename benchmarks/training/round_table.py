@@ -38,7 +38,7 @@ class StubSession:
         self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds
         exchange = SimpleNamespace(summarize=summarize)
         self.current = SimpleNamespace(
-            agreement=SimpleNamespace(commit=None, opened=None), attempt=0, exchange=exchange
+            agreement=SimpleNamespace(commit=None, proposal=None), attempt=0, exchange=exchange
         )
         self.ready: Collection[PeerId] = table.members
 
@@ -90,7 +90,7 @@ class ReplicaSlot:
                 for number, fragment in self.replica.fragments.items()
             }
             self.session = SimpleNamespace(
-                replica=self.replica, sessions=sessions, now=lambda: 0.0, late=lambda opened, at: 0.0
+                replica=self.replica, sessions=sessions, now=lambda: 0.0, late=lambda proposal, at: 0.0
             )
         self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=table.work)
         self.tokens, self.tail = 0, 0
@@ -186,7 +186,7 @@ class RoundTable:
         self.weights.append(weights)
         entries = tuple(Contribution(me, 1, weight) for me, weight in zip(self.members, weights, strict=True))
         ballot = Ballot(1, self.members[0])
-        opened = Proposal(
+        proposal = Proposal(
             number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=()
         )
-        return Outcome(tuple(results), Commit(opened, bytes(32), ()))
+        return Outcome(tuple(results), Commit(proposal, bytes(32), ()))

@@ -271,11 +271,11 @@ def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
                 RULES["mean"](codec, [payload[chunk] for payload in payloads], tokens, mean)
                 results.append(mean.view(np.uint8).data)
             entries = tuple(Contribution(PEERS[index], 1, 1) for index in some)
-            opened = Proposal(
+            proposal = Proposal(
                 1, 0, Ballot(1, PEERS[0]), tuple(PEERS), tuple(PEERS), entries, (), adopted=None, sources=()
             )
             for replica in replicas:
-                replica.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), PEERS[0])
+                replica.commit(Outcome(tuple(results), Commit(proposal, bytes(32), ())), PEERS[0])
             for index in some:
                 replicas[index].reset()
                 layout.write(trainers[index].model, replicas[index].theta)

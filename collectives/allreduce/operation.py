@@ -174,7 +174,7 @@ class Operation:
             or peer not in self.group
             or peer in self._withdrew
             or peer in current.agreement.ready
-            or current.agreement.opened is not None
+            or current.agreement.proposal is not None
             or current.agreement.acceptor.bound
         ):
             self._withdrew.add(peer)

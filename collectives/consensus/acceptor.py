@@ -128,12 +128,12 @@ class Acceptor:
         """Peers that have begun ballots above the first which we have followed or promised."""
         return tuple(self._heeded)
 
-    def vote(self, opened: Proposal, digest: Digest) -> bool:
+    def vote(self, proposal: Proposal, digest: Digest) -> bool:
         """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""
         voted = self._record.voted
-        if self.abstains or opened.ballot < self.promised or (voted is not None and voted.ballot == opened.ballot):
+        if self.abstains or proposal.ballot < self.promised or (voted is not None and voted.ballot == proposal.ballot):
             return False
-        return self._save(opened.ballot, opened, digest)
+        return self._save(proposal.ballot, proposal, digest)
 
     def promise(self, ballot: Ballot) -> Promise | None:
         """Promise that no lower ballot gets our vote, with our last vote; None if it could not be stored."""

@@ -72,7 +72,7 @@ class BlameBook:
         self,
         accuser: PeerId,
         blame: Blame,
-        opened: Proposal,
+        proposal: Proposal,
         suffice: Callable[[Collection[PeerId]], bool],
         *,
         silent: Callable[[PeerId], bool] = lambda peer: False,
@@ -83,41 +83,41 @@ class BlameBook:
         `suffice`: returns True if these peers can commit the round alone. silent: returns True if a peer has not voted
         although it has had time. proven: the complaint shows the fault.
         """
-        if accuser not in opened.alive:
+        if accuser not in proposal.alive:
             return False
         if proven:
-            news = opened.adopted is None and blame.peer not in self.two_faced
+            news = proposal.adopted is None and blame.peer not in self.two_faced
             self.two_faced.add(blame.peer)
             return news
         if blame.reason == BROKEN:
-            news = bool(opened.order) and not self.straight
+            news = bool(proposal.order) and not self.straight
             self.straight |= news
             return news
         if blame.reason in UNSERVED:
-            return self._lacks(accuser, blame.peer, opened, suffice, silent)
+            return self._lacks(accuser, blame.peer, proposal, suffice, silent)
         if blame.reason in (SUBTOTAL, UNSUMMED):
-            return self._bypass(accuser, blame.peer, opened)
-        contributes = any(entry.peer == blame.peer for entry in opened.contributors)
+            return self._bypass(accuser, blame.peer, proposal)
+        contributes = any(entry.peer == blame.peer for entry in proposal.contributors)
         if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
             return False
         if accuser == blame.peer:
-            return opened.adopted is None and self._reject(blame)
-        owners = set(opened.alive) - set(opened.idle)
+            return proposal.adopted is None and self._reject(blame)
+        owners = set(proposal.alive) - set(proposal.idle)
         if accuser not in owners:
             return False  # A peer without chunks receives no contributions.
         accusers = self._complaints.setdefault(blame.peer, set())
         accusers.add(accuser)
         others = owners - self.idle - {accuser}
-        if opened.adopted is None and (accuser == opened.ballot.leader or len(accusers) > 1 or not others):
+        if proposal.adopted is None and (accuser == proposal.ballot.leader or len(accusers) > 1 or not others):
             return self._reject(blame)
         return self._relieve(accuser, blame.peer, others)
 
-    def _bypass(self, owner: PeerId, relay: PeerId, opened: Proposal) -> bool:
+    def _bypass(self, owner: PeerId, relay: PeerId, proposal: Proposal) -> bool:
         """Handle a missing value of a group: the relay loses its chunks, the owner only if it does not lead."""
-        working = set(opened.alive) - set(opened.idle)
+        working = set(proposal.alive) - set(proposal.idle)
         if relay in self.idle or relay == owner or not {owner, relay} <= working:
             return False
-        if owner == opened.ballot.leader:
+        if owner == proposal.ballot.leader:
             self.idle.add(relay)
             return True
         return self._relieve(owner, relay, working - self.idle - {owner})
@@ -138,21 +138,21 @@ class BlameBook:
         self,
         accuser: PeerId,
         owner: PeerId,
-        opened: Proposal,
+        proposal: Proposal,
         suffice: Callable[[Collection[PeerId]], bool],
         silent: Callable[[PeerId], bool],
     ) -> bool:
-        if opened.ballot != self._ballot:
-            self._ballot, self._unserved = opened.ballot, {}
-        if owner not in opened.alive or owner in opened.idle or owner == accuser:
+        if proposal.ballot != self._ballot:
+            self._ballot, self._unserved = proposal.ballot, {}
+        if owner not in proposal.alive or owner in proposal.idle or owner == accuser:
             return False
         self._unserved.setdefault(owner, set()).add(accuser)
-        able = set(opened.alive).difference(*self._unserved.values())
+        able = set(proposal.alive).difference(*self._unserved.values())
         if suffice(able):
             # The owner may be the liar that does not vote, or the accuser the one that complains without a reason.
             needed = not suffice(able.difference(peer for peer in self._unserved if silent(peer)))
             return needed and self._relieve(
-                accuser, owner, set(opened.alive) - set(opened.idle) - self.idle - {accuser}
+                accuser, owner, set(proposal.alive) - set(proposal.idle) - self.idle - {accuser}
             )
         most = max(len(accusers) for accusers in self._unserved.values())
         before = set(self.idle)
@@ -172,37 +172,39 @@ class Complaints:
         self._made: dict[tuple[PeerId, str], float] = {}
         self._ballot: Ballot | None = None
 
-    def make(self, opened: Proposal, peer: PeerId, reason: str, now: float) -> Blame | None:
+    def make(self, proposal: Proposal, peer: PeerId, reason: str, now: float) -> Blame | None:
         """Return a complaint about `peer`; None if it is made again too soon.
 
         A repeated complaint is sent a few times per patience, because we must sign and the leader verify each.
         """
-        if self._ballot != opened.ballot:
-            self._ballot, self._made = opened.ballot, {}
+        if self._ballot != proposal.ballot:
+            self._ballot, self._made = proposal.ballot, {}
         if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
             return None
         self._made[peer, reason] = now
         announced = self._announcements.signed(peer) if reason == TWO_FACED else None
-        return Blame(self._terms.round, self._terms.fragment, opened.ballot, peer, reason, announced)
+        return Blame(self._terms.round, self._terms.fragment, proposal.ballot, peer, reason, announced)
 
-    def of_life(self, opened: Proposal) -> Blame | None:
+    def of_life(self, proposal: Proposal) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
-        peer, announced = self._announcements.other_life(opened)
-        place = self._terms.round, self._terms.fragment, opened.ballot
+        peer, announced = self._announcements.other_life(proposal)
+        place = self._terms.round, self._terms.fragment, proposal.ballot
         return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
 
-    def unwanted(self, opened: Proposal) -> list[tuple[PeerId, str]]:
+    def unwanted(self, proposal: Proposal) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""
-        contributors = {entry.peer for entry in opened.contributors}
+        contributors = {entry.peer for entry in proposal.contributors}
         enough = len(contributors - self._barred) >= self._terms.min_peers
-        free = opened.adopted is None and opened.ballot.term <= BALLOTS
+        free = proposal.adopted is None and proposal.ballot.term <= BALLOTS
         return [(peer, WITHHELD) for peer in sorted(contributors & self._barred)] if enough and free else []
 
-    def doubted(self, opened: Proposal | None) -> list[tuple[PeerId, str]]:
+    def doubted(self, proposal: Proposal | None) -> list[tuple[PeerId, str]]:
         """Return a contributor with two announcements, if there is one, and the reason.
 
         One only: that spoils the ballot, and a leader that lies could name false announcements of all.
         """
         return (
-            [(peer, TWO_FACED) for peer in self._announcements.contradicted(opened)[:1]] if opened is not None else []
+            [(peer, TWO_FACED) for peer in self._announcements.contradicted(proposal)[:1]]
+            if proposal is not None
+            else []
         )

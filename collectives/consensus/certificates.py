@@ -16,7 +16,7 @@ from thinwire.swarm.messages.wire_form import proofs_of, votes_of
 
 def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
     """Return True if the votes of a commit prove it: valid, each of another peer, and a quorum."""
-    return sound(message.opened, electorate.terms) and bool(_voters(message, electorate, verify))
+    return sound(message.proposal, electorate.terms) and bool(_voters(message, electorate, verify))
 
 
 def certificate(
@@ -31,7 +31,7 @@ def certificate(
     valid = voters(message, members, terms.fraction, verify)
     if not valid:
         return None
-    signers = [*sorted(valid), *departed(message.opened)]
+    signers = [*sorted(valid), *departed(message.proposal)]
     keys = tuple(key for peer in dict.fromkeys(signers) if (key := key_of(peer)) is not None)
     commit = msgspec.structs.replace(message, votes=tuple(proof for proof in message.votes if proof.peer in valid))
     return Certificate(members, lives_in_order(members, terms.lives), commit, keys)
@@ -42,42 +42,42 @@ def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: 
 
     members: the electorate, by seniority.
     """
-    opened = message.opened
+    proposal = message.proposal
     terms = RoundTerms(
-        opened.round, opened.fragment, tuple(members), b"", b"", fraction=fraction, lineage=opened.lineage
+        proposal.round, proposal.fragment, tuple(members), b"", b"", fraction=fraction, lineage=proposal.lineage
     )
     return _voters(message, Electorate(b"", terms, (), verify), verify)
 
 
 def decided(commit: Commit) -> Decided:
     """Return a commit without its proposal."""
-    opened = commit.opened
-    place = opened.round, opened.fragment, opened.ballot
-    return Decided(*place, name_of(opened), commit.digest, *votes_of(commit.votes, opened.alive))
+    proposal = commit.proposal
+    place = proposal.round, proposal.fragment, proposal.ballot
+    return Decided(*place, name_of(proposal), commit.digest, *votes_of(commit.votes, proposal.alive))
 
 
 def with_proposal(message: Decided, known: Iterable[Proposal | None]) -> Commit | None:
     """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
-    for opened in known:
-        if opened is not None and opened.ballot == message.ballot and name_of(opened) == message.proposal_digest:
+    for proposal in known:
+        if proposal is not None and proposal.ballot == message.ballot and name_of(proposal) == message.proposal_digest:
             with suppress(ValueError):
-                return Commit(opened, message.digest, proofs_of(message.voters, message.signatures, opened.alive))
+                return Commit(proposal, message.digest, proofs_of(message.voters, message.signatures, proposal.alive))
     return None
 
 
 def conflicting(ours: Commit, theirs: Commit) -> bool:
     """Return True if two commits of one ballot have different values."""
-    first, second = ours.opened, theirs.opened
+    first, second = ours.proposal, theirs.proposal
     same = (first.lineage, first.ballot) == (second.lineage, second.ballot)
     return same and vote_for(first, ours.digest) != vote_for(second, theirs.digest)
 
 
 def _voters(message: Commit, electorate: Electorate, verify: Verify) -> Collection[PeerId]:
-    opened, named = message.opened, [proof.peer for proof in message.votes]
-    if named != sorted(set(named)) or not set(named) <= set(opened.alive) or not electorate.suffice(named, opened):
+    proposal, named = message.proposal, [proof.peer for proof in message.votes]
+    if named != sorted(set(named)) or not set(named) <= set(proposal.alive) or not electorate.suffice(named, proposal):
         return ()
-    if not electorate.farewells.valid(opened):
+    if not electorate.farewells.valid(proposal):
         return ()
-    vote = vote_for(opened, message.digest)
+    vote = vote_for(proposal, message.digest)
     valid = {one.peer for one in message.votes if verify(one.peer, vote, one.signature)}
-    return valid if electorate.suffice(valid, opened) else ()
+    return valid if electorate.suffice(valid, proposal) else ()

@@ -157,9 +157,9 @@ def _start(fork: Fork) -> Configuration:
 
 
 def _after(certificate: Certificate, lineage: bytes) -> Configuration:
-    opened = certificate.commit.opened
-    members, lives = next_members(opened.members, opened.lives, certificate.members)
-    return Configuration(lineage, opened.round, members, lives_of(members, lives))
+    proposal = certificate.commit.proposal
+    members, lives = next_members(proposal.members, proposal.lives, certificate.members)
+    return Configuration(lineage, proposal.round, members, lives_of(members, lives))
 
 
 def _follows(certificate: Certificate, here: Configuration, agreed: Collection[PeerId]) -> bool:
@@ -172,14 +172,17 @@ def _follows(certificate: Certificate, here: Configuration, agreed: Collection[P
 
 
 def _proves(certificate: Certificate, here: Configuration, fragment: int, fraction: float, verify: Verify) -> bool:
-    opened, members = certificate.commit.opened, certificate.members
-    if (opened.lineage, opened.fragment) != (here.lineage, fragment) or opened.round <= here.round:
+    proposal, members = certificate.commit.proposal, certificate.members
+    if (proposal.lineage, proposal.fragment) != (here.lineage, fragment) or proposal.round <= here.round:
         return False
     if len(set(members)) != len(members) or len(certificate.lives) != LIFE * len(members):
         return False
-    if opened.electorate != electorate_digest(members, certificate.lives):
+    if proposal.electorate != electorate_digest(members, certificate.lives):
         return False
-    if list(opened.members) != sorted(set(opened.members)) or len(opened.lives) not in (0, LIFE * len(opened.members)):
+    if list(proposal.members) != sorted(set(proposal.members)) or len(proposal.lives) not in (
+        0,
+        LIFE * len(proposal.members),
+    ):
         return False
     agreed = voters(certificate.commit, members, fraction, verify)
     return bool(agreed) and _follows(certificate, here, agreed)

@@ -67,9 +67,9 @@ class Electorate:
         """Number of members that may lie."""
         return tolerated(len(self.terms.members), self.terms.fraction)
 
-    def suffice(self, agreeing: Collection[PeerId], opened: Proposal) -> bool:
+    def suffice(self, agreeing: Collection[PeerId], proposal: Proposal) -> bool:
         """Return True if these peers can commit a proposal."""
-        return self.enough(agreeing, departed(opened))
+        return self.enough(agreeing, departed(proposal))
 
     @property
     def spares_me(self) -> bool:

@@ -36,16 +36,18 @@ class Farewells:
 
     def add(self, leave: Leave) -> bool:
         """Add a farewell; return False if it is known, or cannot be right."""
-        peer, opened, terms = leave.farewell.peer, leave.voted, self._terms
+        peer, proposal, terms = leave.farewell.peer, leave.voted, self._terms
         if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
             return False
         if (leave.round, leave.fragment, leave.lineage) != (terms.round, terms.fragment, terms.lineage):
             return False
-        if (opened is None) != (leave.farewell.voted is None) or (opened is None) != (leave.farewell.digest is None):
+        if (proposal is None) != (leave.farewell.voted is None) or (proposal is None) != (
+            leave.farewell.digest is None
+        ):
             return False
-        if opened is not None and not (sound(opened, terms) and name_of(opened) == leave.farewell.voted):
+        if proposal is not None and not (sound(proposal, terms) and name_of(proposal) == leave.farewell.voted):
             return False
-        if opened is not None and opened.ballot > leave.farewell.promised:
+        if proposal is not None and proposal.ballot > leave.farewell.promised:
             return False  # A vote is a promise. A ballot that carries this farewell could not be justified.
         if not self._verify(peer, statement(leave), leave.farewell.signature):
             return False
@@ -60,14 +62,14 @@ class Farewells:
         """Return the farewells that this ballot may carry: those with a promise that is not above it."""
         return {peer: leave for peer, leave in sorted(self._known.items()) if leave.farewell.promised <= ballot}
 
-    def valid(self, opened: Proposal) -> bool:
+    def valid(self, proposal: Proposal) -> bool:
         """Return True if the farewells of a proposal may be left out of its quorum."""
-        peers = [farewell.peer for farewell in opened.farewells]
-        return peers == sorted(set(peers)) and all(self._valid(farewell, opened) for farewell in opened.farewells)
+        peers = [farewell.peer for farewell in proposal.farewells]
+        return peers == sorted(set(peers)) and all(self._valid(farewell, proposal) for farewell in proposal.farewells)
 
-    def _valid(self, farewell: Farewell, opened: Proposal) -> bool:
+    def _valid(self, farewell: Farewell, proposal: Proposal) -> bool:
         terms, known = self._terms, self._known.get(farewell.peer)
-        if farewell.promised > opened.ballot or farewell.peer not in terms.members:
+        if farewell.promised > proposal.ballot or farewell.peer not in terms.members:
             return False
         if known is not None and known.farewell == farewell:
             return True
@@ -75,6 +77,6 @@ class Farewells:
         return self._verify(farewell.peer, statement(stated), farewell.signature)
 
 
-def departed(opened: Proposal) -> Collection[PeerId]:
+def departed(proposal: Proposal) -> Collection[PeerId]:
     """Return the members that the quorum of a proposal is counted without."""
-    return [farewell.peer for farewell in opened.farewells]
+    return [farewell.peer for farewell in proposal.farewells]

@@ -49,11 +49,11 @@ def choices(promises: Mapping[PeerId, Promise]) -> list[AcceptedValue]:
             found.setdefault(value, []).append((peer, promise.voted))
     listed = [
         AcceptedValue(
-            max((opened for _, opened in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes))
+            max((proposal for _, proposal in votes), key=lambda o: o.ballot), digest, tuple(sorted(p for p, _ in votes))
         )
         for (_, _, _, digest), votes in found.items()
     ]
-    return sorted(listed, key=lambda c: (c.opened.ballot, len(c.voters), c.digest), reverse=True)
+    return sorted(listed, key=lambda c: (c.proposal.ballot, len(c.voters), c.digest), reverse=True)
 
 
 def bound(
@@ -83,8 +83,10 @@ def contested(found: Sequence[AcceptedValue]) -> list[AcceptedValue]:
     """
     digests: dict[tuple[Contribution, ...], set[Digest]] = {}
     for one in found:
-        digests.setdefault(one.opened.contributors, set()).add(one.digest)
-    return sorted((one for one in found if len(digests[one.opened.contributors]) > 1), key=lambda one: -len(one.voters))
+        digests.setdefault(one.proposal.contributors, set()).add(one.digest)
+    return sorted(
+        (one for one in found if len(digests[one.proposal.contributors]) > 1), key=lambda one: -len(one.voters)
+    )
 
 
 def decidable(
@@ -116,7 +118,7 @@ def presentable(promises: Mapping[PeerId, Signed], farewells: Collection[Leave])
     return {peer: one for peer, one in promises.items() if one[0].voted is None or name_of(one[0].voted) in kept}
 
 
-def justify(opened: Proposal, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Propose | None:
+def justify(proposal: Proposal, promises: Mapping[PeerId, Signed], farewells: Collection[Leave]) -> Propose | None:
     """Return the proposal with its promises; None if the votes are for too many different proposals."""
     voted = [promise.voted for promise, _ in promises.values()] + [one.voted for one in farewells]
     named = {name_of(one): one for one in voted if one is not None}
@@ -127,7 +129,7 @@ def justify(opened: Proposal, promises: Mapping[PeerId, Signed], farewells: Coll
         Report(peer, number[name_of(one.voted)] if one.voted is not None else 0, one.digest, signature)
         for peer, (one, signature) in sorted(promises.items())
     )
-    return Propose(opened, reports, tuple(named[name] for name in sorted(named)))
+    return Propose(proposal, reports, tuple(named[name] for name in sorted(named)))
 
 
 def justified(message: Propose, electorate: Electorate, verify: Verify) -> bool:
@@ -136,39 +138,39 @@ def justified(message: Propose, electorate: Electorate, verify: Verify) -> bool:
     Only members with a valid signature and, in the case of votes, a valid proposal count. A free choice adopts only contested
     results. Structure and farewells of the proposal itself are checked by the caller.
     """
-    opened, terms = message.proposal, electorate.terms
-    if not all(sound(one, terms) and one.ballot < opened.ballot for one in message.earlier):
+    proposal, terms = message.proposal, electorate.terms
+    if not all(sound(one, terms) and one.ballot < proposal.ballot for one in message.earlier):
         return False
     promises: dict[PeerId, Promise] = {}
     for report in message.reports:
         if report.peer in promises or report.peer not in terms.members or report.voted > len(message.earlier):
             return False
         voted = message.earlier[report.voted - 1] if report.voted else None
-        promise = Promise(terms.round, terms.fragment, opened.ballot, voted, report.digest, terms.lineage)
+        promise = Promise(terms.round, terms.fragment, proposal.ballot, voted, report.digest, terms.lineage)
         if (voted is None) == (report.digest is None) and verify(report.peer, promise, report.signature):
             promises[report.peer] = promise
-    if not electorate.enough(promises, departed(opened)):
+    if not electorate.enough(promises, departed(proposal)):
         return False
     named = {name_of(one): one for one in message.earlier}
     farewells: dict[PeerId, Leave] = {}
-    for farewell in opened.farewells:
+    for farewell in proposal.farewells:
         if farewell.voted is not None and farewell.voted not in named:
             return False
         voted = named[farewell.voted] if farewell.voted is not None else None
         farewells[farewell.peer] = Leave(terms.round, terms.fragment, terms.lineage, farewell, voted)
     found, possible = decidable(promises, farewells, electorate)
     if not possible:
-        return opened.adopted is None or any(proposes(opened, one) for one in contested(found))
-    return (len(possible) == 1 or not electorate.liars) and proposes(opened, possible[0])
+        return proposal.adopted is None or any(proposes(proposal, one) for one in contested(found))
+    return (len(possible) == 1 or not electorate.liars) and proposes(proposal, possible[0])
 
 
-def sealed(opened: Proposal, sign: Callable[[Message], bytes]) -> Proposal:
+def sealed(proposal: Proposal, sign: Callable[[Message], bytes]) -> Proposal:
     """Return a proposal with its leader's signature."""
-    return msgspec.structs.replace(opened, seal=sign(statement(opened)))
+    return msgspec.structs.replace(proposal, seal=sign(statement(proposal)))
 
 
-def proposes(opened: Proposal, value: AcceptedValue) -> bool:
+def proposes(proposal: Proposal, value: AcceptedValue) -> bool:
     """Return True if a proposal adopts this value, and names only its voters as holders of the results."""
-    old = value.opened
-    ours = opened.contributors, opened.members, opened.lives, opened.adopted
-    return ours == (old.contributors, old.members, old.lives, value.digest) and {*opened.sources} <= {*value.voters}
+    old = value.proposal
+    ours = proposal.contributors, proposal.members, proposal.lives, proposal.adopted
+    return ours == (old.contributors, old.members, old.lives, value.digest) and {*proposal.sources} <= {*value.voters}

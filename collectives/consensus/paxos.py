@@ -72,7 +72,7 @@ class Agreement:
     """One peer's part in agreeing on one round of one fragment.
 
     Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
-    send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `opened`, `commit` and
+    send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `proposal`, `commit` and
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `voter`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds; `hasty`: peers whose ballots must not stop a leader that makes progress. `store`: our
@@ -99,7 +99,7 @@ class Agreement:
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms = me, terms
-        self.opened: Proposal | None = None
+        self.proposal: Proposal | None = None
         self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
@@ -180,32 +180,32 @@ class Agreement:
 
     def complete(self, digest: Digest, now: float) -> None:
         """Vote for the open ballot, all of whose results are here; `digest` is blake3 over their hashes."""
-        opened = self.opened
-        if opened is None or self.commit is not None or self.me not in self.terms.members:
+        proposal = self.proposal
+        if proposal is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
-        if self.announcements.contradicted(opened):
+        if self.announcements.contradicted(proposal):
             return  # The leader may be one with the contributor. The others need our vote to commit.
-        if not self._acceptor.vote(opened, digest):
+        if not self._acceptor.vote(proposal, digest):
             return
-        self._turn.follow(opened.ballot.leader, now)
-        vote = vote_for(opened, digest)
-        if opened.ballot.leader == self.me:
+        self._turn.follow(proposal.ballot.leader, now)
+        vote = vote_for(proposal, digest)
+        if proposal.ballot.leader == self.me:
             self._on_vote(self.me, vote, self.sign(vote), now)
         else:
-            self._out.append((opened.ballot.leader, vote))
+            self._out.append((proposal.ballot.leader, vote))
 
     def accuse(self, peer: PeerId, reason: str, now: float) -> None:
         """Complain about `peer`, which stops our progress."""
-        if self.opened is None or self.commit is not None:
+        if self.proposal is None or self.commit is not None:
             return
-        if (blame := self._complaints.make(self.opened, peer, reason, now)) is None:
+        if (blame := self._complaints.make(self.proposal, peer, reason, now)) is None:
             return
-        if self.opened.ballot.leader == self.me:
-            self._proposer.on_blame(self.me, blame, self.opened, now)
+        if self.proposal.ballot.leader == self.me:
+            self._proposer.on_blame(self.me, blame, self.proposal, now)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader does not care.
-            self._out.append((self.opened.ballot.leader if blame.said is None else None, blame))
+            self._out.append((self.proposal.ballot.leader if blame.said is None else None, blame))
 
     def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
@@ -221,8 +221,8 @@ class Agreement:
         self._electorate.live.discard(peer)
         self._proposer.on_link_down(peer)
         if self.commit is None:
-            self._proposer.on_peer_lost(peer, self.opened)
-        elif peer == self.commit.opened.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
+            self._proposer.on_peer_lost(peer, self.proposal)
+        elif peer == self.commit.proposal.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
             # The leader may not have informed all peers, and the others wait for us to begin a ballot.
             self._out.append((None, self.commit))
         self.tick(now)
@@ -286,10 +286,10 @@ class Agreement:
 
         None: the proposal is not known here; the peer is asked for it.
         """
-        known = self.opened, self.commit.opened if self.commit is not None else None, self._acceptor.voted
+        known = self.proposal, self.commit.proposal if self.commit is not None else None, self._acceptor.voted
         found = with_proposal(message, known)
         # Another proposal of the ballot of our commit is evidence.
-        if found is None and (self.commit is None or self.commit.opened.ballot == message.ballot):
+        if found is None and (self.commit is None or self.commit.proposal.ballot == message.ballot):
             self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
         return found
 
@@ -297,7 +297,7 @@ class Agreement:
         if self.commit is None and certified(message, self._electorate, self.verify):
             self.commit = message
             self._check.note_commit(message)
-            self.announcements.keep(message.opened, self._acceptor.voted)
+            self.announcements.keep(message.proposal, self._acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
         elif self.commit is not None and conflicting(self.commit, message):
@@ -306,7 +306,7 @@ class Agreement:
     def _handle_after_commit(self, sender: PeerId, message: Message, commit: Commit) -> None:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
         if isinstance(message, Blame):
-            self.announcements.proves(message, commit.opened)
+            self.announcements.proves(message, commit.proposal)
         elif isinstance(message, Propose):
             self._check.note(message.proposal)
         if isinstance(message, (Ready, Prepare, Blame, Ask)):
@@ -317,11 +317,11 @@ class Agreement:
         match message:
             case Ready():
                 self._on_ready(sender, message, signature, now)
-                for peer, reason in self._complaints.doubted(self.opened):
+                for peer, reason in self._complaints.doubted(self.proposal):
                     self.accuse(peer, reason, now)
-                return self._turn.early(self.opened)  # Usually one of many, and `tick` comes soon anyway.
-            case ShownReady() if self.opened is not None:
-                self.announcements.add_shown(message, self.opened)
+                return self._turn.early(self.proposal)  # Usually one of many, and `tick` comes soon anyway.
+            case ShownReady() if self.proposal is not None:
+                self.announcements.add_shown(message, self.proposal)
             case Propose():
                 self._on_proposal(sender, message, now)
             case Prepare():
@@ -334,9 +334,9 @@ class Agreement:
                 self._proposer.excuse(sender)
             case Vote():
                 self._on_vote(sender, message, signature, now)
-            case Blame() if self.opened is not None:
-                proven = self.announcements.proves(message, self.opened)
-                self._proposer.on_blame(sender, message, self.opened, now, proven=proven)
+            case Blame() if self.proposal is not None:
+                proven = self.announcements.proves(message, self.proposal)
+                self._proposer.on_blame(sender, message, self.proposal, now, proven=proven)
             case Ask() if self.me in self.ready:
                 self._out.append((sender, self.ready[self.me]))
         return False
@@ -347,59 +347,59 @@ class Agreement:
             if self.announcements.add(sender, message, signature):
                 self._proposer.on_new_announcement(sender)
             self.diverged |= self.announcements.outnumbered
-        if self.opened is not None:
-            self.announcements.keep(self.opened, self._acceptor.voted)
+        if self.proposal is not None:
+            self.announcements.keep(self.proposal, self._acceptor.voted)
         if self._check.deferred is not None:
             self._on_proposal(*self._check.deferred, now)
 
     def _on_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
-        opened = message.proposal
-        if not self._check.admits(sender, message, self.opened):
-            if (blame := self._complaints.of_life(opened)) is not None:
+        proposal = message.proposal
+        if not self._check.admits(sender, message, self.proposal):
+            if (blame := self._complaints.of_life(proposal)) is not None:
                 self._out.append((sender, blame))
             return
-        if not self._acceptor.follows(sender, opened, now, lambda: self._check.justified(message)):
+        if not self._acceptor.follows(sender, proposal, now, lambda: self._check.justified(message)):
             return
         self._proposer.yield_to_others()
-        self.opened = opened
-        self.announcements.keep(opened, self._acceptor.voted)
+        self.proposal = proposal
+        self.announcements.keep(proposal, self._acceptor.voted)
         self._turn.follow(sender, now)
-        for peer, reason in (*self._complaints.unwanted(opened), *self._complaints.doubted(opened)):
+        for peer, reason in (*self._complaints.unwanted(proposal), *self._complaints.doubted(proposal)):
             self.accuse(peer, reason, now)
 
-    def results_confirmed(self, opened: Proposal) -> bool:
+    def results_confirmed(self, proposal: Proposal) -> bool:
         """Return True if this peer does not have to check the results of a ballot.
 
         They are decided, or an honest peer has voted for them.
         """
-        return self.commit is not None or self._electorate.confirmed(opened.sources)
+        return self.commit is not None or self._electorate.confirmed(proposal.sources)
 
-    def refuse_leader(self, opened: Proposal) -> None:
+    def refuse_leader(self, proposal: Proposal) -> None:
         """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
-        if opened.ballot.leader in opened.sources:
-            self._check.refused.add(opened.ballot.leader)
+        if proposal.ballot.leader in proposal.sources:
+            self._check.refused.add(proposal.ballot.leader)
 
     def send_proposal(self, peer: PeerId) -> None:
         """Send our proposal to a peer that follows another one with its ballot.
 
         Both together are evidence against the leader.
         """
-        opened = self.opened
-        if opened is not None and (peer, opened.ballot) not in self._shown:
-            self._shown.add((peer, opened.ballot))
-            self._out.append((peer, Propose(opened)))
+        proposal = self.proposal
+        if proposal is not None and (peer, proposal.ballot) not in self._shown:
+            self._shown.add((peer, proposal.ballot))
+            self._out.append((peer, Propose(proposal)))
 
     def _on_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         refused = message.lineage != self.terms.lineage or not self.voter or sender in self._check.refused
         before = self._acceptor.promised
         # A ballot of this peer has been in vain, in a round before or in this one.
         hasty = sender in self._hasty or sender in self._acceptor.heeded
-        refused |= hasty and sender != before.leader and self._turn.held(self.opened, now)
+        refused |= hasty and sender != before.leader and self._turn.held(self.proposal, now)
         if refused or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
-        if before.leader != sender or (self.opened is not None and self.opened.ballot == before):
+        if before.leader != sender or (self.proposal is not None and self.proposal.ballot == before):
             self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
         self._proposer.on_other_ballot()
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
@@ -410,12 +410,12 @@ class Agreement:
         if self.commit is None and self._electorate.farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
-            self._proposer.on_peer_lost(peer, self.opened)
+            self._proposer.on_peer_lost(peer, self.proposal)
 
     def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
-        if self.opened is None:
+        if self.proposal is None:
             return
-        news, self.commit = self._proposer.on_vote(sender, message, signature, self.opened)
+        news, self.commit = self._proposer.on_vote(sender, message, signature, self.proposal)
         if news:
             self._turn.progress(now)
         if self.commit is not None:
@@ -429,9 +429,9 @@ class Agreement:
             return
         if self._proposer.preparing:
             self._try_open(now)
-        elif self._proposer.urged and self._proposer.leads(self.opened):
+        elif self._proposer.urged and self._proposer.leads(self.proposal):
             self._prepare(now)
-        elif (due := self._turn.due(self.opened, self._check.refused, now)) is not None and now >= due:
+        elif (due := self._turn.due(self.proposal, self._check.refused, now)) is not None and now >= due:
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
             if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
                 self._proposer.first(promise, self.sign(promise))
@@ -451,12 +451,12 @@ class Agreement:
         self._try_open(now)
 
     def _try_open(self, now: float) -> None:
-        message = self._proposer.propose(self.opened, now)
+        message = self._proposer.propose(self.proposal, now)
         if message is not None:
             if self.terms.lineage:
                 message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
-            self.opened = message.proposal
-            self.announcements.keep(self.opened, self._acceptor.voted)
+            self.proposal = message.proposal
+            self.announcements.keep(self.proposal, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.progress(now)

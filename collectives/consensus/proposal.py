@@ -138,23 +138,23 @@ def names(entry: Contribution, ready: Ready) -> bool:
     return entry.attempt == ready.attempt and entry.announced in (ready.digest, b"")
 
 
-def name_of(opened: Proposal) -> Digest:
+def name_of(proposal: Proposal) -> Digest:
     """Return the blake3 of a proposal without its seal, which a vote names."""
-    bare = msgspec.structs.replace(opened, seal=b"") if opened.seal else opened
+    bare = msgspec.structs.replace(proposal, seal=b"") if proposal.seal else proposal
     return blake3.blake3(msgspec.msgpack.encode(bare)).digest()
 
 
-def statement(opened: Proposal) -> Vote:
+def statement(proposal: Proposal) -> Vote:
     """Return what the leader signs for its proposal (`Proposal.seal`)."""
-    return Vote(opened.round, opened.fragment, opened.ballot, name_of(opened), None, opened.lineage)
+    return Vote(proposal.round, proposal.fragment, proposal.ballot, name_of(proposal), None, proposal.lineage)
 
 
-def vote_for(opened: Proposal, digest: Digest) -> Vote:
+def vote_for(proposal: Proposal, digest: Digest) -> Vote:
     """Return the vote for a proposal and these results."""
-    return msgspec.structs.replace(statement(opened), digest=digest)
+    return msgspec.structs.replace(statement(proposal), digest=digest)
 
 
-def sound(opened: Proposal, terms: RoundTerms) -> bool:
+def sound(proposal: Proposal, terms: RoundTerms) -> bool:
     """Return True if the structure of a proposal is valid.
 
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
@@ -162,38 +162,41 @@ def sound(opened: Proposal, terms: RoundTerms) -> bool:
     members of the next round. In a lineage, their announcements and the lives of all members are named. A proposal of
     adopted results names their holders, and the members that were decided with them.
     """
-    peers = [contribution.peer for contribution in opened.contributors]
+    peers = [contribution.peer for contribution in proposal.contributors]
     return (
-        (opened.round, opened.fragment, opened.lineage) == (terms.round, terms.fragment, terms.lineage)
-        and opened.electorate == terms.electorate
-        and set(opened.idle) < set(opened.alive)
-        and terms.min_peers <= len(opened.contributors) <= terms.room
-        and all(list(ids) == sorted(set(ids)) for ids in (opened.group, opened.alive, opened.idle, opened.kept, peers))
-        and set(opened.alive) <= set(opened.group)
-        and set(peers) <= set(opened.members)
-        and (opened.adopted is None) == (not opened.sources) == (not opened.kept)
-        and all(0 < contribution.weight <= terms.max_weight for contribution in opened.contributors)
-        and all(len(one.announced) == 32 or not (one.announced or terms.lineage) for one in opened.contributors)
-        and (not opened.shares or _shares_valid(opened, terms))
-        and clusters.sound(opened.sites, len(opened.group) if terms.sited else 0)
-        and len(opened.lives) in (0, LIFE * len(opened.members))
-        and (not terms.lineage or len(lives_of(opened.members, opened.lives)) == len(opened.members))
-        and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in opened.contributors))
-        and (not opened.order or _ring_valid(opened, terms))
+        (proposal.round, proposal.fragment, proposal.lineage) == (terms.round, terms.fragment, terms.lineage)
+        and proposal.electorate == terms.electorate
+        and set(proposal.idle) < set(proposal.alive)
+        and terms.min_peers <= len(proposal.contributors) <= terms.room
+        and all(
+            list(ids) == sorted(set(ids))
+            for ids in (proposal.group, proposal.alive, proposal.idle, proposal.kept, peers)
+        )
+        and set(proposal.alive) <= set(proposal.group)
+        and set(peers) <= set(proposal.members)
+        and (proposal.adopted is None) == (not proposal.sources) == (not proposal.kept)
+        and all(0 < contribution.weight <= terms.max_weight for contribution in proposal.contributors)
+        and all(len(one.announced) == 32 or not (one.announced or terms.lineage) for one in proposal.contributors)
+        and (not proposal.shares or _shares_valid(proposal, terms))
+        and clusters.sound(proposal.sites, len(proposal.group) if terms.sited else 0)
+        and len(proposal.lives) in (0, LIFE * len(proposal.members))
+        and (not terms.lineage or len(lives_of(proposal.members, proposal.lives)) == len(proposal.members))
+        and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in proposal.contributors))
+        and (not proposal.order or _ring_valid(proposal, terms))
     )
 
 
-def _shares_valid(opened: Proposal, terms: RoundTerms) -> bool:
+def _shares_valid(proposal: Proposal, terms: RoundTerms) -> bool:
     """Return True if shares are valid: chunks that add up to the fragment, or uplinks above 0."""
     if terms.hands:
-        return len(opened.shares) == len(opened.group) and 0 not in opened.shares
-    return 0 < terms.chunks == sum(opened.shares) and len(opened.shares) == len(opened.group)
+        return len(proposal.shares) == len(proposal.group) and 0 not in proposal.shares
+    return 0 < terms.chunks == sum(proposal.shares) and len(proposal.shares) == len(proposal.group)
 
 
-def _ring_valid(opened: Proposal, terms: RoundTerms) -> bool:
+def _ring_valid(proposal: Proposal, terms: RoundTerms) -> bool:
     """Return True if the terms allow a ring, and it contains each owner of chunks once."""
-    places = [place for place, peer in enumerate(opened.alive) if peer not in opened.idle]
-    return terms.ring is not None and opened.adopted is None and sorted(opened.order) == places
+    places = [place for place, peer in enumerate(proposal.alive) if peer not in proposal.idle]
+    return terms.ring is not None and proposal.adopted is None and sorted(proposal.order) == places
 
 
 def fit(
@@ -305,13 +308,13 @@ def _weight(ready: Ready, peer: PeerId, terms: RoundTerms) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedValue:
-    """Value with votes: contributors and members of `opened`, and the digest of the results.
+    """Value with votes: contributors and members of `proposal`, and the digest of the results.
 
-    opened: the proposal of the highest ballot with votes for this value. voters: peers that report such votes, sorted; they
+    proposal: the proposal of the highest ballot with votes for this value. voters: peers that report such votes, sorted; they
     hold all results.
     """
 
-    opened: Proposal
+    proposal: Proposal
     digest: Digest
     voters: tuple[PeerId, ...]
 
@@ -330,7 +333,7 @@ def adopt(
 
     The members of the next round are part of the value, although other peers may take part now.
     """
-    old = choice.opened
+    old = choice.proposal
     alive = able or choice.voters
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     owned = dict(zip(old.group, old.shares, strict=False))

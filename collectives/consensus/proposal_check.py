@@ -121,8 +121,8 @@ class ProposalCheck:
 
     def note_commit(self, commit: Commit) -> None:
         """Note the signatures in a commit."""
-        self.note(commit.opened)
-        vote = vote_for(commit.opened, commit.digest)
+        self.note(commit.proposal)
+        vote = vote_for(commit.proposal, commit.digest)
         for proof in commit.votes:
             if self._verify(proof.peer, vote, proof.signature):
                 self._equivocation.note(proof.peer, vote, proof.signature)

@@ -78,9 +78,9 @@ class Proposer:
         """Factor of the usual wait for a stuck leader, 1 to GROWTH."""
         return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 16)))
 
-    def leads(self, opened: Proposal | None) -> bool:
+    def leads(self, proposal: Proposal | None) -> bool:
         """Return True if the open ballot is ours, and we have not begun another one."""
-        return opened is not None and opened.ballot == self.ballot
+        return proposal is not None and proposal.ballot == self.ballot
 
     def on_other_ballot(self) -> None:
         """Note that another peer has begun a ballot."""
@@ -130,20 +130,22 @@ class Proposer:
         if peer not in self._terms.members:
             self._asked.discard(peer)
 
-    def on_vote(self, sender: PeerId, message: Vote, signature: bytes, opened: Proposal) -> tuple[bool, Commit | None]:
+    def on_vote(
+        self, sender: PeerId, message: Vote, signature: bytes, proposal: Proposal
+    ) -> tuple[bool, Commit | None]:
         """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
-        if self.ballot != message.ballot or opened.ballot != message.ballot:
+        if self.ballot != message.ballot or proposal.ballot != message.ballot:
             return False, None
-        if sender not in opened.alive or message.proposal_digest != name_of(opened):
+        if sender not in proposal.alive or message.proposal_digest != name_of(proposal):
             return False, None
         if message.digest is None:
             return False, None  # A leader's statement about its proposal is no vote.
         news = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
-        if not self._electorate.suffice(same, opened):
+        if not self._electorate.suffice(same, proposal):
             return news, None
-        return news, Commit(opened, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
+        return news, Commit(proposal, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
 
     def commit_messages(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
@@ -158,23 +160,23 @@ class Proposer:
         """Note that what was sent to a peer may be lost."""
         self._informed.discard(peer)
 
-    def on_peer_lost(self, peer: PeerId, opened: Proposal | None) -> None:
+    def on_peer_lost(self, peer: PeerId, proposal: Proposal | None) -> None:
         """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
-        self.urged |= opened is not None and peer in opened.alive and self.leads(opened)
+        self.urged |= proposal is not None and peer in proposal.alive and self.leads(proposal)
 
-    def on_blame(self, sender: PeerId, message: Blame, opened: Proposal, now: float, *, proven: bool = False) -> None:
+    def on_blame(self, sender: PeerId, message: Blame, proposal: Proposal, now: float, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
-        if opened.ballot.leader == self._electorate.me and message.ballot == opened.ballot:
+        if proposal.ballot.leader == self._electorate.me and message.ballot == proposal.ballot:
             late = now >= self._opened_at + self._terms.patience
             news = self.blame_book.on_message(
                 sender,
                 message,
-                opened,
-                lambda peers: self._electorate.suffice(peers, opened),
+                proposal,
+                lambda peers: self._electorate.suffice(peers, proposal),
                 silent=lambda peer: late and peer not in self._votes,
                 proven=proven,
             )
-            self.urged |= news and self.leads(opened)
+            self.urged |= news and self.leads(proposal)
 
     def on_new_announcement(self, sender: PeerId) -> None:
         """Note that a peer has announced another contribution."""
@@ -206,13 +208,13 @@ class Proposer:
                     self.yield_to_others()
                 return None
         left = electorate.farewells.below(ballot)
-        opened = self._proposal(ballot, present & electorate.live, promises, left, before)
-        if opened is None:
+        proposal = self._proposal(ballot, present & electorate.live, promises, left, before)
+        if proposal is None:
             found = None
         elif ballot.term == 1:
-            found = Propose(opened)
+            found = Propose(proposal)
         else:
-            found = justify(opened, promises, left.values())
+            found = justify(proposal, promises, left.values())
         if found is not None:
             self._promises, self._votes, self._informed = None, {}, set(electorate.live)
             self._opened_at = now
@@ -270,7 +272,7 @@ class Proposer:
                 excluded[peer] = "late" if peer in live else "silent"
         straight = self.blame_book.straight
         for old in (before, None):
-            opened = propose(
+            proposal = propose(
                 ballot,
                 terms,
                 able,
@@ -283,8 +285,8 @@ class Proposer:
                 straight=straight,
                 farewells=farewells,
             )
-            if opened is not None:
+            if proposal is not None:
                 self._free |= ballot.term > 1
-                return opened
+                return proposal
         self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

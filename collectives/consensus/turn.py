@@ -40,7 +40,7 @@ class Turn:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def held(self, opened: Proposal | None, now: float) -> bool:
+    def held(self, proposal: Proposal | None, now: float) -> bool:
         """Return True if a ballot of another peer would only delay the round.
 
         The proposal in progress has moved within the patience, or the first one is to come. A ballot without a proposal holds
@@ -53,25 +53,25 @@ class Turn:
             if self._quorum_since is None:
                 return self._electorate.able  # Otherwise the peer may have announcements that we lack.
             return now < self._quorum_since + self._terms.grace + self._terms.patience
-        moves = opened is not None and opened.ballot == promised and promised.leader in self._electorate.live
+        moves = proposal is not None and proposal.ballot == promised and promised.leader in self._electorate.live
         return moves and now < self._moved + self._terms.patience
 
-    def early(self, opened: Proposal | None) -> bool:
+    def early(self, proposal: Proposal | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
-        if opened is not None or self._proposer.preparing or self._proposer.urged:
+        if proposal is not None or self._proposer.preparing or self._proposer.urged:
             return False
         ready, members = len(self._ready), len(self._terms.members)
         too_few = ready < self._terms.fraction * (members - len([*self._electorate.farewells]))
         return too_few or (self._quorum_since is not None and ready < members)
 
-    def due(self, opened: Proposal | None, refused: Collection[PeerId], now: float) -> float | None:
+    def due(self, proposal: Proposal | None, refused: Collection[PeerId], now: float) -> float | None:
         """Return the time of our turn to begin a ballot, None without one. refused: peers that must not lead."""
         electorate, terms, leader = self._electorate, self._terms, self._acceptor.leader
         order = electorate.order(leader)
         if electorate.me not in order:
             return None
         turn = order.index(electorate.me)
-        if opened is not None or self._acceptor.promised.term > 1:
+        if proposal is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * terms.patience
             waits = leader in electorate.live and leader not in refused and self._acceptor.trusts(leader)
             return stuck if waits else min(stuck, self._moved + turn * terms.patience)

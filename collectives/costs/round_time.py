@@ -113,12 +113,12 @@ def round_time(
     of the manifest. sized: chunks are assigned by bandwidth, as they are once all peers know theirs; otherwise equally.
     """
     ready = sorted(place.computing for place in places)
-    opened = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
-    here = [place for place in places if place.computing <= opened]
+    proposal = min(ready[-1], ready[min(len(ready) - 1, int(quorum * len(ready)))] + grace)
+    here = [place for place in places if place.computing <= proposal]
     peers, late = len(here), len(places) - len(here)
     computing = sum(place.computing for place in here) / len(places)
     if peers == 1:
-        return RoundTime(opened, 0.0, 0.0, 0.0, 0.0, late, computing / opened if opened else 1.0)
+        return RoundTime(proposal, 0.0, 0.0, 0.0, 0.0, late, computing / proposal if proposal else 1.0)
     up, down = min(place.up for place in here), min(place.down for place in here)
     slow = sum(place.up == up for place in here)
     cut = grids(total, codec)
@@ -136,8 +136,8 @@ def round_time(
     elif sized and (dealt := _allotted(here, cut, codec)) is not None:
         data = worst + max(dealt[0], dealt[1] + worst)
     moved = sizes.mean + (peers - 1) * (sizes.ready + sizes.record + (sizes.led + sizes.vote) / peers)
-    period = opened + agreement + data
-    return RoundTime(opened, agreement, data, moved, moved, late, computing / period)
+    period = proposal + agreement + data
+    return RoundTime(proposal, agreement, data, moved, moved, late, computing / period)
 
 
 def ring_data(peers: int, cut: Grid, codec: Codec, rate: float, latency: float) -> float:
@@ -206,8 +206,10 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     ids = tuple(at.to_bytes(32, "big") for at in range(peers))
     entries = tuple(Contribution(peer, _NUMBER, _NUMBER, _ID) for peer in ids)
     lives = bytes(LIFE * peers)
-    opened = Proposal(_NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64))
-    commit = decided(Commit(opened, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
+    proposal = Proposal(
+        _NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64)
+    )
+    commit = decided(Commit(proposal, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
     spans = (Span(bytes(SPAN_PREFIX), 100, 0),) * min(MAX_SPANS, peers - 1)
     mean = most = scatter = last = 0.0
@@ -225,7 +227,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
         ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0, spans=spans))
         mine = tuple(range(500, 500 + -(-count // peers)))
         record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
-    led = len(fragments) * (wire(Propose(opened)) + wire(commit))
+    led = len(fragments) * (wire(Propose(proposal)) + wire(commit))
     return _Sizes(mean, most, scatter, last, ready, record, vote * len(fragments), led)
 
 

@@ -106,29 +106,29 @@ class AllGather(DataPlane):
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
-        opened = self.opened
-        if opened is not None and peer in opened.alive and self.agreement.commit is None:
-            self._scatter(opened)
-            self._forward_pieces(opened)
+        proposal = self.proposal
+        if proposal is not None and peer in proposal.alive and self.agreement.commit is None:
+            self._scatter(proposal)
+            self._forward_pieces(proposal)
 
     # --- a ballot opens
 
-    def open(self, opened: Proposal) -> None:
+    def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send our payload to all participants."""
-        changed = self._name(opened)
-        self._relay_plan.open(opened, changed=changed)
-        self._slots.open(opened)
+        changed = self._name(proposal)
+        self._relay_plan.open(proposal, changed=changed)
+        self._slots.open(proposal)
         if changed:
-            self.results.clear(len(opened.contributors) * len(self.pieces))
-            self.owners = tuple(entry.peer for entry in opened.contributors for _ in range(len(self.pieces)))
+            self.results.clear(len(proposal.contributors) * len(self.pieces))
+            self.owners = tuple(entry.peer for entry in proposal.contributors for _ in range(len(self.pieces)))
             self._payloads.begin()
             self._tidy()
-        self._begin(opened)
-        self._expect(opened)
+        self._begin(proposal)
+        self._expect(proposal)
         self._replay()
         for key in self._slots.keys:
             self._accuse(key)
-        self._forward_pieces(opened)
+        self._forward_pieces(proposal)
         self.check()
 
     def _tidy(self) -> None:
@@ -143,17 +143,19 @@ class AllGather(DataPlane):
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
         self._payloads.keep(needed)
 
-    def _scatter(self, opened: Proposal) -> None:
+    def _scatter(self, proposal: Proposal) -> None:
         """Send our payload to all other peers.
 
         Each piece starts at another peer, so that all links are in use at once.
 
         Pieces that a helper forwards go first.
         """
-        if not self._names_our_contribution(opened):
+        if not self._names_our_contribution(proposal):
             return
-        after = [peer for peer in opened.alive if peer > self.me] + [peer for peer in opened.alive if peer < self.me]
-        able, count = self.agreement.reachable.intersection(opened.alive).difference(opened.idle), len(self._source)
+        after = [peer for peer in proposal.alive if peer > self.me] + [
+            peer for peer in proposal.alive if peer < self.me
+        ]
+        able, count = self.agreement.reachable.intersection(proposal.alive).difference(proposal.idle), len(self._source)
         relays = [self._relay_plan.relay(index, count, able) for index in range(count)]
         for index in sorted(range(count), key=lambda index: relays[index] is None):
             piece, helper = self._source[index], relays[index]
@@ -166,18 +168,18 @@ class AllGather(DataPlane):
 
     def announced(self, sender: PeerId) -> None:
         """Handle an announcement: expect its payload, and take frames that arrived before it."""
-        if self.opened is not None:
-            self._expect(self.opened)
+        if self.proposal is not None:
+            self._expect(self.proposal)
             for key in self._slots.keys:
                 if key[0] == sender:
                     self._accuse(key)
         super().announced(sender)
         self.check()
 
-    def _expect(self, opened: Proposal) -> None:
+    def _expect(self, proposal: Proposal) -> None:
         """Set the expected hashes of slots from the announcements, unless the results are settled already."""
         count = len(self.pieces)
-        for place, entry in enumerate(opened.contributors):
+        for place, entry in enumerate(proposal.contributors):
             ready = self.agreement.announcements.find(entry)
             if ready is None or self.results.wanted is not None:
                 continue  # settled results are judged by their own hashes
@@ -187,7 +189,7 @@ class AllGather(DataPlane):
             for index, found in enumerate(hashes or ()):
                 if not self.results.signed(place * count + index):
                     self._sign(place * count + index, found)
-        if self._names_our_contribution(opened):
+        if self._names_our_contribution(proposal):
             self._payloads.own((self.me, self._attempt), self._source)
         self._fill()
 
@@ -209,10 +211,10 @@ class AllGather(DataPlane):
 
     def take(self, sender: PeerId, frame: Frame) -> None:
         """Take a frame. A piece forwarded in an earlier ballot stays valid; its number is translated."""
-        message, opened = frame.message, self.opened
-        if isinstance(message, Result) and opened is not None and message.ballot != opened.ballot:
+        message, proposal = frame.message, self.proposal
+        if isinstance(message, Result) and proposal is not None and message.ballot != proposal.ballot:
             if (slot := self._slots.translate(message.ballot, message.index)) is not None:
-                message = msgspec.structs.replace(message, ballot=opened.ballot, index=slot)
+                message = msgspec.structs.replace(message, ballot=proposal.ballot, index=slot)
                 frame = msgspec.structs.replace(frame, message=message)
         super().take(sender, frame)
 
@@ -231,7 +233,7 @@ class AllGather(DataPlane):
         return getattr(message, "index", 0) < count and size <= min(self.pieces.chunk, self.pieces.total)
 
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
-        ready, opened = self.agreement.ready[sender], self.opened
+        ready, proposal = self.agreement.ready[sender], self.proposal
         if message.attempt != ready.attempt or message.index >= len(self.pieces) or self.complete:
             return
         key = (sender, message.attempt)
@@ -246,10 +248,10 @@ class AllGather(DataPlane):
             if self.results.chunks[slot] is None:
                 self._payloads.mark(key, "hash")
                 self._accuse(key)
-        if charged and opened is not None:
-            self._forward_pieces(opened, ((key, message.index),))
+        if charged and proposal is not None:
+            self._forward_pieces(proposal, ((key, message.index),))
 
-    def _forward_pieces(self, opened: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
+    def _forward_pieces(self, proposal: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
         """Forward pieces that we are helper for, all or those in `what`.
 
         They go to the peers that did not get them from us.
@@ -260,18 +262,18 @@ class AllGather(DataPlane):
         for key, index in charged:
             slot = self._slots.find(key, index)
             if slot is not None and (piece := self.results.chunks[slot]) is not None:
-                frame = Frame(Result(self.round, self.fragment, opened.ballot, slot, opened.lineage), piece)
-                for peer in self._relay_plan.receivers(key, index, opened.alive):
+                frame = Frame(Result(self.round, self.fragment, proposal.ballot, slot, proposal.lineage), piece)
+                for peer in self._relay_plan.receivers(key, index, proposal.alive):
                     self._send_queue.bulk(peer, frame)
 
     def _note_arrival(self, sender: PeerId, slot: int) -> None:
         """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
-        opened, helper = self.opened, self._helper(slot)
-        if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and opened is not None:
-            if helper is not None and stand_in(opened, sender, helper, slot % len(self.pieces)) == self.me:
+        proposal, helper = self.proposal, self._helper(slot)
+        if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and proposal is not None:
+            if helper is not None and stand_in(proposal, sender, helper, slot % len(self.pieces)) == self.me:
                 what = self._slots.split(slot)
                 self._relay_plan.take_on(*what)
-                self._forward_pieces(opened, (what,))
+                self._forward_pieces(proposal, (what,))
 
     def _helper(self, slot: int) -> PeerId | None:
         """Return the helper that should bring us a piece in place of its contributor, or None."""
@@ -326,13 +328,13 @@ class AllGather(DataPlane):
 
     def check(self) -> None:
         """Vote when all payloads are here, are valid and have usual norms."""
-        digest, wanted, opened = self.results.digest, self.results.wanted, self.opened
-        if opened is None or digest is None or wanted not in (None, digest):
+        digest, wanted, proposal = self.results.digest, self.results.wanted, self.proposal
+        if proposal is None or digest is None or wanted not in (None, digest):
             return
         if not self._payloads.sound(self._slots.keys):
             return
         if wanted is None:
-            far = self._contributions.beyond(opened.contributors, self._key, 0)
+            far = self._contributions.beyond(proposal.contributors, self._key, 0)
             for peer in far:
                 self.agreement.accuse(peer, "norm", self._now())
             if far:
@@ -340,15 +342,15 @@ class AllGather(DataPlane):
         self._phase(self.round, "vote")
         self._vote(digest)
 
-    def _senders(self, opened: Proposal) -> Collection[PeerId]:
+    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""
-        lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(opened.contributors)
-        return [opened.contributors[place].peer for place in range(count) if place not in lacks]
+        lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(proposal.contributors)
+        return [proposal.contributors[place].peer for place in range(count) if place not in lacks]
 
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the contributor that the round waits for and the reason, or None."""
         count = len(self.pieces)
-        for place, entry in enumerate(opened.contributors):
+        for place, entry in enumerate(proposal.contributors):
             if reason := self._payloads.fault((entry.peer, entry.attempt)):
                 return entry.peer, reason
             if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
@@ -359,8 +361,8 @@ class AllGather(DataPlane):
 
     def request_missing(self) -> None:
         """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
-        opened, now, patience = self.opened, self._now(), self.agreement.terms.patience
-        if opened is None or self.me not in opened.alive or not self._requests.due(now, patience):
+        proposal, now, patience = self.proposal, self._now(), self.agreement.terms.patience
+        if proposal is None or self.me not in proposal.alive or not self._requests.due(now, patience):
             return
         pieces = [
             MissingPiece(slot, slot % len(self.pieces), self.owners[slot], self._helper(slot))
@@ -368,14 +370,14 @@ class AllGather(DataPlane):
             if self.results.expected_hash(slot) is not None
         ]
         live = self.agreement.reachable
-        found = self._requests.plan(opened, pieces, live, moved=self.moved, now=now, patience=patience)
+        found = self._requests.plan(proposal, pieces, live, moved=self.moved, now=now, patience=patience)
         for peer, part in found.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
     def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:
         """Note that a peer asked us for pieces of our payload."""
-        opened, count = self.opened, len(self.pieces)
-        if opened is not None and self.agreement.commit is None:
+        proposal, count = self.proposal, len(self.pieces)
+        if proposal is not None and self.agreement.commit is None:
             ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
             self._relay_plan.wanted(sender, ours)
 

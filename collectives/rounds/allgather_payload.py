@@ -78,11 +78,11 @@ class Slots:
         self._places: dict[Key, int] = {}
         self._named: dict[Ballot, tuple[Key, ...]] = {}
 
-    def open(self, opened: Proposal) -> None:
+    def open(self, proposal: Proposal) -> None:
         """Number the slots of a ballot."""
-        self.keys = tuple((entry.peer, entry.attempt) for entry in opened.contributors)
+        self.keys = tuple((entry.peer, entry.attempt) for entry in proposal.contributors)
         self._places = {key: place for place, key in enumerate(self.keys)}
-        self._named = dict([*self._named.items(), (opened.ballot, self.keys)][-PLANS:])
+        self._named = dict([*self._named.items(), (proposal.ballot, self.keys)][-PLANS:])
 
     def split(self, slot: int) -> tuple[Key, int]:
         """Return the contribution of a slot and the index of its piece."""

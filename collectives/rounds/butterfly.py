@@ -129,10 +129,10 @@ class Butterfly(DataPlane):
         These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
         other than the settled one, and owners with many chunks that are slower than they announced.
         """
-        if self.opened is None:
+        if self.proposal is None:
             return set()
         nbytes = self.codec.nbytes(self.grid.chunk)
-        return self._records.contradicted | self._pace.failed(self.opened, self.agreement.ready, nbytes)
+        return self._records.contradicted | self._pace.failed(self.proposal, self.agreement.ready, nbytes)
 
     def summarize(self, source: Sequence[Buffer]) -> Summary:
         """Return hashes and, if they count, norms of our encoded chunks."""
@@ -140,71 +140,71 @@ class Butterfly(DataPlane):
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
         """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
-        opened = self.opened
+        proposal = self.proposal
         try:
-            free = opened is None or self.agreement.results_confirmed(opened)
-            self._screen.check(chunk, index, None if opened is None or free else opened.contributors)
+            free = proposal is None or self.agreement.results_confirmed(proposal)
+            self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
         except CodecError as error:
             self._overlong = str(error) if error.reason == "bound" else ""
             raise
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer its chunks and our results."""
-        opened = self.opened
-        if opened is not None and peer in opened.alive and self.agreement.commit is None:
-            self._scatter(opened)
+        proposal = self.proposal
+        if proposal is not None and peer in proposal.alive and self.agreement.commit is None:
+            self._scatter(proposal)
             for index in self._mine:
-                self._send_result(opened, index, (peer,))
+                self._send_result(proposal, index, (peer,))
 
     # --- a ballot opens
 
-    def open(self, opened: Proposal) -> None:
+    def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
-        self._pace.open(opened, self._now())
-        if self._name(opened):
+        self._pace.open(proposal, self._now())
+        if self._name(proposal):
             self._recorded = None
-            self._renew(opened)
+            self._renew(proposal)
         before = self.owners
-        self._assign(opened)
-        self._records.open(opened, self.owners)
+        self._assign(proposal)
+        self._records.open(proposal, self.owners)
         for index, owner in enumerate(before):
             if owner != self.owners[index]:
                 self.results.unsign(index)
-        self._begin(opened)
-        self._resume(opened)
+        self._begin(proposal)
+        self._resume(proposal)
         self._replay()
         self._record()
         self.check()
 
-    def _renew(self, opened: Proposal) -> None:
+    def _renew(self, proposal: Proposal) -> None:
         """Drop results and computations: they do not belong to this ballot."""
         self._computing.clear()
         self.results.clear()
         self._records.clear()
 
-    def _assign(self, opened: Proposal) -> None:
+    def _assign(self, proposal: Proposal) -> None:
         """Determine the owner of each chunk and the peer that receives the contributions to it."""
-        working = [peer for peer in opened.alive if peer not in opened.idle]
-        self.owners = self._takers = self._shared(opened, working)
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+        working = [peer for peer in proposal.alive if peer not in proposal.idle]
+        self.owners = self._takers = self._shared(proposal, working)
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in proposal.alive]
 
-    def _shared(self, opened: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _shared(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk, one of the `working` peers."""
-        return owners(len(self.grid), opened.group, working, self._seed, opened.shares, self.fragment)
+        return owners(len(self.grid), proposal.group, working, self._seed, proposal.shares, self.fragment)
 
-    def _resume(self, opened: Proposal) -> None:
+    def _resume(self, proposal: Proposal) -> None:
         """Send or compute our results as the new ballot requires."""
         for index in self._mine:
             here = self.results.chunks[index] is not None
             if here and self._records.computes and not self._records.computed((index,)):
                 self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
             if self.results.chunks[index] is not None:
-                self._send_result(opened, index, self._result_receivers(opened, index))
+                self._send_result(proposal, index, self._result_receivers(proposal, index))
             else:
                 self._reduce(index)
 
-    def _scatter(self, opened: Proposal) -> None:
-        if not self._names_our_contribution(opened):
+    def _scatter(self, proposal: Proposal) -> None:
+        if not self._names_our_contribution(proposal):
             return
         for index, owner in enumerate(self._takers):
             if owner == self.me:
@@ -261,9 +261,9 @@ class Butterfly(DataPlane):
 
         Other chunks do not count as progress.
         """
-        if self.opened is None or self._takers[index] != self.me:
+        if self.proposal is None or self._takers[index] != self.me:
             return False
-        return self._named(key, self.opened.contributors)
+        return self._named(key, self.proposal.contributors)
 
     def _named(self, key: Key, entries: Sequence[Contribution]) -> bool:
         """Return whether an entry names this announcement, which we have."""
@@ -273,35 +273,35 @@ class Butterfly(DataPlane):
 
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""
-        opened = self.opened
-        if opened is None or self.results.chunks[index] is not None or index in self._computing:
+        proposal = self.proposal
+        if proposal is None or self.results.chunks[index] is not None or index in self._computing:
             return
-        payloads = self._contributions.of(opened.contributors, index)
-        if payloads is None or not self._announced(opened):
+        payloads = self._contributions.of(proposal.contributors, index)
+        if payloads is None or not self._announced(proposal):
             return
-        for peer in (far := self._contributions.beyond(opened.contributors, self._key, index)):
+        for peer in (far := self._contributions.beyond(proposal.contributors, self._key, index)):
             self.agreement.accuse(peer, "norm", self._now())
         if far:
             return
-        self._make(opened, index, payloads, [float(entry.weight) for entry in opened.contributors])
+        self._make(proposal, index, payloads, [float(entry.weight) for entry in proposal.contributors])
 
-    def _announced(self, opened: Proposal) -> bool:
+    def _announced(self, proposal: Proposal) -> bool:
         """Return True if our data of each contributor is that of the announcement in the proposal."""
-        named = [one for one in opened.contributors if one.announced]
+        named = [one for one in proposal.contributors if one.announced]
         return all(self._sources.get((one.peer, one.attempt), one.announced) == one.announced for one in named)
 
-    def _make(self, opened: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _make(self, proposal: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Compute the result of a chunk that we own from all contributions to it."""
         make = partial(_computed, self._reducer, payloads, weights, self.grid.size(index))
         if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
-            self._publish(opened, index, *make())
+            self._publish(proposal, index, *make())
         else:
             self._computing.run(index, make, self._on_computed)
 
     def _on_computed(self, index: int, made: tuple[Buffer, Digest]) -> None:
         """Publish a computed result with its hash, unless another peer owns the chunk now."""
-        if self.opened is not None and index in self._mine and self.results.chunks[index] is None:
-            self._publish(self.opened, index, *made)
+        if self.proposal is not None and index in self._mine and self.results.chunks[index] is None:
+            self._publish(self.proposal, index, *made)
             self._record()
             self._stirred()
 
@@ -310,35 +310,35 @@ class Butterfly(DataPlane):
         self._computing.clear()
         self._stirred = _nothing
 
-    def _publish(self, opened: Proposal, index: int, result: Buffer, found: Digest | None = None) -> None:
+    def _publish(self, proposal: Proposal, index: int, result: Buffer, found: Digest | None = None) -> None:
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self._progress()
         self._pace.came(self.me, self.moved)
         self.check()
-        self._send_result(opened, index, self._result_receivers(opened, index))
+        self._send_result(proposal, index, self._result_receivers(proposal, index))
 
-    def _result_receivers(self, opened: Proposal, index: int) -> Sequence[PeerId]:
+    def _result_receivers(self, proposal: Proposal, index: int) -> Sequence[PeerId]:
         """Return the peers to which we send the result of a chunk."""
-        return opened.alive if self.owners[index] == self.me else ()
+        return proposal.alive if self.owners[index] == self.me else ()
 
-    def _send_result(self, opened: Proposal, index: int, to: Sequence[PeerId]) -> None:
+    def _send_result(self, proposal: Proposal, index: int, to: Sequence[PeerId]) -> None:
         result = self.results.chunks[index]
         if result is not None:
-            frame = Frame(Result(self.round, self.fragment, opened.ballot, index, opened.lineage), result)
+            frame = Frame(Result(self.round, self.fragment, proposal.ballot, index, proposal.lineage), result)
             for peer in to:
                 if peer != self.me:
                     self._send_queue.bulk(peer, frame)
 
     def _record(self) -> None:
-        opened = self.opened
+        proposal = self.proposal
         done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
-        if opened is None or not done or self._recorded == opened.ballot:
+        if proposal is None or not done or self._recorded == proposal.ballot:
             return
-        self._recorded = opened.ballot
-        record = self._records.sign(opened, tuple(self._mine))
+        self._recorded = proposal.ballot
+        record = self._records.sign(proposal, tuple(self._mine))
         self._phase(self.round, "record")
-        for peer in opened.alive:
+        for peer in proposal.alive:
             if peer != self.me:
                 self._send_queue.control(peer, record)
 
@@ -361,14 +361,14 @@ class Butterfly(DataPlane):
             self._progress()
             if sender == self.owners[index]:
                 self._pace.came(sender, self.moved)
-            if self.opened is not None:
-                self._send_result(self.opened, index, self._result_receivers(self.opened, index))
+            if self.proposal is not None:
+                self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()
         elif taken is False:
             if self._overlong and sender == self.owners[index]:
                 self.refused[sender] = self._overlong
-            if self._overlong and self.opened is not None:
-                self.agreement.refuse_leader(self.opened)
+            if self._overlong and self.proposal is not None:
+                self.agreement.refuse_leader(self.proposal)
             self.agreement.accuse(sender, "result", self._now())
 
     def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
@@ -379,8 +379,8 @@ class Butterfly(DataPlane):
 
     def recheck(self) -> None:
         """Check adopted results by the norms in announcements that have come later; vote if all are right."""
-        opened = self.opened
-        if opened is None or opened.adopted is None or self.agreement.results_confirmed(opened):
+        proposal = self.proposal
+        if proposal is None or proposal.adopted is None or self.agreement.results_confirmed(proposal):
             return
         for index, chunk in enumerate(self.results.chunks):
             try:
@@ -388,7 +388,7 @@ class Butterfly(DataPlane):
                     self._check_result(chunk, index)
             except CodecError:
                 self.results.drop(index)
-                self.agreement.refuse_leader(opened)
+                self.agreement.refuse_leader(proposal)
         self.check()
 
     def _take_claim(self, claim: Claim) -> None:
@@ -426,24 +426,24 @@ class Butterfly(DataPlane):
         digest, wanted = self.results.digest, self.results.wanted
         if digest is None or wanted not in (None, digest):
             return
-        if self.opened is not None and self.unclaimed and not self.agreement.results_confirmed(self.opened):
+        if self.proposal is not None and self.unclaimed and not self.agreement.results_confirmed(self.proposal):
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
             self._phase(self.round, "vote")
             self._vote(digest)
 
-    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
         held, missing = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
-        late = [e.peer for e in opened.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
+        late = [e.peer for e in proposal.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
         return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
-    def _senders(self, opened: Proposal) -> Collection[PeerId]:
+    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose chunks that we own are all here."""
         held = self._contributions
         return [
             entry.peer
-            for entry in opened.contributors
+            for entry in proposal.contributors
             if self._mine and all(held.has((entry.peer, entry.attempt), index) for index in self._mine)
         ]
 
@@ -456,10 +456,10 @@ class Butterfly(DataPlane):
         }
         return set(self.owners) - lacking
 
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         chunks = self.results.chunks
-        for entry in opened.contributors:
+        for entry in proposal.contributors:
             key = (entry.peer, entry.attempt)
             if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
                 return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"

@@ -66,7 +66,7 @@ class DataPlane(ABC):
     ) -> None:
         self.agreement, self.results = agreement, results
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self.opened: Proposal | None = None
+        self.proposal: Proposal | None = None
         """The ballot in progress at this peer."""
         self.owners: tuple[PeerId, ...] = ()
         """The owner of each result in that ballot."""
@@ -102,10 +102,10 @@ class DataPlane(ABC):
         Those that sent us all that was due to us are not among them.
         """
         commit = self.agreement.commit
-        out = commit.opened.excluded if commit is not None else ()
+        out = commit.proposal.excluded if commit is not None else ()
         return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}
 
-    def _senders(self, opened: Proposal) -> Collection[PeerId]:
+    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
         return ()
 
@@ -118,16 +118,16 @@ class DataPlane(ABC):
 
         While it leaves, all others may wait for it: that is progress, and we do not count as a peer that has sent everything.
         """
-        opened, now, sending = self.opened, self._now(), self._send_queue.sending(self.round, self.fragment)
-        if opened is None:
+        proposal, now, sending = self.proposal, self._now(), self._send_queue.sending(self.round, self.fragment)
+        if proposal is None:
             return
         left = self._send_queue.left(self.round, self.fragment)
         if sending and left > self._last_departure:
             self._last_departure = left
             self._live()
         ours = {self.me} if sending else set()
-        contributors, owners = {entry.peer for entry in opened.contributors}, set(self.owners)
-        self._sent_by.note(len(contributors.intersection(self._senders(opened)) - ours), len(contributors), now)
+        contributors, owners = {entry.peer for entry in proposal.contributors}, set(self.owners)
+        self._sent_by.note(len(contributors.intersection(self._senders(proposal)) - ours), len(contributors), now)
         self._served_by.note(len(owners.intersection(self._servers()) - ours), len(owners), now)
 
     @property
@@ -146,7 +146,7 @@ class DataPlane(ABC):
         took: what it took here. With such contributors it is at most twice what half of all took.
         """
         commit, half = self.agreement.commit, self._sent_by.longest
-        late = commit is not None and any(entry.reason == MISSING for entry in commit.opened.excluded)
+        late = commit is not None and any(entry.reason == MISSING for entry in commit.proposal.excluded)
         return min(took, 2 * half) if late and half else took
 
     @property
@@ -184,7 +184,7 @@ class DataPlane(ABC):
         self._source = ()
         self._early.clear()
         if self.agreement.commit is not None:
-            self.ratios = self._contributions.ratios(self.agreement.commit.opened.contributors)
+            self.ratios = self._contributions.ratios(self.agreement.commit.proposal.contributors)
         self._contributions.settle(self._key, learns=self._learns)
 
     def halt(self) -> None:  # noqa: B027  only planes that compute aside have something to cancel
@@ -197,7 +197,7 @@ class DataPlane(ABC):
         Peers that may contribute at any time often contribute alone, and must not define the norms then.
         """
         commit, buffered = self.agreement.commit, self.agreement.terms.buffered
-        return not buffered or commit is None or 2 * len(commit.opened.contributors) > len(commit.opened.alive)
+        return not buffered or commit is None or 2 * len(commit.proposal.contributors) > len(commit.proposal.alive)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Mark data sent to `peer` as possibly lost."""
@@ -208,7 +208,7 @@ class DataPlane(ABC):
         """Send a newly connected `peer` what it lacks."""
 
     @abstractmethod
-    def open(self, opened: Proposal) -> None:
+    def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send the data it asks for."""
 
     @abstractmethod
@@ -217,7 +217,7 @@ class DataPlane(ABC):
 
     def _vote(self, digest: Digest) -> None:
         """Vote for our results, unless the agreement has another proposal, which has not begun here."""
-        if self.opened is self.agreement.opened:
+        if self.proposal is self.agreement.proposal:
             self.agreement.complete(digest, self._now())
 
     def recheck(self) -> None:  # noqa: B027  only butterflies check results by announcements
@@ -229,7 +229,7 @@ class DataPlane(ABC):
         return bool(self.results.missing)
 
     @abstractmethod
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
     def request_missing(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
@@ -256,7 +256,7 @@ class DataPlane(ABC):
 
     def announced(self, sender: PeerId) -> None:
         """Handle an announcement: free obsolete chunks of its sender, and take frames that arrived before it."""
-        named = self.opened.contributors if self.opened else ()
+        named = self.proposal.contributors if self.proposal else ()
         attempts = {entry.attempt for entry in named if entry.peer == sender}
         self._contributions.forget(sender, {self.agreement.ready[sender].attempt, *attempts})
         self._replay()
@@ -305,57 +305,57 @@ class DataPlane(ABC):
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
-    def _name(self, opened: Proposal) -> bool:
+    def _name(self, proposal: Proposal) -> bool:
         """Note a ballot; return whether the results that are here do not count in it.
 
         Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.
         """
-        if self.opened is not None and self.opened.adopted is None:
-            self._delivered |= set(self._senders(self.opened))
-        self.opened, self.moved = opened, self._now()
+        if self.proposal is not None and self.proposal.adopted is None:
+            self._delivered |= set(self._senders(self.proposal))
+        self.proposal, self.moved = proposal, self._now()
         self.whole = self.moved
         self._sent_by.begin(self.moved)
         self._served_by.begin(self.moved)
-        key = blake3.blake3(msgspec.msgpack.encode(self._basis(opened))).digest()
-        self._keys[opened.ballot] = key
-        computes = opened.adopted is None and self.agreement.commit is None
+        key = blake3.blake3(msgspec.msgpack.encode(self._basis(proposal))).digest()
+        self._keys[proposal.ballot] = key
+        computes = proposal.adopted is None and self.agreement.commit is None
         changed, self._key = key != self._key or (computes and self.results.wanted is not None), key
         return changed
 
-    def _basis(self, opened: Proposal) -> object:
+    def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine the results of a ballot."""
-        return opened.contributors
+        return proposal.contributors
 
-    def _begin(self, opened: Proposal) -> None:
+    def _begin(self, proposal: Proposal) -> None:
         """Start a ballot: send our contribution and ask for announcements that we missed."""
         self._phase(self.round, "open")
         if self.agreement.commit is None:
-            if self._withdrawn(opened):
+            if self._withdrawn(proposal):
                 self.agreement.accuse(self.me, "withdrawn", self._now())
-            self._scatter(opened)
-            self._ask_unannounced(opened)
-        if opened.adopted is not None:
-            self.results.settle(opened.adopted)
+            self._scatter(proposal)
+            self._ask_unannounced(proposal)
+        if proposal.adopted is not None:
+            self.results.settle(proposal.adopted)
 
     @abstractmethod
-    def _scatter(self, opened: Proposal) -> None:
+    def _scatter(self, proposal: Proposal) -> None:
         """Send our contribution to its receivers, unless it was sent already."""
 
-    def _withdrawn(self, opened: Proposal) -> bool:
+    def _withdrawn(self, proposal: Proposal) -> bool:
         """Return whether a ballot names a contribution of ours that we no longer have."""
-        named = any(entry.peer == self.me for entry in opened.contributors)
-        return named and opened.adopted is None and not self._names_our_contribution(opened)
+        named = any(entry.peer == self.me for entry in proposal.contributors)
+        return named and proposal.adopted is None and not self._names_our_contribution(proposal)
 
-    def _names_our_contribution(self, opened: Proposal) -> bool:
+    def _names_our_contribution(self, proposal: Proposal) -> bool:
         ours = (self.me, self._attempt)
-        found = [entry for entry in opened.contributors if (entry.peer, entry.attempt) == ours]
+        found = [entry for entry in proposal.contributors if (entry.peer, entry.attempt) == ours]
         return bool(self._source) and bool(found) and self.agreement.announcements.find(found[0]) is not None
 
-    def _ask_unannounced(self, opened: Proposal) -> None:
+    def _ask_unannounced(self, proposal: Proposal) -> None:
         """Ask for earlier announcements: chunks are meaningless without them, and a late peer missed them."""
-        for entry in opened.contributors:
+        for entry in proposal.contributors:
             ready = self.agreement.ready.get(entry.peer)
-            if self.me in opened.alive and (ready is None or ready.attempt < entry.attempt):
+            if self.me in proposal.alive and (ready is None or ready.attempt < entry.attempt):
                 self._send_queue.control(entry.peer, Ask(self.round, self.fragment))
 
     def _replay(self) -> None:
@@ -364,9 +364,9 @@ class DataPlane(ABC):
             for sender, frame in self._early.take():
                 self.take(sender, frame)
 
-    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for data in this ballot."""
-        return [peer for peer in opened.group if peer != self.me]
+        return [peer for peer in proposal.group if peer != self.me]
 
     def note_partial_frames(self) -> None:
         """Note that bytes of an incomplete frame are arriving."""

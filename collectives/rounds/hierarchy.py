@@ -51,9 +51,9 @@ class Hierarchy(Butterfly):
 
     # --- roles in a ballot
 
-    def open(self, opened: Proposal) -> None:
+    def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: compute the routes and drop values of former relays."""
-        self._routes = routes = Routes(opened, len(self.grid), self._seed)
+        self._routes = routes = Routes(proposal, len(self.grid), self._seed)
         for (name, index), relay in list(self._given.items()):
             # The value of a former relay may be the reason why it lost that role.
             if name not in routes.named or routes.collector(routes.named[name], index) != relay:
@@ -65,25 +65,25 @@ class Hierarchy(Butterfly):
         self._sent_totals = {
             key for key in self._sent_totals if site is not None and routes.collector(site, key[1]) == self.me
         }
-        super().open(opened)
+        super().open(proposal)
 
-    def _basis(self, opened: Proposal) -> object:
+    def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine the results: the contributors and which of them share a site."""
         inputs = self._routes.inputs if self._routes is not None else ()
-        return [opened.contributors, [each.peer for each in inputs]]
+        return [proposal.contributors, [each.peer for each in inputs]]
 
-    def _assign(self, opened: Proposal) -> None:
+    def _assign(self, proposal: Proposal) -> None:
         """Assign owners; our own contribution goes to the relay of our cluster."""
         routes = self._routes
         assert routes is not None
         self.owners = routes.owners
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in opened.alive]
+        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in proposal.alive]
         site, chunks = routes.number.get(self.me), range(len(self.grid))
         self._takers = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
 
-    def _resume(self, opened: Proposal) -> None:
+    def _resume(self, proposal: Proposal) -> None:
         for index in range(len(self.grid)):
-            self._send_result(opened, index, self._result_receivers(opened, index))
+            self._send_result(proposal, index, self._result_receivers(proposal, index))
             self._reduce(index)
 
     def settle(self) -> None:
@@ -100,13 +100,13 @@ class Hierarchy(Butterfly):
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
-        opened = self.opened
-        if opened is None or peer not in opened.alive or self.agreement.commit is not None:
+        proposal = self.proposal
+        if proposal is None or peer not in proposal.alive or self.agreement.commit is not None:
             return
-        self._scatter(opened)
+        self._scatter(proposal)
         for index in range(len(self.grid)):
-            if peer in self._result_receivers(opened, index):
-                self._send_result(opened, index, (peer,))
+            if peer in self._result_receivers(proposal, index):
+                self._send_result(proposal, index, (peer,))
             self._reduce(index)
 
     # --- towards the owners
@@ -114,15 +114,15 @@ class Hierarchy(Butterfly):
     def _awaits(self, key: Key, index: int) -> bool:
         """Return whether we collect this chunk of this contributor."""
         routes = self._routes
-        site = routes.number.get(key[0]) if routes is not None and routes.whole and self.opened is not None else None
+        site = routes.number.get(key[0]) if routes is not None and routes.whole and self.proposal is not None else None
         if routes is None or site is None or routes.collector(site, index) != self.me:
             return False
         return self._named(key, routes.clusters[site].entries)
 
     def _reduce(self, index: int) -> None:
         """Compute the values of clusters that we collect, then the result if we own the chunk."""
-        opened, routes = self.opened, self._routes
-        if opened is None or routes is None or not routes.whole or self.agreement.commit is not None:
+        proposal, routes = self.proposal, self._routes
+        if proposal is None or routes is None or not routes.whole or self.agreement.commit is not None:
             return
         if self.results.chunks[index] is not None and self.owners[index] == self.me:
             return
@@ -130,7 +130,7 @@ class Hierarchy(Butterfly):
             if self._total(cluster, index) and self.owners[index] != self.me:
                 self._send_subtotal(cluster, index)
         if self.owners[index] == self.me:
-            self._finish(opened, routes, index)
+            self._finish(proposal, routes, index)
 
     def _total(self, cluster: Cluster, index: int) -> bool:
         """Compute the value of a cluster that we collect once its inputs are here; return whether it exists."""
@@ -168,7 +168,7 @@ class Hierarchy(Butterfly):
             message = Subtotal(self.round, self.fragment, cluster.name, index)
             self._send_queue.bulk(owner, Frame(message, value[0]))
 
-    def _finish(self, opened: Proposal, routes: Routes, index: int) -> None:
+    def _finish(self, proposal: Proposal, routes: Routes, index: int) -> None:
         values = self._totals.of(routes.inputs, index)
         if values is None:
             return
@@ -184,7 +184,7 @@ class Hierarchy(Butterfly):
         self.results.put(index, result)
         self._progress()
         self.check()
-        self._send_result(opened, index, self._result_receivers(opened, index))
+        self._send_result(proposal, index, self._result_receivers(proposal, index))
 
     def _accuse_sources(self, routes: Routes, number: int, index: int) -> None:
         """Accuse the peers behind an outlier value: the contributors if we collected it, else the relay."""
@@ -207,7 +207,7 @@ class Hierarchy(Butterfly):
         routes, index, name = self._routes, message.index, message.name
         if self.agreement.commit is not None or not self._fits(frame):
             return
-        number = routes.named.get(name) if routes is not None and self.opened is not None else None
+        number = routes.named.get(name) if routes is not None and self.proposal is not None else None
         if (
             routes is None
             or number is None
@@ -229,7 +229,7 @@ class Hierarchy(Butterfly):
 
     # --- towards the peers
 
-    def _result_receivers(self, opened: Proposal, index: int) -> Sequence[PeerId]:
+    def _result_receivers(self, proposal: Proposal, index: int) -> Sequence[PeerId]:
         """Return the receivers of a result: relays and the own cluster for an owner, its cluster for a relay."""
         return self._routes.receivers(self.me, index) if self._routes is not None else ()
 
@@ -248,11 +248,11 @@ class Hierarchy(Butterfly):
         """
         return False
 
-    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as values may be made of any peer's data."""
-        return DataPlane.awaited_peers(self, opened)
+        return DataPlane.awaited_peers(self, proposal)
 
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame: a contributor, a relay, or the source of a result."""
         routes, results = self._routes, self.results
         if routes is None:

@@ -19,32 +19,32 @@ class OwnerDependentButterfly(Butterfly):
 
     _voted: tuple[Digest, list[Buffer]] | None = None
 
-    def _basis(self, opened: Proposal) -> object:
+    def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine a ballot's results: the adopted digest, if any."""
-        return opened.adopted if opened.adopted is not None else super()._basis(opened)
+        return proposal.adopted if proposal.adopted is not None else super()._basis(proposal)
 
-    def _renew(self, opened: Proposal) -> None:
+    def _renew(self, proposal: Proposal) -> None:
         """Clear results of other ballots, but store the last voted ones for peers that adopt them."""
         digest = self.results.digest
         if digest is not None:
             self._voted = digest, [chunk for chunk in self.results.chunks if chunk is not None]
-        if digest is not None and digest == opened.adopted:
+        if digest is not None and digest == proposal.adopted:
             return
         self.results.clear()
-        if self._voted is not None and self._voted[0] == opened.adopted:
+        if self._voted is not None and self._voted[0] == proposal.adopted:
             for index, chunk in enumerate(self._voted[1]):
                 self.results.put(index, chunk)
 
-    def _assign(self, opened: Proposal) -> None:
+    def _assign(self, proposal: Proposal) -> None:
         """Assign owners; a ballot that adopts results has none."""
-        super()._assign(opened)
-        if opened.adopted is not None:
+        super()._assign(proposal)
+        if proposal.adopted is not None:
             self._takers, self._mine = (b"",) * len(self.grid), []
 
-    def _scatter(self, opened: Proposal) -> None:
+    def _scatter(self, proposal: Proposal) -> None:
         """Send our contribution, unless the ballot adopts results."""
-        if opened.adopted is None:
-            super()._scatter(opened)
+        if proposal.adopted is None:
+            super()._scatter(proposal)
 
     def settle(self) -> None:
         """Free the round's data."""
@@ -87,6 +87,6 @@ class OwnerDependentButterfly(Butterfly):
             self._progress()
         return taken
 
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame. None for adopted results: other peers are asked, see Round."""
-        return super().culprit(opened) if opened.adopted is None else None
+        return super().culprit(proposal) if proposal.adopted is None else None

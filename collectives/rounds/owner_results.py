@@ -100,7 +100,7 @@ class OwnerRecords:
         self.contradicted: set[PeerId] = set()
         """Owners that have signed for another result than the settled one."""
         self._agreement, self._results, self._audited = agreement, results, audited
-        self._opened: Proposal | None = None
+        self._proposal: Proposal | None = None
         self._owners: Sequence[PeerId] = ()
         self._basis = b""
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
@@ -112,13 +112,13 @@ class OwnerRecords:
         self.contradicted.clear()
         self._made.clear()
 
-    def open(self, opened: Proposal, owners: Sequence[PeerId]) -> None:
+    def open(self, proposal: Proposal, owners: Sequence[PeerId]) -> None:
         """Begin a ballot. owners: of each chunk in it."""
-        self._opened, self._owners, self._basis = opened, owners, basis_of(opened.contributors)
+        self._proposal, self._owners, self._basis = proposal, owners, basis_of(proposal.contributors)
         voted = self._agreement.acceptor.voted
         kept = {self._basis, basis_of(voted.contributors) if voted is not None else self._basis}
         self._claims = {one: claims for one, claims in self._claims.items() if one in kept}
-        if opened.adopted is None:
+        if proposal.adopted is None:
             self._trusted.update(owners)
 
     def note_computed(self, index: int) -> None:
@@ -132,14 +132,14 @@ class OwnerRecords:
     @property
     def computes(self) -> bool:
         """True if the owners compute the results of the ballot, and audits compute them again."""
-        free = self._opened is not None and self._opened.adopted is None and self._agreement.commit is None
+        free = self._proposal is not None and self._proposal.adopted is None and self._agreement.commit is None
         return self._audited and free
 
-    def sign(self, opened: Proposal, indices: tuple[int, ...]) -> Record:
+    def sign(self, proposal: Proposal, indices: tuple[int, ...]) -> Record:
         """Return our record of these results in a ballot, and store our claim if we have computed them."""
         claims = self._audited and self.computed(indices)
-        place, hashes = (opened.round, opened.fragment, opened.ballot), self._results.hashes(indices)
-        record = Record(*place, indices, hashes, opened.lineage, self._basis if claims else b"")
+        place, hashes = (proposal.round, proposal.fragment, proposal.ballot), self._results.hashes(indices)
+        record = Record(*place, indices, hashes, proposal.lineage, self._basis if claims else b"")
         if claims:
             self._note(Claim(self._agreement.me, record, self._agreement.sign(record)), indices)
         return record
@@ -151,14 +151,14 @@ class OwnerRecords:
 
     def take(self, sender: PeerId, record: Record, signature: bytes) -> bool:
         """Take a sound record of a peer; return True if it has the hashes of all results, which are settled."""
-        results, opened, owners = self._results, self._opened, self._owners
+        results, proposal, owners = self._results, self._proposal, self._owners
         # Any peer may send the hashes of all results if they match the settled digest.
         everything = record.indices == tuple(range(len(results)))
         whole = everything and blake3.blake3(record.hashes).digest() == results.wanted
         claims = self._audited and record.basis == self._basis
         if self.computes and not claims:
             # An owner that does not state that it has computed its results could not be convicted.
-            if record.basis and opened is not None and record.ballot == opened.ballot:
+            if record.basis and proposal is not None and record.ballot == proposal.ballot:
                 self._agreement.send_proposal(sender)
             return False
         for index, found in stated(record).items():
@@ -187,7 +187,7 @@ class OwnerRecords:
     def take_claim(self, claim: Claim) -> None:
         """Store a claim that another peer shows, if it is valid and concerns results that are here or settled."""
         record, results = claim.record, self._results
-        if not self._audited or self._opened is None or self._agreement.commit is not None:
+        if not self._audited or self._proposal is None or self._agreement.commit is not None:
             return
         if record.basis != self._basis or claim.owner not in self._claimants() or not self.sound(record):
             return
@@ -213,10 +213,10 @@ class OwnerRecords:
         A ballot that adopts results may be that of a liar, which has made them up. With claims to them and the announcements
         of the contributors, an audit names it.
         """
-        opened = self._opened
-        if opened is None or not self._audited or opened.adopted is None or self._results.missing:
+        proposal = self._proposal
+        if proposal is None or not self._audited or proposal.adopted is None or self._results.missing:
             return False
-        known = all(self._agreement.announcements.find(entry) is not None for entry in opened.contributors)
+        known = all(self._agreement.announcements.find(entry) is not None for entry in proposal.contributors)
         return not known or None in self._by_chunk()
 
     def settle(self) -> dict[int, tuple[PeerId, Digest]]:
@@ -249,9 +249,9 @@ def audit_data(
 
     announced: returns the announcement that an entry names, if it is here.
     """
-    opened = commit.opened
-    found = {entry.peer: ready.hashes for entry in opened.contributors if (ready := announced(entry)) is not None}
-    if len(found) < len(opened.contributors):
+    proposal = commit.proposal
+    found = {entry.peer: ready.hashes for entry in proposal.contributors if (ready := announced(entry)) is not None}
+    if len(found) < len(proposal.contributors):
         claims = {}
-    place = opened.round, opened.fragment, opened.lineage, commit.digest
-    return AuditData(*place, opened.contributors, found, claims, reducer, codec, grid)
+    place = proposal.round, proposal.fragment, proposal.lineage, commit.digest
+    return AuditData(*place, proposal.contributors, found, claims, reducer, codec, grid)

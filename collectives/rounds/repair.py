@@ -33,7 +33,7 @@ class Repair:
     def missing_results(self) -> int:
         """Number of results that are missing here although the round is bound to them."""
         results = self._exchange.results
-        return results.missing if self._exchange.opened is not None and results.wanted is not None else 0
+        return results.missing if self._exchange.proposal is not None and results.wanted is not None else 0
 
     @property
     def follows(self) -> bool:
@@ -41,8 +41,8 @@ class Repair:
         agreement, commit = self._agreement, self._agreement.commit
         return commit is not None and agreement.me not in {
             *agreement.terms.members,
-            *commit.opened.members,
-            *commit.opened.alive,
+            *commit.proposal.members,
+            *commit.proposal.alive,
         }
 
     @property
@@ -69,8 +69,8 @@ class Repair:
     @property
     def voters(self) -> list[PeerId]:
         """Reachable peers that voted for the results."""
-        agreement, commit, opened = self._agreement, self._agreement.commit, self._exchange.opened
-        voters = [proof.peer for proof in commit.votes] if commit else list(opened.sources) if opened else []
+        agreement, commit, proposal = self._agreement, self._agreement.commit, self._exchange.proposal
+        voters = [proof.peer for proof in commit.votes] if commit else list(proposal.sources) if proposal else []
         return [peer for peer in voters if peer != agreement.me and peer in agreement.reachable]
 
     def settle(self, digest: Digest) -> None:
@@ -78,7 +78,7 @@ class Repair:
         exchange, results = self._exchange, self._exchange.results
         results.settle(digest)
         lost = any(exchange.owners[index] not in self._agreement.reachable for index in results.lacks())
-        untouched = exchange.opened is None or self._agreement.me not in exchange.opened.alive
+        untouched = exchange.proposal is None or self._agreement.me not in exchange.proposal.alive
         self._requests.at = self._now()
         if results.missing and (lost or untouched or self._agreement.commit is None):
             self._fetch_all()
@@ -122,18 +122,18 @@ class Repair:
 
     def _fetch_claims(self, now: float) -> None:
         """Ask one peer after the other, the leader first, for what an audit of the results needs."""
-        wanted, opened, exchange = self._exchange.results.wanted, self._exchange.opened, self._exchange
-        if wanted is None or opened is None or not exchange.unclaimed or self._agreement.commit is not None:
+        wanted, proposal, exchange = self._exchange.results.wanted, self._exchange.proposal, self._exchange
+        if wanted is None or proposal is None or not exchange.unclaimed or self._agreement.commit is not None:
             return
         # A voter may have restarted. Then other peers that have computed or fetched the results can show the claims.
-        others = [peer for peer in opened.alive if peer != self._agreement.me and peer in self._agreement.reachable]
+        others = [peer for peer in proposal.alive if peer != self._agreement.me and peer in self._agreement.reachable]
         sources = list(dict.fromkeys([*self.sources, *others]))
-        leader, terms = opened.ballot.leader, self._agreement.terms
+        leader, terms = proposal.ballot.leader, self._agreement.terms
         if not sources:
             return
-        asked = self._leader_asked is not None and self._leader_asked[0] is opened
-        if leader in opened.sources and leader in sources and not asked:
-            peer, self._leader_asked = leader, (opened, now)
+        asked = self._leader_asked is not None and self._leader_asked[0] is proposal
+        if leader in proposal.sources and leader in sources and not asked:
+            peer, self._leader_asked = leader, (proposal, now)
         else:
             peer = sources[self._claims_asked % len(sources)]
             self._claims_asked += 1
@@ -143,7 +143,7 @@ class Repair:
     def unproved(self, now: float) -> bool:
         """Return True if the leader has shown no claims to the results of its vote within two patiences."""
         asked, exchange = self._leader_asked, self._exchange
-        if asked is None or asked[0] is not exchange.opened or self._agreement.results_confirmed(asked[0]):
+        if asked is None or asked[0] is not exchange.proposal or self._agreement.results_confirmed(asked[0]):
             return False
         return exchange.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 
@@ -192,10 +192,10 @@ class ResultServer:
 
     def serve(self, sender: PeerId, message: Fetch) -> None:
         """Send the requested results that are here, and a record of all; before the commit also claims."""
-        agreement, exchange, opened = self._agreement, self._exchange, self._exchange.opened
+        agreement, exchange, proposal = self._agreement, self._exchange, self._exchange.proposal
         round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, exchange.results.chunks
         whole = exchange.results.digest == message.digest
-        if opened is None or not (whole or exchange.names_contributors(message.digest)):
+        if proposal is None or not (whole or exchange.names_contributors(message.digest)):
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
         paced = not known and self._paced(sender, round)
@@ -206,19 +206,19 @@ class ResultServer:
         if whole:
             everything = tuple(range(len(chunks)))
             hashes = exchange.results.hashes(everything)
-            record = Record(round, fragment, opened.ballot, everything, hashes, opened.lineage)
+            record = Record(round, fragment, proposal.ballot, everything, hashes, proposal.lineage)
             self._send_queue.control(sender, record)
             if not message.indices and agreement.commit is None:
-                self._prove(sender, opened)
+                self._prove(sender, proposal)
         for index in dict.fromkeys(message.indices):
             if index < len(chunks) and (result := chunks[index]) is not None:
-                frame = Frame(Result(round, fragment, opened.ballot, index, opened.lineage), result)
+                frame = Frame(Result(round, fragment, proposal.ballot, index, proposal.lineage), result)
                 self._send_queue.bulk(sender, frame, later=True, paced=paced)
 
-    def _prove(self, to: PeerId, opened: Proposal) -> None:
+    def _prove(self, to: PeerId, proposal: Proposal) -> None:
         """Show a peer of the round what an audit of our results needs, once in a patience."""
         terms, last = self._agreement.terms, self._proved.get(to, -math.inf)
-        if to in {*terms.members, *opened.alive} and self._now() >= last + terms.patience:
+        if to in {*terms.members, *proposal.alive} and self._now() >= last + terms.patience:
             self._proved[to] = self._now()
             for proof in (*self._exchange.claims(), *self._agreement.announcements.kept):
                 self._send_queue.control(to, proof)

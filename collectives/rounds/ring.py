@@ -67,43 +67,43 @@ class Ring(OwnerDependentButterfly):
     @property
     def broken(self) -> bool:
         """True if a ring failed and the round continued without one."""
-        first, last = self._pace.first, self.opened
+        first, last = self._pace.first, self.proposal
         return first is not None and last is not None and bool(first.order) and not last.order and last.adopted is None
 
     # --- a ballot opens
 
-    def _basis(self, opened: Proposal) -> object:
+    def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine the results: in a ring also its members and their order."""
-        if opened.adopted is None and opened.order:
-            return opened.contributors, opened.alive, opened.idle, opened.order
-        return super()._basis(opened)
+        if proposal.adopted is None and proposal.order:
+            return proposal.contributors, proposal.alive, proposal.idle, proposal.order
+        return super()._basis(proposal)
 
-    def _renew(self, opened: Proposal) -> None:
+    def _renew(self, proposal: Proposal) -> None:
         """Drop the data of another ballot's ring."""
         if self._lap is not None:
             self._lap = None
             self._send_queue.recall(self.round, self.fragment)
-        super()._renew(opened)
+        super()._renew(proposal)
 
-    def _assign(self, opened: Proposal) -> None:
+    def _assign(self, proposal: Proposal) -> None:
         """Assign owners and receivers from the ring's schedule."""
-        super()._assign(opened)
-        if opened.adopted is None and opened.order:
-            lap = self._lap = self._lap or RingPosition(self.me, opened, len(self.grid))
+        super()._assign(proposal)
+        if proposal.adopted is None and proposal.order:
+            lap = self._lap = self._lap or RingPosition(self.me, proposal, len(self.grid))
             self.owners, self._takers = lap.owners, lap.takers
             self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
 
-    def _resume(self, opened: Proposal) -> None:
+    def _resume(self, proposal: Proposal) -> None:
         """Continue with stored data in a new ballot."""
-        super()._resume(opened)
+        super()._resume(proposal)
         if self._lap is not None:
             for index in range(len(self.grid)):
                 self._reduce(index)
 
-    def _scatter(self, opened: Proposal) -> None:
+    def _scatter(self, proposal: Proposal) -> None:
         """Send our contribution; members of the ring have no receiver for it."""
         if self._lap is None or self._lap.right is None:
-            super()._scatter(opened)
+            super()._scatter(proposal)
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
@@ -130,8 +130,8 @@ class Ring(OwnerDependentButterfly):
 
     def _reduce(self, index: int) -> None:
         """Add our contribution to the received partial sum and send it on; at the owner it is the result."""
-        opened, lap = self.opened, self._lap
-        if opened is None or lap is None:
+        proposal, lap = self.proposal, self._lap
+        if proposal is None or lap is None:
             return super()._reduce(index)
         way, place = lap.way(index)
         if place is None or self.agreement.commit is not None:
@@ -139,7 +139,7 @@ class Ring(OwnerDependentButterfly):
         passed = lap.passed.get(index)
         if index in lap.made or self.results.chunks[index] is not None or (place and passed is None):
             return
-        own = self._adding(opened, way.adds[place], index)
+        own = self._adding(proposal, way.adds[place], index)
         if own is None or not self._usable(way.adds[place], index, place):
             return
         weights = [float(entry.weight) for entry in way.adds[place]]
@@ -150,16 +150,16 @@ class Ring(OwnerDependentButterfly):
         if way.stations[-1] == self.me:
             self.results.put(index, made)
             self.check()
-            self._send_result(opened, index, opened.alive)
+            self._send_result(proposal, index, proposal.alive)
             self._record()
         else:
             lap.made[index] = made
             self._forward(index)
 
-    def _adding(self, opened: Proposal, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
+    def _adding(self, proposal: Proposal, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
         """Return the contributions that we have to add, in order; None if one is missing."""
         if any(entry.peer == self.me for entry in entries):
-            if not self._names_our_contribution(opened):
+            if not self._names_our_contribution(proposal):
                 return None
             self._contributions.own(self.me, self._attempt, index, self._source[index])
         return self._contributions.of(entries, index)
@@ -191,14 +191,14 @@ class Ring(OwnerDependentButterfly):
         The mean of honest contributions is hardly longer than one of them; one that is LONGER times as long adds to it.
         A ring cannot clip, since no station sees the norms of all; the next ballot has owners, and they clip.
         """
-        opened, own = self.opened, self._contributions.norm((self.me, self._attempt), index)
-        if not self._guarded or opened is None or len(opened.contributors) < CLIP_FROM:
+        proposal, own = self.proposal, self._contributions.norm((self.me, self._attempt), index)
+        if not self._guarded or proposal is None or len(proposal.contributors) < CLIP_FROM:
             return False
-        ours = [entry.weight for entry in opened.contributors if entry.peer == self.me]
+        ours = [entry.weight for entry in proposal.contributors if entry.peer == self.me]
         if not ours:
             return False
         # Contributions of more tokens than ours may be longer in proportion.
-        heavier = max(entry.weight for entry in opened.contributors) / ours[0]
+        heavier = max(entry.weight for entry in proposal.contributors) / ours[0]
         limit = (place - 1 + LONGER) / place * heavier * own
         return 0.0 < limit < self._contributions.norm((left, PASSED), index)
 
@@ -221,8 +221,8 @@ class Ring(OwnerDependentButterfly):
 
     def _forward(self, index: int) -> None:
         """Send the right neighbour the partial sum or result of a chunk, once."""
-        opened, lap = self.opened, self._lap
-        if opened is None or lap is None or lap.right is None:
+        proposal, lap = self.proposal, self._lap
+        if proposal is None or lap is None or lap.right is None:
             return
         result, made = self.results.chunks[index], lap.made.get(index)
         payload = made if result is None else result
@@ -232,17 +232,17 @@ class Ring(OwnerDependentButterfly):
         lap.sent.add(key)
         kind = Partial if result is None else Result
         self._send_queue.bulk(
-            lap.right, Frame(kind(self.round, self.fragment, opened.ballot, index, opened.lineage), payload)
+            lap.right, Frame(kind(self.round, self.fragment, proposal.ballot, index, proposal.lineage), payload)
         )
 
     # --- results
 
-    def _send_result(self, opened: Proposal, index: int, to: Sequence[PeerId]) -> None:
+    def _send_result(self, proposal: Proposal, index: int, to: Sequence[PeerId]) -> None:
         lap = self._lap
         if lap is None:
-            return super()._send_result(opened, index, to)
+            return super()._send_result(proposal, index, to)
         self._forward(index)
-        super()._send_result(opened, index, [peer for peer in to if peer in lap.outside])
+        super()._send_result(proposal, index, [peer for peer in to if peer in lap.outside])
 
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         """Take a result from a neighbour; it counts and is forwarded once its owner has signed for it."""
@@ -257,18 +257,18 @@ class Ring(OwnerDependentButterfly):
         elif taken is False and sender in (lap.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
 
-    def awaited_peers(self, opened: Proposal) -> Collection[PeerId]:
+    def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
-        return DataPlane.awaited_peers(self, opened)
+        return DataPlane.awaited_peers(self, proposal)
 
-    def culprit(self, opened: Proposal) -> tuple[PeerId, str] | None:
+    def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame.
 
         Only contributors outside the ring can be named exactly; else the left neighbour with "ring".
         """
         lap = self._lap
         if lap is None:
-            return super().culprit(opened)
+            return super().culprit(proposal)
         for index, chunk in enumerate(self.results.chunks):
             way, place = lap.way(index)
             if chunk is None and place == 0 and index not in lap.made:

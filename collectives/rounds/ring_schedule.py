@@ -34,15 +34,15 @@ class RingPath:
         return self.stations.index(peer) if peer in self.stations else None
 
 
-def ring(opened: Proposal) -> tuple[PeerId, ...]:
+def ring(proposal: Proposal) -> tuple[PeerId, ...]:
     """Return the peers of a ballot's ring in order; empty without a ring."""
-    return tuple(opened.alive[place] for place in opened.order)
+    return tuple(proposal.alive[place] for place in proposal.order)
 
 
-def ways(opened: Proposal) -> dict[PeerId, RingPath]:
+def ways(proposal: Proposal) -> dict[PeerId, RingPath]:
     """Return the path of each owner's chunks in a ballot with a ring."""
-    peers, named = ring(opened), {entry.peer: entry for entry in opened.contributors}
-    leaves = tuple(entry for entry in opened.contributors if entry.peer not in peers)
+    peers, named = ring(proposal), {entry.peer: entry for entry in proposal.contributors}
+    leaves = tuple(entry for entry in proposal.contributors if entry.peer not in peers)
     found = {}
     for at, owner in enumerate(peers):
         turned = [*peers[at + 1 :], *peers[: at + 1]]
@@ -93,12 +93,12 @@ class RingPosition:
     - sent: (chunk, whether it was the result) sent to the right neighbour.
     """
 
-    def __init__(self, me: PeerId, opened: Proposal, count: int) -> None:
-        peers = ring(opened)
-        self.ways = ways(opened)
-        self.owners = shares(count, peers, fragment=opened.fragment)
+    def __init__(self, me: PeerId, proposal: Proposal, count: int) -> None:
+        peers = ring(proposal)
+        self.ways = ways(proposal)
+        self.owners = shares(count, peers, fragment=proposal.fragment)
         self.takers = tuple(self.ways[owner].stations[0] for owner in self.owners)
-        self.outside = tuple(peer for peer in opened.alive if peer not in peers)
+        self.outside = tuple(peer for peer in proposal.alive if peer not in peers)
         at = peers.index(me) if me in peers else None
         self.left = peers[at - 1] if at is not None else None
         self.right = peers[(at + 1) % len(peers)] if at is not None else None

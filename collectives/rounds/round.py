@@ -159,7 +159,7 @@ class Round:
         """Wait until the round has committed here with all results, or our state differs from the majority's."""
         await self._settled.wait()
         commit = self.agreement.commit
-        missing = {entry.peer: entry.reason for entry in commit.opened.excluded} if commit else {}
+        missing = {entry.peer: entry.reason for entry in commit.proposal.excluded} if commit else {}
         if not self.complete or commit is None:
             return Outcome(diverged=self.agreement.diverged, missing=missing)
         return Outcome(tuple(chunk for chunk in self.results if chunk is not None), commit, missing)
@@ -270,23 +270,23 @@ class Round:
         self._count_partial_frames(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
-        opened, results = exchange.opened, exchange.results
+        proposal, results = exchange.proposal, exchange.results
         self._repair.tick(now)
         if not committed:
             exchange.watch()
-        if opened is not None and not committed and results.missing:
+        if proposal is not None and not committed and results.missing:
             exchange.request_missing()
-        if opened is not None and not committed and self._repair.unproved(now):
-            self.agreement.refuse_leader(opened)
-        if opened is not None and not committed and exchange.waits and now >= exchange.moved + patience:
-            if self.me in opened.alive and self._accused != opened.ballot:
-                found = exchange.culprit(opened)
+        if proposal is not None and not committed and self._repair.unproved(now):
+            self.agreement.refuse_leader(proposal)
+        if proposal is not None and not committed and exchange.waits and now >= exchange.moved + patience:
+            if self.me in proposal.alive and self._accused != proposal.ballot:
+                found = exchange.culprit(proposal)
                 early = (
                     found is not None
                     and now < exchange.moved + exchange.accusation_patiences.get(found[1], 1) * patience
                 )
                 if not early:
-                    self._accused = opened.ballot
+                    self._accused = proposal.ballot
                 if found is not None and not early:
                     self.agreement.accuse(found[0], found[1], now)
         self.pump()
@@ -296,10 +296,10 @@ class Round:
 
         On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
         """
-        opened, (then, before) = self.exchange.opened, self._received
-        if opened is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
+        proposal, (then, before) = self.exchange.proposal, self._received
+        if proposal is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = {peer: self._send_queue.came(peer) for peer in self.exchange.awaited_peers(opened)}
+        came = {peer: self._send_queue.came(peer) for peer in self.exchange.awaited_peers(proposal)}
         self._received = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
         if grown >= TRICKLE * (now - then):
@@ -307,16 +307,16 @@ class Round:
 
     def pump(self) -> None:
         """Act on the agreement's decisions and send its messages."""
-        opened, commit = self.agreement.opened, self.agreement.commit
-        if commit is not None and (opened is None or commit.opened.ballot != opened.ballot):
-            opened = commit.opened
+        proposal, commit = self.agreement.proposal, self.agreement.commit
+        if commit is not None and (proposal is None or commit.proposal.ballot != proposal.ballot):
+            proposal = commit.proposal
         exchange = self.exchange
         self._send_messages()  # a proposal before the data that it asks for: sealing and sending that takes milliseconds
-        if opened is not None and opened is not exchange.opened:
+        if proposal is not None and proposal is not exchange.proposal:
             self.opened_at = self._now()
-            exchange.open(opened)
-            if opened.adopted is not None:
-                self._repair.settle(opened.adopted)
+            exchange.open(proposal)
+            if proposal.adopted is not None:
+                self._repair.settle(proposal.adopted)
         if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
             self._repair.settle(commit.digest)
         self._send_messages()

@@ -248,7 +248,7 @@ class RoundFactory:
             current.booked = True  # callers that follow rounds ask again for the outcome of the next one
             withheld = current.exchange.withheld & set(self._live)  # a broken link shows nothing
             led = current.agreement.acceptor.heeded
-            self.peer_backoff.settle(outcome.commit.opened, current.exchange.failed, withheld, led)
+            self.peer_backoff.settle(outcome.commit.proposal, current.exchange.failed, withheld, led)
             self._settle(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
@@ -285,7 +285,7 @@ class RoundFactory:
         exchange = current.exchange
         if isinstance(exchange, Ring) and exchange.broken:
             self._ring_backoff.fail(current.round)
-        elif exchange.opened is not None and exchange.opened.order:
+        elif exchange.proposal is not None and exchange.proposal.order:
             self._ring_backoff.succeed()
 
     def verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:

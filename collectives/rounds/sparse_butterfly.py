@@ -211,13 +211,13 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Chunks of ours whose results are not computed yet, in the order of the computation."""
         return tuple(self._computing)
 
-    def _basis(self, opened: Proposal) -> object:
+    def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine the results: also the owners."""
-        if opened.adopted is None:
-            return opened.contributors, opened.alive, opened.idle
-        return super()._basis(opened)
+        if proposal.adopted is None:
+            return proposal.contributors, proposal.alive, proposal.idle
+        return super()._basis(proposal)
 
-    def _shared(self, opened: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _shared(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk."""
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
@@ -226,7 +226,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         if self.agreement.commit is None:
             super()._reduce(index)
 
-    def _make(self, opened: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _make(self, proposal: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
         make = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
@@ -235,10 +235,10 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def _on_computed(self, index: int, made: tuple[Buffer, Any]) -> None:
         """Publish a computed result, and store the residual that it leaves."""
         result, rest = made
-        if self.opened is None or self.agreement.commit is not None:
+        if self.proposal is None or self.agreement.commit is not None:
             return
         self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
-        self._publish(self.opened, index, result)
+        self._publish(self.proposal, index, result)
         self._record()
         self._stirred()
 
@@ -252,7 +252,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def _others(self) -> Collection[int]:
         """Return chunks whose results other peers certainly made; the owners of an adopted ballot are unknown."""
         commit = self.agreement.commit
-        if commit is None or commit.opened.adopted is not None:
+        if commit is None or commit.proposal.adopted is not None:
             return ()
-        working = [peer for peer in commit.opened.alive if peer not in commit.opened.idle]
-        return {index for index, owner in enumerate(self._shared(commit.opened, working)) if owner != self.me}
+        working = [peer for peer in commit.proposal.alive if peer not in commit.proposal.idle]
+        return {index for index, owner in enumerate(self._shared(commit.proposal, working)) if owner != self.me}

@@ -51,12 +51,12 @@ class Cluster:
 class Routes:
     """Routes of one ballot. `clusters` is in the order of their numbers, `owners` in that of the chunks."""
 
-    def __init__(self, opened: Proposal, count: int, seed: bytes) -> None:
-        numbers = opened.sites or tuple(range(len(opened.group)))
-        self._seed, self._shift = seed, opened.fragment * count  # see shards: fragments share the work
-        self.number = dict(zip(opened.group, numbers, strict=True))
+    def __init__(self, proposal: Proposal, count: int, seed: bytes) -> None:
+        numbers = proposal.sites or tuple(range(len(proposal.group)))
+        self._seed, self._shift = seed, proposal.fragment * count  # see shards: fragments share the work
+        self.number = dict(zip(proposal.group, numbers, strict=True))
         """Maps each peer of the group to the number of its cluster."""
-        alive, working = set(opened.alive), set(opened.alive) - set(opened.idle)
+        alive, working = set(proposal.alive), set(proposal.alive) - set(proposal.idle)
         grouped: list[list[PeerId]] = [[] for _ in range(1 + max(numbers, default=-1))]
         for peer, number in self.number.items():
             grouped[number].append(peer)
@@ -65,12 +65,12 @@ class Routes:
                 tuple(peers),
                 tuple(peer for peer in peers if peer in alive),
                 frozenset(working.intersection(peers)),
-                tuple(entry for entry in opened.contributors if self.number.get(entry.peer) == number),
-                opened.lineage,
+                tuple(entry for entry in proposal.contributors if self.number.get(entry.peer) == number),
+                proposal.lineage,
             )
             for number, peers in enumerate(grouped)
         )
-        self.whole = all(entry.peer in self.number for entry in opened.contributors)
+        self.whole = all(entry.peer in self.number for entry in proposal.contributors)
         """True if all contributors are in the group.
 
         If not, results can only be fetched from peers that have them.

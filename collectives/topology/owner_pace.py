@@ -22,10 +22,10 @@ class OwnerPace:
         self._began = 0.0
         self._done: dict[PeerId, float] = {}
 
-    def open(self, opened: Proposal, now: float) -> None:
+    def open(self, proposal: Proposal, now: float) -> None:
         """Note a ballot that begins at the time `now`, in seconds."""
         if self.first is None:
-            self.first, self._began = opened, now
+            self.first, self._began = proposal, now
 
     def came(self, owner: PeerId, now: float) -> None:
         """Note that a result of an owner is here."""
@@ -47,18 +47,18 @@ class OwnerPace:
         return set(first.alive).difference(first.idle, set(last.alive).difference(last.idle))
 
 
-def overdue(opened: Proposal, links: Sequence[PeerLoad], took: Mapping[PeerId, float], nbytes: int) -> set[PeerId]:
+def overdue(proposal: Proposal, links: Sequence[PeerLoad], took: Mapping[PeerId, float], nbytes: int) -> set[PeerId]:
     """Return the peers that own more than an equal share and finished much later than they should.
 
     That is, much later than the others and than the announced links allow. links: loads of the group, in its order.
     took: seconds until the last result of each owner. nbytes: size of one chunk.
     """
-    known, owners = filled(links), set(opened.alive) - set(opened.idle)
-    if not opened.shares or not known:
+    known, owners = filled(links), set(proposal.alive) - set(proposal.idle)
+    if not proposal.shares or not known:
         return set()
-    planned, equal = max(seconds(known, opened.shares)) * nbytes, sum(opened.shares) / len(owners)
+    planned, equal = max(seconds(known, proposal.shares)) * nbytes, sum(proposal.shares) / len(owners)
     late = set()
-    for peer, own in zip(opened.group, opened.shares, strict=True):
+    for peer, own in zip(proposal.group, proposal.shares, strict=True):
         others = [spent for other, spent in took.items() if other != peer]
         if own > equal and others and took.get(peer, 0.0) > LATE * max(planned, median(others)) + FELT:
             late.add(peer)

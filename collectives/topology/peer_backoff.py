@@ -100,7 +100,7 @@ class PeerBackoff:
 
     def settle(
         self,
-        opened: Proposal,
+        proposal: Proposal,
         failed: Collection[PeerId],
         withheld: Collection[PeerId] = (),
         led: Collection[PeerId] = (),
@@ -110,18 +110,18 @@ class PeerBackoff:
         `failed` lost their chunks or lied about them; `withheld` did not send the data that they had announced; `led` began
         ballots above the first.
         """
-        leader = opened.ballot.leader
+        leader = proposal.ballot.leader
         for peer in sorted(set(led) - {leader}):
-            self._vain.setdefault(peer, Backoff()).fail(opened.round)
+            self._vain.setdefault(peer, Backoff()).fail(proposal.round)
         if leader in led and leader in self._vain:
             self._vain[leader].succeed()
-        for peer in [one for one, pauses in self._vain.items() if opened.round > pauses.until + FORGOTTEN]:
+        for peer in [one for one, pauses in self._vain.items() if proposal.round > pauses.until + FORGOTTEN]:
             del self._vain[peer]
         for peer in list(self._vain)[:-MAX_GROUP]:
             del self._vain[peer]
-        contributed = {entry.peer for entry in opened.contributors}
+        contributed = {entry.peer for entry in proposal.contributors}
         for peer in withheld:
-            self._withheld.setdefault(peer, Backoff()).fail(opened.round)
+            self._withheld.setdefault(peer, Backoff()).fail(proposal.round)
         for peer in contributed & self._withheld.keys():
             self._withheld[peer].succeed()
             if not self._withheld[peer].failures:
@@ -129,9 +129,9 @@ class PeerBackoff:
         for peer in list(self._withheld)[:-MAX_GROUP]:  # those that have withheld first
             del self._withheld[peer]
         for peer in failed:
-            self._known.setdefault(peer, Backoff()).fail(opened.round)
-        for peer in set(self._known) - set(failed) - self.resting(opened.round):
-            if peer in opened.alive and peer not in opened.idle:
+            self._known.setdefault(peer, Backoff()).fail(proposal.round)
+        for peer in set(self._known) - set(failed) - self.resting(proposal.round):
+            if peer in proposal.alive and peer not in proposal.idle:
                 self._known[peer].succeed()
-            if not self._known[peer].failures or peer not in opened.alive:
+            if not self._known[peer].failures or peer not in proposal.alive:
                 del self._known[peer]

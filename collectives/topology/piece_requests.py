@@ -46,7 +46,7 @@ class PieceRequests:
 
     def plan(
         self,
-        opened: Proposal,
+        proposal: Proposal,
         pieces: Iterable[MissingPiece],
         live: Collection[PeerId],
         *,
@@ -69,9 +69,9 @@ class PieceRequests:
                 missing.append(slot)
                 continue
             again = now + 2 * SOON * patience
-            if stand_in(opened, source, helper, piece) == self._relay_plan.me:
+            if stand_in(proposal, source, helper, piece) == self._relay_plan.me:
                 parts.setdefault(source, []).append(slot)
-        others = [peer for peer in opened.alive if peer != self._relay_plan.me and peer in live]
+        others = [peer for peer in proposal.alive if peer != self._relay_plan.me and peer in live]
         if missing and others:
             for peer, part in self._requests.plan(missing, others, now).items():
                 parts.setdefault(peer, []).extend(part)

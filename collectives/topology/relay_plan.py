@@ -118,12 +118,16 @@ def _quotas(
     }
 
 
-def quotas(opened: Proposal) -> dict[PeerId, Quota]:
+def quotas(proposal: Proposal) -> dict[PeerId, Quota]:
     """Return the contributors that are helped in a ballot, with their helpers."""
-    if not opened.shares:
+    if not proposal.shares:
         return {}
     return _quotas(
-        opened.group, opened.shares, opened.alive, opened.idle, tuple(entry.peer for entry in opened.contributors)
+        proposal.group,
+        proposal.shares,
+        proposal.alive,
+        proposal.idle,
+        tuple(entry.peer for entry in proposal.contributors),
     )
 
 
@@ -155,9 +159,9 @@ class RelayPlan:
         self._wants: dict[PeerId, set[PeerId]] = {}
         self._via: dict[int, PeerId] = {}
 
-    def open(self, opened: Proposal, *, changed: bool) -> None:
+    def open(self, proposal: Proposal, *, changed: bool) -> None:
         """Open a ballot. changed: its slots differ from those of the ballot before."""
-        self._plans = [*self._plans[1 - PLANS :], opened]
+        self._plans = [*self._plans[1 - PLANS :], proposal]
         if changed:
             self._late.clear()
 
@@ -250,18 +254,18 @@ class RelayPlan:
         return slot in self._late and helper != sender
 
 
-def stand_in(opened: Proposal, source: PeerId, helper: PeerId, index: int) -> PeerId | None:
+def stand_in(proposal: Proposal, source: PeerId, helper: PeerId, index: int) -> PeerId | None:
     """Return the peer that relays a piece if its helper fails; a different one for each piece."""
-    others = [peer for peer in opened.alive if peer not in (source, helper)]
-    able = [peer for peer in others if peer not in opened.idle] or others
+    others = [peer for peer in proposal.alive if peer not in (source, helper)]
+    able = [peer for peer in others if peer not in proposal.idle] or others
     return able[index % len(able)] if able else None
 
 
-def _relays(opened: Proposal, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
+def _relays(proposal: Proposal, source: PeerId, index: int, count: int) -> tuple[PeerId, ...]:
     """Return the helper of a piece and the helper's stand-in; empty if the ballot has no helper for it."""
-    plan = quotas(opened)
+    plan = quotas(proposal)
     helper = turns(plan[source], count)[index] if source in plan and index < count else None
     if helper is None:
         return ()
-    other = stand_in(opened, source, helper, index)
+    other = stand_in(proposal, source, helper, index)
     return (helper,) if other is None else (helper, other)

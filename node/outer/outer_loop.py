@@ -228,9 +228,9 @@ class OuterLoop(RoundLoop):
     def count(self, commit: Commit) -> None:
         """Add the weight of our contribution to that of our lineage."""
         lineage, given = self._given
-        given = given if lineage == commit.opened.lineage else 0
-        ours = [entry.weight for entry in commit.opened.contributors if entry.peer == self.session.me]
-        self._given = commit.opened.lineage, given + sum(ours)
+        given = given if lineage == commit.proposal.lineage else 0
+        ours = [entry.weight for entry in commit.proposal.contributors if entry.peer == self.session.me]
+        self._given = commit.proposal.lineage, given + sum(ours)
 
     async def _rejoin(self, outcome: Outcome, weight: int) -> Outcome:
         """Take over the swarm's state; return the outcome of the round in progress.

@@ -95,7 +95,7 @@ class RoundHistory:
         results.
         """
         before = self._verdicts.get(round - 1)
-        return self._verdicts.get(round) if before is None or peer in before.opened.members else None
+        return self._verdicts.get(round) if before is None or peer in before.proposal.members else None
 
     def clear(self) -> None:
         """Drop all rounds: our state does not continue them."""
@@ -171,8 +171,8 @@ class RoundHistory:
 def _superseded(last: Round, current: Round, live: Collection[PeerId]) -> bool:
     """Return True if all live participants of the last round have its state."""
     commit, agreement = last.agreement.commit, current.agreement
-    if commit is None or len(agreement.ready) < len(commit.opened.alive):
+    if commit is None or len(agreement.ready) < len(commit.proposal.alive):
         return False
     same = {peer for peer, ready in agreement.ready.items() if ready.base == agreement.terms.base}
     late = set(last.agreement.ready) & set(live)
-    return same.issuperset({*commit.opened.alive, *late})
+    return same.issuperset({*commit.proposal.alive, *late})

@@ -153,7 +153,7 @@ class RoundStarter:
         here = [peer for peer in replica.members if peer in live or peer == self._me]
         here += self._applicants(last)
         commit = last.agreement.commit if last is not None else None
-        present = commit.opened.alive if commit is not None else ()
+        present = commit.proposal.alive if commit is not None else ()
         attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
         # `attended` is about the round before: a member that was late in it may be none now.
         members, self._members = self._members, frozenset(replica.members)

@@ -131,21 +131,21 @@ class Trials:
         self._roster.protect(self._former)
         base, self._base = self._base, None
         if done is not None and (commit := done.agreement.commit) is not None:
-            self._note(commit.opened)
+            self._note(commit.proposal)
             self._draw(done, base)
         self._heard = {key: known for key, known in self._heard.items() if key[1] > self._replica.round}
 
-    def _note(self, opened: Proposal) -> None:
+    def _note(self, proposal: Proposal) -> None:
         """Report members whose contributions have ceased to count, or count again."""
-        out = {entry.peer for entry in opened.excluded if entry.reason == DISTRUSTED}
+        out = {entry.peer for entry in proposal.excluded if entry.reason == DISTRUSTED}
         for peer in sorted(out - self._out.keys()):
-            self._out[peer] = opened.round
-            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).summary}", round=opened.round)
+            self._out[peer] = proposal.round
+            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).summary}", round=proposal.round)
         for peer in sorted(self._out.keys() - out):
             since = self._out.pop(peer)
-            if any(entry.peer == peer for entry in opened.contributors):
+            if any(entry.peer == peer for entry in proposal.contributors):
                 detail = f"out since round {since}, counts again; our {self._book.of(peer).summary}"
-                self._tell("counts again", peer, detail, round=opened.round)
+                self._tell("counts again", peer, detail, round=proposal.round)
 
     def _tell(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
         self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})

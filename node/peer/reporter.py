@@ -125,9 +125,9 @@ class Reporter:
             "digest": digest.hex(),
         }
         if outcome.commit is not None and peer.manifest.outer.fragment_count > 1:
-            fields["fragment"] = outcome.commit.opened.fragment
-        if outcome.commit is not None and outcome.commit.opened.lineage:
-            fields["lineage"] = outcome.commit.opened.lineage.hex()
+            fields["fragment"] = outcome.commit.proposal.fragment
+        if outcome.commit is not None and outcome.commit.proposal.lineage:
+            fields["lineage"] = outcome.commit.proposal.lineage.hex()
         self._write("round", fields)
         if steps and peer.identity.peer_id in outcome.contributors:
             self._plan.add(fields, peer.environment.now(), fragments=peer.manifest.outer.fragment_count)

@@ -286,25 +286,25 @@ class Replica(SharedState):
         `compute_digest`: compute the new digest.
         """
         assert outcome.commit is not None
-        opened = outcome.commit.opened
+        proposal = outcome.commit.proposal
         if self.ledger is not None:
-            self.ledger.book(opened.contributors, self.members, self.round)
-        stepped = self._outer_step(outcome.results, opened, me, since)
+            self.ledger.book(proposal.contributors, self.members, self.round)
+        stepped = self._outer_step(outcome.results, proposal, me, since)
         if self.buffers.size:
-            self.buffers[:] = self._buffers_of(outcome.results, opened)
+            self.buffers[:] = self._buffers_of(outcome.results, proposal)
         if outcome.certificate is not None:
             self.chain = extended(self.chain, outcome.certificate)
-        self.advance(opened.members, opened.lives)
+        self.advance(proposal.members, proposal.lives)
         return stepped
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
-        """Change the state by the decoded results of the round `opened`; return True if that was a step."""
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
+        """Change the state by the decoded results of the round `proposal`; return True if that was a step."""
         outer = self.outer
         for low, high, mean in self.coder.decoded(results):
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)
         return True
 
-    def _buffers_of(self, results: Sequence[Buffer], opened: Proposal) -> Floats:
+    def _buffers_of(self, results: Sequence[Buffer], proposal: Proposal) -> Floats:
         """Return the buffers after a round."""
         found: Floats = self.codec.block_of(results, [self.grid.size(index) for index in range(len(self.grid))])
         return found

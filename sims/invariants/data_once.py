@@ -35,8 +35,8 @@ class DataOnceInvariant:
         """Check that the step from `old` to `new` uses shards in order, without gaps and repetitions."""
         if new in self._used or old not in self._used:
             return
-        used, round = dict(self._used[old]), commit.opened.round
-        for entry in commit.opened.contributors:
+        used, round = dict(self._used[old]), commit.proposal.round
+        for entry in commit.proposal.contributors:
             draws = self._drawn.get((entry.peer, round, entry.attempt))
             if draws is None:
                 return  # The draws of a liar are unknown, and its successors are not to blame.

@@ -50,7 +50,7 @@ class FragmentInvariants:
     def committed(self, index: int, replica: FragmentReplicas, outcome: Outcome) -> None:
         """Check a round that an honest peer has applied."""
         assert outcome.commit is not None
-        number = outcome.commit.opened.fragment
+        number = outcome.commit.proposal.fragment
         held = replica.fragments[number].replica
         lineage = held.lineage.hex()
         self.each[number].committed(index, held.round, held.digest, held.state, outcome, lineage)

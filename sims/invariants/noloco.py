@@ -86,8 +86,8 @@ class GossipInvariants:
 
     def committed(self, index: int, round: int, state: Floats, residual: Floats, commit: Commit) -> None:
         """Check a round that an honest peer has made with others, or alone."""
-        opened, old, outer = commit.opened, self._at.get(index), self._outer
-        group = Group(round, opened.contributors, frozenset(one.peer for one in opened.excluded))
+        proposal, old, outer = commit.proposal, self._at.get(index), self._outer
+        group = Group(round, proposal.contributors, frozenset(one.peer for one in proposal.excluded))
         phi, delta = _halved(state)
         new = ReplicaState(round, phi, delta, self._whole(residual, phi))
         offers = {

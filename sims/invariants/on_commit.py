@@ -182,7 +182,7 @@ class CommitInvariants:
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)
         if outcome.commit is not None:
-            ours = [one.weight for one in outcome.commit.opened.contributors if self._honest.get(one.peer) == index]
+            ours = [one.weight for one in outcome.commit.proposal.contributors if self._honest.get(one.peer) == index]
             parent, given = self._given.get(index, (lineage, 0))
             self._given[index] = lineage, sum(ours) + (given if parent == lineage else 0)
         self._merged.pop(index, None)  # The model begins with the new state.
@@ -222,7 +222,7 @@ class CommitInvariants:
         self._sent = {key: sent for key, sent in self._sent.items() if key[1] >= oldest}
 
     def _check(self, index: int, old: _State, new: _State, commit: Commit) -> None:
-        entries = commit.opened.contributors
+        entries = commit.proposal.contributors
         sent = [self._sent.get((entry.peer, new.round, entry.attempt)) for entry in entries]
         most, gathers = self._manifest.max_weight, self._manifest.outer.gathers_first
         for entry, one in zip(entries, sent, strict=True):
@@ -247,7 +247,7 @@ class CommitInvariants:
         self._measure(old, new.round, ours)
         everyone = len(known) == len(entries) and all(entry.peer in self._honest for entry in entries)
         # The certificate does not name the ring if another ballot's results were adopted.
-        elsewhere = self._manifest.exchange.topology == "ring" and commit.opened.adopted is not None
+        elsewhere = self._manifest.exchange.topology == "ring" and commit.proposal.adopted is not None
         if everyone and not elsewhere:
             theta, momentum = self._next(old, known, commit)
             if theta.tobytes() != new.theta.tobytes() or momentum.tobytes() != new.momentum.tobytes():
@@ -292,8 +292,8 @@ class CommitInvariants:
         """Return the state after the outer step on the contributions, in peer-id order or in ring order."""
         theta, momentum, outer = old.theta.copy(), old.momentum.copy(), self._manifest.outer
         cut = grid(theta.size, self._codec)
-        weights, sites = [float(entry.weight) for entry in commit.opened.contributors], sites_of(commit)
-        around = round_ring(self._codec, commit.opened, len(cut)) if commit.opened.order else None
+        weights, sites = [float(entry.weight) for entry in commit.proposal.contributors], sites_of(commit)
+        around = round_ring(self._codec, commit.proposal, len(cut)) if commit.proposal.order else None
         for chunk in range(len(cut)):
             start, stop = cut.span(chunk)
             payloads = []

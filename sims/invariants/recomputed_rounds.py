@@ -73,10 +73,10 @@ class ReplayInvariant:
         if before is None or commit is None or before.round + 1 != replica.round or replica.digest in self._checked:
             return
         self._checked.add(replica.digest)
-        entries = commit.opened.contributors
+        entries = commit.proposal.contributors
         payloads = [self._announced.get((entry.peer, replica.round, entry.attempt)) for entry in entries]
         known = [one for one in payloads if one is not None]
-        elsewhere = self._manifest.exchange.topology == "ring" and commit.opened.adopted is not None
+        elsewhere = self._manifest.exchange.topology == "ring" and commit.proposal.adopted is not None
         if len(known) == len(payloads) and not elsewhere:
             state = self._replay(before, replica, layout, commit, known)
             self.replays += 1
@@ -109,9 +109,9 @@ class ReplayInvariant:
 
     def _results(self, commit: Commit, payloads: Sequence[tuple[bytes, ...]], codec: Any, cut: Grid) -> list[Buffer]:
         """Return the encoded mean of every chunk."""
-        rule, opened, sites = dense_rule(self._manifest.exchange.rule), commit.opened, sites_of(commit)
-        weights = [float(entry.weight) for entry in opened.contributors]
-        around = round_ring(codec, opened, len(cut)) if opened.order else None
+        rule, proposal, sites = dense_rule(self._manifest.exchange.rule), commit.proposal, sites_of(commit)
+        weights = [float(entry.weight) for entry in proposal.contributors]
+        around = round_ring(codec, proposal, len(cut)) if proposal.order else None
         made: list[Buffer] = []
         for index in range(len(cut)):
             chunks: list[Buffer] = [one[index] for one in payloads]

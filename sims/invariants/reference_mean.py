@@ -18,9 +18,9 @@ from thinwire.swarm.messages.registry import Commit, Proposal
 
 def sites_of(commit: Commit) -> list[int]:
     """Return the site of each contributor, by its number in the record; without sites all are separate."""
-    opened = commit.opened
-    known = dict(zip(opened.group, opened.sites, strict=False))
-    return [known.get(entry.peer, -1 - at) for at, entry in enumerate(opened.contributors)]
+    proposal = commit.proposal
+    known = dict(zip(proposal.group, proposal.sites, strict=False))
+    return [known.get(entry.peer, -1 - at) for at, entry in enumerate(proposal.contributors)]
 
 
 def result(
@@ -41,13 +41,13 @@ def result(
     return _mean(codec, rule, values, totals, size) if len(values) > 1 else values[0]
 
 
-def round_ring(codec: Codec, opened: Proposal, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
+def round_ring(codec: Codec, proposal: Proposal, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
     """Return a function that gives the encoded mean of one of `count` chunks, added up along the ring."""
-    reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.ways(opened)
-    owners = shares(count, ring_schedule.ring(opened), fragment=opened.fragment)
+    reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.ways(proposal)
+    owners = shares(count, ring_schedule.ring(proposal), fragment=proposal.fragment)
 
     def made(chunk: int, payloads: Sequence[Buffer], size: int) -> Buffer:
-        named = {entry.peer: payload for entry, payload in zip(opened.contributors, payloads, strict=True)}
+        named = {entry.peer: payload for entry, payload in zip(proposal.contributors, payloads, strict=True)}
         return ring_schedule.result(around[owners[chunk]], named, reducer, size)
 
     return made

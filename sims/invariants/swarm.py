@@ -173,7 +173,7 @@ class SwarmInvariants:
         if index not in self._honest:
             return
         replica = peer.replica
-        fragment = outcome.commit.opened.fragment if outcome.commit is not None and self._fragments is not None else 0
+        fragment = outcome.commit.proposal.fragment if outcome.commit is not None and self._fragments is not None else 0
         for number, one, layout in replica.each(peer.layout):
             if number == fragment and self.replays:
                 self.replays[number].committed(index, one, layout, outcome)

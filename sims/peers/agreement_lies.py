@@ -66,10 +66,10 @@ def _flood(messages_of: MessagesOf) -> Callable[[Process], None]:
 
 
 def _higher(agreement: Agreement) -> Sequence[Message]:
-    opened = agreement.opened
-    if opened is None:
+    proposal = agreement.proposal
+    if proposal is None:
         return ()
-    return (Propose(replace(opened, ballot=Ballot(opened.ballot.term + TERMS_ABOVE, agreement.me))),)
+    return (Propose(replace(proposal, ballot=Ballot(proposal.ballot.term + TERMS_ABOVE, agreement.me))),)
 
 
 def _prepares(agreement: Agreement) -> Sequence[Message]:
@@ -84,10 +84,10 @@ def _announcements(agreement: Agreement) -> Sequence[Message]:
 
 
 def _commits(agreement: Agreement) -> Sequence[Message]:
-    opened = agreement.opened
-    if opened is None:
+    proposal = agreement.proposal
+    if proposal is None:
         return ()
-    return (Commit(opened, bytes(32), tuple(Proof(peer, bytes(64)) for peer in opened.alive)),)
+    return (Commit(proposal, bytes(32), tuple(Proof(peer, bytes(64)) for peer in proposal.alive)),)
 
 
 def _vote_twice(session: RoundSession | GossipSession) -> None:
@@ -100,9 +100,9 @@ def _vote_twice(session: RoundSession | GossipSession) -> None:
         message = frame.message
         on_frame(peer, frame)
         if isinstance(message, Propose):
-            opened = message.proposal
+            proposal = message.proposal
             for digest in (bytes(32), bytes([1]) * 32):
-                control(peer, vote_for(opened, digest))
+                control(peer, vote_for(proposal, digest))
 
     session.on_frame = receive  # type: ignore[method-assign]
 
@@ -117,9 +117,9 @@ def _false_report(process: Process) -> None:
 
     def change(to: PeerId, message: Message) -> Message:
         if isinstance(message, Promise):
-            opened = sessions[message.fragment].current.agreement.opened
-            if opened is not None and opened.ballot < message.ballot:
-                return replace(message, voted=opened, digest=bytes([7]) * 32)
+            proposal = sessions[message.fragment].current.agreement.proposal
+            if proposal is not None and proposal.ballot < message.ballot:
+                return replace(message, voted=proposal, digest=bytes([7]) * 32)
         return message
 
     change_outgoing(process, change)
@@ -130,8 +130,8 @@ def _first(message: Message) -> bool:
     return isinstance(message, Propose) and not message.reports
 
 
-def _sealed(session: RoundSession, opened: Proposal) -> Proposal:
-    return replace(opened, seal=_sign(session, statement(opened)))
+def _sealed(session: RoundSession, proposal: Proposal) -> Proposal:
+    return replace(proposal, seal=_sign(session, statement(proposal)))
 
 
 def _sign(session: RoundSession, message: Message) -> bytes:
@@ -155,30 +155,30 @@ class _TwoProposals:
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session
         if isinstance(message, Propose) and _first(message) and message.fragment == session.fragment and to[0] % 2:
-            opened = message.proposal
-            if opened.ballot.leader == session.me and len(opened.contributors) > 1:
-                self._other = _sealed(session, replace(opened, contributors=opened.contributors[:-1]))
+            proposal = message.proposal
+            if proposal.ballot.leader == session.me and len(proposal.contributors) > 1:
+                self._other = _sealed(session, replace(proposal, contributors=proposal.contributors[:-1]))
                 self._votes = {}
                 message = Propose(self._other)
         self._control(to, message)
 
     def _receive(self, peer: PeerId, frame: Frame) -> None:
         vote, session = frame.message, self._session
-        opened = self._other if isinstance(vote, Vote) and self._other is not None else None
+        proposal = self._other if isinstance(vote, Vote) and self._other is not None else None
         if (
-            opened is None
+            proposal is None
             or not isinstance(vote, Vote)
-            or vote.proposal_digest != name_of(opened)
+            or vote.proposal_digest != name_of(proposal)
             or vote.digest is None
         ):
             return self._on_frame(peer, frame)
-        mine = _sign(session, vote_for(opened, vote.digest))
+        mine = _sign(session, vote_for(proposal, vote.digest))
         votes = self._votes.setdefault((vote.proposal_digest, vote.digest), {session.me: mine})
         votes[peer] = frame.signature
         proofs = tuple(Proof(voter, votes[voter]) for voter in sorted(votes))
         for to in sorted(session.live):
             if to[0] % 2:
-                self._control(to, Commit(opened, vote.digest, proofs))
+                self._control(to, Commit(proposal, vote.digest, proofs))
 
 
 class _DroppedVotes:
@@ -192,7 +192,7 @@ class _DroppedVotes:
     def _receive(self, peer: PeerId, frame: Frame) -> None:
         self._on_frame(peer, frame)
         session = self._session
-        if _first(frame.message) and session.current.agreement.opened is not None:
+        if _first(frame.message) and session.current.agreement.proposal is not None:
             asyncio.get_running_loop().call_later(DELAY, self._begin_ballot, session.current)
 
     def _begin_ballot(self, current: Round) -> None:
@@ -202,11 +202,13 @@ class _DroppedVotes:
     def _send(self, to: PeerId, message: Message) -> None:
         session = self._session
         if isinstance(message, Propose) and message.reports and message.fragment == session.fragment:
-            opened, ready = message.proposal, session.current.agreement.ready
-            if len(opened.contributors) > 1 and all(peer in ready for peer in opened.alive):
-                lives = b"".join(ready[peer].life for peer in opened.alive)
-                free = replace(opened, adopted=None, sources=(), kept=(), shares=(), group=opened.alive, lives=lives)
-                ours = _sealed(session, replace(free, contributors=opened.contributors[1:]))
+            proposal, ready = message.proposal, session.current.agreement.ready
+            if len(proposal.contributors) > 1 and all(peer in ready for peer in proposal.alive):
+                lives = b"".join(ready[peer].life for peer in proposal.alive)
+                free = replace(
+                    proposal, adopted=None, sources=(), kept=(), shares=(), group=proposal.alive, lives=lives
+                )
+                ours = _sealed(session, replace(free, contributors=proposal.contributors[1:]))
                 message = Propose(ours, tuple(one for one in message.reports if not one.voted), message.earlier)
         self._control(to, message)
 
@@ -244,14 +246,16 @@ class _FalseVote:
 
     def _begin_ballot(self, current: Round) -> None:
         session, agreement = self._session, current.agreement
-        if agreement.opened is None or agreement.commit is not None or agreement.opened.adopted is not None:
+        if agreement.proposal is None or agreement.commit is not None or agreement.proposal.adopted is not None:
             return
         if self._bounded and not current.exchange.source:
             return
         self._chunks = [self._false_result(index, current) for index in range(len(session.grid))]
         if self._claims and (ready := agreement.ready.get(session.me)) is not None:
             self._send_to_all(replace(ready, attempt=ready.attempt + 1))
-        agreement.acceptor.vote(agreement.opened, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
+        agreement.acceptor.vote(
+            agreement.proposal, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks])
+        )
         self._promises = {session.me}
         agreement._prepare(session._now())
         current.pump()
@@ -281,12 +285,12 @@ class _FalseVote:
             if results.chunks[index] is not None:
                 results.drop(index)
             results.put(index, chunk)
-        opened = current.exchange.opened
-        if self._claims and opened is not None:
+        proposal = current.exchange.proposal
+        if self._claims and proposal is not None:
             hashes = b"".join(results.each())
-            place = opened.round, opened.fragment, opened.ballot
-            basis = basis_of(opened.contributors)
-            self._send_to_all(Record(*place, tuple(range(len(results))), hashes, opened.lineage, basis))
+            place = proposal.round, proposal.fragment, proposal.ballot
+            basis = basis_of(proposal.contributors)
+            self._send_to_all(Record(*place, tuple(range(len(results))), hashes, proposal.lineage, basis))
         current.exchange.check()
 
     def _send_to_all(self, message: Message) -> None:

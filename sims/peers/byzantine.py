@@ -325,11 +325,12 @@ def false_blames(session: RoundSession | GossipSession) -> list[Message]:
     if isinstance(session, GossipSession):
         return [Decline(round_of(session), 0, "a liar")]
     agreement = session.current.agreement
-    opened, terms = agreement.opened, agreement.terms
-    if opened is None:
+    proposal, terms = agreement.proposal, agreement.terms
+    if proposal is None:
         return []
     return [
-        Blame(terms.round, terms.fragment, opened.ballot, entry.peer, "chunk missing") for entry in opened.contributors
+        Blame(terms.round, terms.fragment, proposal.ballot, entry.peer, "chunk missing")
+        for entry in proposal.contributors
     ]
 
 

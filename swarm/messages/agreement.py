@@ -200,26 +200,26 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class Commit(Message, frozen=True):
-    """Certificate: `opened` is committed with results `digest`, as the votes of a quorum prove.
+    """Certificate: `proposal` is committed with results `digest`, as the votes of a quorum prove.
 
     On the wire it is a PackedCommit.
     """
 
     limit: ClassVar[int] = 99_500
 
-    opened: Proposal
+    proposal: Proposal
     digest: Digest
     votes: Annotated[tuple[Proof, ...], Meta(max_length=MAX_GROUP)]
 
     @property
     def round(self) -> int:
         """Round of the proposal."""
-        return self.opened.round
+        return self.proposal.round
 
     @property
     def fragment(self) -> int:
         """Fragment of the proposal."""
-        return self.opened.fragment
+        return self.proposal.fragment
 
 
 class Decided(Message, frozen=True):

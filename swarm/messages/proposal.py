@@ -208,7 +208,7 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
         hashes = [self.announced[at : at + 32] for at in range(0, len(self.announced), 32)] or [b""] * len(peers)
         if len(self.peers) % 32 or max(map(len, (group, alive, sources, idle, kept))) > MAX_GROUP:
             raise ValueError(f"ids of other lengths, or more than {MAX_GROUP} peers")
-        opened = Proposal(
+        proposal = Proposal(
             self.round,
             self.fragment,
             self.ballot,
@@ -222,9 +222,9 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
             kept,
             *_rest(self),
         )
-        if opened.packed != self:
+        if proposal.packed != self:
             raise ValueError("not the wire form of a proposal")
-        return opened
+        return proposal
 
 
 def _rest(one: Proposal | PackedProposal) -> tuple[Any, ...]:

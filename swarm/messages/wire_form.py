@@ -22,18 +22,18 @@ Kind = TypeVar("Kind")
 class PackedCommit(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Wire form of a Commit.
 
-    voters: bitmap over `opened.peers`. signatures: of their votes, 64 bytes each.
+    voters: bitmap over `proposal.peers`. signatures: of their votes, 64 bytes each.
     """
 
-    opened: PackedProposal
+    proposal: PackedProposal
     digest: Digest
     voters: Bits
     signatures: Annotated[bytes, Meta(max_length=64 * MAX_GROUP)]
 
     def commit(self) -> Commit:
         """Return the commit. Raises ValueError if this is not its wire form."""
-        opened = self.opened.open()
-        return Commit(opened, self.digest, proofs_of(self.voters, self.signatures, self.opened.table))
+        proposal = self.proposal.open()
+        return Commit(proposal, self.digest, proofs_of(self.voters, self.signatures, self.proposal.table))
 
 
 def packed_commit(commit: Commit) -> PackedCommit:
@@ -41,8 +41,8 @@ def packed_commit(commit: Commit) -> PackedCommit:
 
     Raises ValueError if its votes are not sorted, or of peers that it does not name.
     """
-    opened = commit.opened.packed
-    return PackedCommit(opened, commit.digest, *votes_of(commit.votes, opened.table))
+    proposal = commit.proposal.packed
+    return PackedCommit(proposal, commit.digest, *votes_of(commit.votes, proposal.table))
 
 
 def votes_of(votes: tuple[Proof, ...], table: tuple[bytes, ...]) -> tuple[bytes, bytes]:

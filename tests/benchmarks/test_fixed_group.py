@@ -232,7 +232,7 @@ def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
         given = [[np.full(total, 2.0**i, np.float32)] for i in range(peers)]
         await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
         rounds = [averager.past for averager in group.averagers]
-        assert all(len(past.exchange.opened.order) == peers for past in rounds)
+        assert all(len(past.exchange.proposal.order) == peers for past in rounds)
         return max(past.moved for past in rounds) - max(past.opened_at for past in rounds)
 
     codec = dense("fp32")

@@ -148,7 +148,7 @@ START = Ballot(0, bytes(32))
 
 
 def freely(
-    opened: Proposal,
+    proposal: Proposal,
     peers: Iterable[PeerId],
     sign: Callable[[PeerId, Message], bytes] = lambda peer, message: bytes(64),
 ) -> Propose:
@@ -157,19 +157,25 @@ def freely(
     If it adopts results, `peers` are all members. Their holders have voted for them, and so few others have promised that
     the results may be decided.
     """
-    promise = Promise(opened.round, opened.fragment, opened.ballot, None, None, opened.lineage)
+    promise = Promise(proposal.round, proposal.fragment, proposal.ballot, None, None, proposal.lineage)
     promises = dict.fromkeys(peers, promise)
-    if opened.adopted is not None:
-        others = [peer for peer in promises if peer not in opened.sources]
-        needed = len(promises) // 2 + 1 - len(opened.sources)
-        promises = dict.fromkeys([*opened.sources, *others[: max(0, needed)]], promise)
-        group = opened.kept
+    if proposal.adopted is not None:
+        others = [peer for peer in promises if peer not in proposal.sources]
+        needed = len(promises) // 2 + 1 - len(proposal.sources)
+        promises = dict.fromkeys([*proposal.sources, *others[: max(0, needed)]], promise)
+        group = proposal.kept
         first = msgspec.structs.replace(
-            opened, ballot=Ballot(1, opened.ballot.leader), adopted=None, sources=(), kept=(), group=group, alive=group
+            proposal,
+            ballot=Ballot(1, proposal.ballot.leader),
+            adopted=None,
+            sources=(),
+            kept=(),
+            group=group,
+            alive=group,
         )
-        voted = msgspec.structs.replace(promise, voted=first, digest=opened.adopted)
-        promises |= dict.fromkeys(opened.sources, voted)
-    found = justify(opened, {peer: (one, sign(peer, one)) for peer, one in promises.items()}, ())
+        voted = msgspec.structs.replace(promise, voted=first, digest=proposal.adopted)
+        promises |= dict.fromkeys(proposal.sources, voted)
+    found = justify(proposal, {peer: (one, sign(peer, one)) for peer, one in promises.items()}, ())
     assert found is not None
     return found
 
@@ -237,11 +243,11 @@ class RoundHarness:
 
     def open(self, **changes: Any) -> Proposal:
         """Let the leader open the round; return how."""
-        opened = self.opening(**changes)
-        later = opened.ballot.term > 1
-        message = freely(opened, self.terms.members, signature) if later else Propose(opened)
-        self.on_message(opened.ballot.leader, message)
-        return opened
+        proposal = self.opening(**changes)
+        later = proposal.ballot.term > 1
+        message = freely(proposal, self.terms.members, signature) if later else Propose(proposal)
+        self.on_message(proposal.ballot.leader, message)
+        return proposal
 
     def opening(self, **changes: Any) -> Proposal:
         """Return the leader's proposal of the round."""
@@ -286,6 +292,6 @@ class DenseHarness(RoundHarness):
 
     def record(self, *indices: int, ballot: Ballot = FIRST) -> Record:
         """Return an owner's record of these chunks' results; in audited rounds it has computed them."""
-        opened = self.round.agreement.opened
-        basis = basis_of(opened.contributors) if self.audited and opened is not None else b""
+        proposal = self.round.agreement.proposal
+        basis = basis_of(proposal.contributors) if self.audited and proposal is not None else b""
         return Record(1, 0, ballot, indices, hashes_of(map(self.result, indices)), b"", basis)

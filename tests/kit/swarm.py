@@ -297,7 +297,7 @@ def _noted(
         result = await outcome(current, give_up=give_up)
         if result.commit is not None and current.round not in rounds:
             rounds.add(current.round)
-            found.setdefault(current.round, []).append(result.commit.opened)
+            found.setdefault(current.round, []).append(result.commit.proposal)
         return result
 
     return noted

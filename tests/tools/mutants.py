@@ -85,7 +85,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): CAPPED,
     (
         "collectives/consensus/acceptor.py",
-        "if self.abstains or opened.ballot < self.promised or (voted is not None and voted.ballot >= opened.ballot):",
+        "if self.abstains or proposal.ballot < self.promised or (voted is not None and voted.ballot >= proposal.ballot):",
     ): "no vote is above the promise",
     (
         "collectives/consensus/acceptor.py",
@@ -105,7 +105,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "only the number is used",
     (
         "collectives/consensus/blame.py",
-        "if opened.adopted is None and (accuser == opened.ballot.leader or len(accusers) != 1 or not others):",
+        "if proposal.adopted is None and (accuser == proposal.ballot.leader or len(accusers) != 1 or not others):",
     ): "there is at least one",
     (
         "collectives/consensus/blame.py",
@@ -174,11 +174,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "too few peers are willing anyway",
     (
         "collectives/consensus/proposal.py",
-        "and all(len(one.announced) >= 32 or not (one.announced or terms.lineage) for one in opened.contributors)",
+        "and all(len(one.announced) >= 32 or not (one.announced or terms.lineage) for one in proposal.contributors)",
     ): "the wire form bounds it",
     (
         "collectives/consensus/proposal.py",
-        "and (not terms.lineage or len(lives_of(opened.members, opened.lives)) >= len(opened.members))",
+        "and (not terms.lineage or len(lives_of(proposal.members, proposal.lives)) >= len(proposal.members))",
     ): "there are no more lives than members",
     (
         "collectives/consensus/proposal.py",
@@ -216,7 +216,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "peers on trial are left out above",
     (
         "collectives/consensus/proposer.py",
-        "found = opened if opened is None or ballot.term <= 1 else justify(opened, promises, left.values())",
+        "found = proposal if proposal is None or ballot.term <= 1 else justify(proposal, promises, left.values())",
     ): "no ballot has a term below 1",
     (
         "collectives/consensus/proposer.py",
@@ -250,7 +250,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/topology/owner_pace.py", "self._began = -1.0"): "open() sets it before its first use",
     (
         "collectives/rounds/butterfly.py",
-        "if self._audited or self.opened is not None:",
+        "if self._audited or self.proposal is not None:",
     ): "a round without audits uses no claims, and records come in ballots only",
     (
         "collectives/rounds/butterfly.py",

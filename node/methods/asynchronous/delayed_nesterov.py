@@ -41,9 +41,14 @@ class DelayedNesterovReplica(FedBuffReplica):
         """Number of contributions in Δ, clipped to a valid range: a fetched state may contain any value."""
         return int(np.clip(np.nan_to_num(self.extra[self.size]), 0, MAX_GROUP))
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
         """Move theta by each arrival, and the momentum once for `outer.buffer_size` of them."""
-        outer, whole, before, arrivals = self.outer, self.whole(opened.members), self.arrived, len(opened.contributors)
+        outer, whole, before, arrivals = (
+            self.outer,
+            self.whole(proposal.members),
+            self.arrived,
+            len(proposal.contributors),
+        )
         lr, beta, part = np.float32(outer.sgd.lr), np.float32(outer.sgd.momentum), np.float32(1 / whole)
         *full, rest = dealt(before, arrivals, whole)
         for low, high, mean in self.coder.decoded(results):

@@ -71,9 +71,9 @@ class FedBuffReplica(Replica):
         self.age += len(outcome.contributors) / self.whole(self.members)
         return stepped
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the part k / n of an outer step."""
-        outer, share = self.outer, np.float32(len(opened.contributors) / self.whole(opened.members))
+        outer, share = self.outer, np.float32(len(proposal.contributors) / self.whole(proposal.members))
         for low, high, mean in self.coder.decoded(results):
             mean *= share
             outer_step(self.theta[low:high], self.momentum[low:high], mean, *outer.sgd)

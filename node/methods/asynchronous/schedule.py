@@ -88,9 +88,9 @@ class Asynchronous(Schedule):
 
     def trains_on(self, commit: Commit) -> bool:
         """Return True if our work is neither named nor rejected by the commit, and another round follows."""
-        opened, me = commit.opened, self.loop.session.me
-        unfit = any(entry.peer == me and entry.reason in FAULTS for entry in opened.excluded)
-        return not unfit and opened.round != self._last and all(entry.peer != me for entry in opened.contributors)
+        proposal, me = commit.proposal, self.loop.session.me
+        unfit = any(entry.peer == me and entry.reason in FAULTS for entry in proposal.excluded)
+        return not unfit and proposal.round != self._last and all(entry.peer != me for entry in proposal.contributors)
 
     async def _follow(self, report: Callable[[Outcome], None]) -> None:
         while True:

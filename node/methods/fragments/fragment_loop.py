@@ -259,8 +259,8 @@ class FragmentLoop(RoundLoop):
     def _behind(self, turn: int, schedule: FragmentSchedule) -> int:
         """Return the inner steps to skip, from the lateness in this turn or since the last skip."""
         agreement, usual = schedule.loop.session.current.agreement, median(self._took) if self._took else math.inf
-        opened = agreement.opened if agreement.commit is None else agreement.commit.opened
-        late = self._late if opened is None else self._session.late(opened, self._sent_at)
+        proposal = agreement.proposal if agreement.commit is None else agreement.commit.proposal
+        late = self._late if proposal is None else self._session.late(proposal, self._sent_at)
         if late <= SLACK * usual:
             return 0
         self._late, self._mended = 0.0, turn
@@ -335,7 +335,7 @@ class FragmentLoop(RoundLoop):
         del self._pending[pending.turn % self._count]
         if outcome.commit is not None:
             if pending.turn > self._mended:
-                self._late = self._session.late(outcome.commit.opened, pending.at)
+                self._late = self._session.late(outcome.commit.proposal, pending.at)
             schedule.conclude(outcome.kept)
             if report:
                 self._report(outcome)

@@ -201,6 +201,6 @@ class FragmentReplicas:
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
         """Return turn, members and digest of the fragment that `outcome` has moved."""
         assert outcome.commit is not None
-        number = outcome.commit.opened.fragment
+        number = outcome.commit.proposal.fragment
         replica = self.fragments[number].replica
         return self.name(number), replica.members, replica.digest

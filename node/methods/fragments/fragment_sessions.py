@@ -207,10 +207,10 @@ class FragmentSessions:
         else:
             self._strays += number >= self.replica.count
 
-    def late(self, opened: Proposal, at: float) -> float:
+    def late(self, proposal: Proposal, at: float) -> float:
         """Return the seconds by which half of the contributors were ready before `at`; 0 if we contribute."""
-        entries, heard = {entry.peer for entry in opened.contributors}, self._heard.get(opened.fragment, {})
-        times = [heard[peer][1] for peer in entries if peer in heard and heard[peer][0] == opened.round]
+        entries, heard = {entry.peer for entry in proposal.contributors}, self._heard.get(proposal.fragment, {})
+        times = [heard[peer][1] for peer in entries if peer in heard and heard[peer][0] == proposal.round]
         return at - median_low(times) if times and self.me not in entries else 0.0
 
     def on_tick(self) -> None:

@@ -145,11 +145,11 @@ class GossipLoop(RoundLoop):
         missing = {result.partner: result.reason for result in results if result.reason}
         # The record of a round between partners needs no votes.
         excluded = tuple(Exclusion(peer, reason) for peer, reason in missing.items())
-        opened = Proposal(
+        proposal = Proposal(
             group.round, 0, Ballot(0, me), members, members, tuple(entries), excluded, adopted=None, sources=()
         )
         await self.adopt()
-        return Outcome(commit=Commit(opened, replica.digest, ()), missing=missing)
+        return Outcome(commit=Commit(proposal, replica.digest, ()), missing=missing)
 
     async def catch_up(self) -> bool:
         """Take over the state of a peer; return True if there was a suitable one."""

@@ -45,7 +45,7 @@ class Co2Replica(OneRoundLateReplica):
         gap = self.outer.sgd.lr * length([self.momentum])
         return 1.0 + gap / (length(mean for _, _, mean in self.coder.decoded(results)) + TINY)
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the CO2 step; it ignores `nesterov`."""
         outer, clip = self.outer, self.clip
         share, beta, alpha = (np.float32(x) for x in (1 / self.penalty(results), outer.sgd.momentum, outer.sgd.lr))

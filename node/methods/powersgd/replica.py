@@ -139,9 +139,9 @@ class PowerSGDReplica(Replica):
         if self.memory.pending:
             self.memory.rollback()
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
         """End one of the two rounds of a step; return True if the step was made."""
-        cut, contributors = self.grid, opened.contributors
+        cut, contributors = self.grid, proposal.contributors
         mean = np.empty(cut.total, np.float32)
         for index, payload in enumerate(results):
             self.codec.decode(payload, mean[slice(*cut.span(index))])
@@ -165,7 +165,7 @@ class PowerSGDReplica(Replica):
                 step = self._finished(self.first.copy(), mean, excluded=me not in weights, since=since)
                 self.q[:] = mean
             self._discard()
-            two_phase_contributors.settle(noted, weights, opened.members)
+            two_phase_contributors.settle(noted, weights, proposal.members)
             self.extra[0], self.first[:] = 0, 0
         two_phase_contributors.write(noted, self.notes)
         if step is not None:

@@ -148,11 +148,11 @@ class SparseReplica(Replica):
         if self.feedback.pending:
             self.feedback.rollback()
 
-    def _outer_step(self, results: Sequence[Buffer], opened: Proposal, me: PeerId, since: Read | None) -> bool:
+    def _outer_step(self, results: Sequence[Buffer], proposal: Proposal, me: PeerId, since: Read | None) -> bool:
         """Make the step. The record may name an earlier announcement of ours; then that one counts as sent."""
-        weights = [float(entry.weight) for entry in opened.contributors]
+        weights = [float(entry.weight) for entry in proposal.contributors]
         contributions = self.codec.read(results, weights, self.grid)
-        attempt = next((entry.attempt for entry in opened.contributors if entry.peer == me), None)
+        attempt = next((entry.attempt for entry in proposal.contributors if entry.peer == me), None)
         sent = None if attempt is None else self.sent.get(attempt)
         self.sent = {}
         if self.feedback.pending:
@@ -161,8 +161,8 @@ class SparseReplica(Replica):
         self.kept.commit(self.round + 1)
         return True
 
-    def _buffers_of(self, results: Sequence[Buffer], opened: Proposal) -> Floats:
-        return self.codec.buffers_of(results, [float(entry.weight) for entry in opened.contributors], self.grid)
+    def _buffers_of(self, results: Sequence[Buffer], proposal: Proposal) -> Floats:
+        return self.codec.buffers_of(results, [float(entry.weight) for entry in proposal.contributors], self.grid)
 
     def _move(self, selected: Sequence[Any], weights: Sequence[float]) -> None:
         lr, theta = np.float32(self.lr), self.theta

@@ -49,7 +49,7 @@ def certificate(
     members, electorate, voters = tuple(before), b"".join(before.values()), tuple(sorted(voters))
     ids = tuple(sorted(after))
     alive = tuple(sorted({*ids, *voters}))
-    opened = Proposal(
+    proposal = Proposal(
         round,
         0,
         Ballot(1, voters[0]),
@@ -64,9 +64,9 @@ def certificate(
         lineage=lineage,
         electorate=electorate_digest(members, electorate),
     )
-    vote = vote_for(opened, RESULTS)
+    vote = vote_for(proposal, RESULTS)
     proofs = tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters)
-    return Certificate(members, electorate, Commit(opened, RESULTS, proofs), ())
+    return Certificate(members, electorate, Commit(proposal, RESULTS, proofs), ())
 
 
 def fork_of(round: int, base: bytes, before: Sequence[PeerId], founders: Lives) -> Fork:

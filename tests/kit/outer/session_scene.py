@@ -168,22 +168,22 @@ class Scene:
             self.on_message(peer, said[peer])
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
-        opened = Proposal(
+        proposal = Proposal(
             number, 0, ballot, group, group, (Contribution(ANN, 1, 10, said[ANN].digest),), (), None, (), idle
         )
         lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)
-        opened = msgspec.structs.replace(opened, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
+        proposal = msgspec.structs.replace(proposal, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
-        opened = msgspec.structs.replace(opened, seal=sign_message(statement(opened), b"", KEYS[ANN], RUN))
+        proposal = msgspec.structs.replace(proposal, seal=sign_message(statement(proposal), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
-        self.on_message(ANN, msgspec.structs.replace(freely(opened, (ANN, BEN), sign), keys=keys))
-        basis = blake3.blake3(msgspec.msgpack.encode(opened.contributors)).digest()
+        self.on_message(ANN, msgspec.structs.replace(freely(proposal, (ANN, BEN), sign), keys=keys))
+        basis = blake3.blake3(msgspec.msgpack.encode(proposal.contributors)).digest()
         self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage, basis))
         self.on_message(ANN, Result(number, 0, ballot, 0, terms.lineage), values)
         digest = digest_of([blake3.blake3(values).digest()])
-        vote = vote_for(opened, digest)
+        vote = vote_for(proposal, digest)
         proofs = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted((ANN, BEN)))
-        self.on_message(ANN, Commit(opened, digest, proofs))
+        self.on_message(ANN, Commit(proposal, digest, proofs))
 
     async def finish_round(self):
         """Commit the round, apply it, and begin the next one."""

@@ -193,8 +193,8 @@ def _offer_falsely(session):
         if era is None or not era.certificates or states.held or not states.entered:
             return honest(peer)
         last, round = era.certificates[-1], replica.round + AHEAD
-        opened = msgspec.structs.replace(last.commit.opened, round=round)
-        forged = msgspec.structs.replace(last, commit=msgspec.structs.replace(last.commit, opened=opened))
+        proposal = msgspec.structs.replace(last.commit.proposal, round=round)
+        forged = msgspec.structs.replace(last, commit=msgspec.structs.replace(last.commit, proposal=proposal))
         chain = (*replica.chain[:-1], msgspec.structs.replace(era, certificates=(*era.certificates[:-1], forged)))
         end = end_of(chain)
         lives = b"".join(end.lives.get(member, bytes(LIFE)) for member in end.members)

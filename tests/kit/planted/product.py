@@ -34,8 +34,8 @@ def apply_before_commit(patch):
 
     def hasty(self, digest, now):
         complete(self, digest, now)
-        if self.commit is None and self.opened is not None:
-            self.commit = Commit(self.opened, digest, ())
+        if self.commit is None and self.proposal is not None:
+            self.commit = Commit(self.proposal, digest, ())
 
     patch.setattr(Agreement, "complete", hasty)
 
@@ -85,7 +85,7 @@ def double_apply_after_heal(patch):
     commit = Replica.commit
 
     def twice(self, outcome, me, since=None):
-        if outcome.commit.opened.ballot.term > 1:
+        if outcome.commit.proposal.ballot.term > 1:
             members = self.members
             commit(self, outcome, me, since)
             self.round, self.members = self.round - 1, members
@@ -112,8 +112,10 @@ def lost_wake_up(patch):
     """No peer is woken when the owner of a chunk dies: those that wait for its result wait forever."""
     due = Turn.due
     patch.setattr(Agreement, "on_link_down", lambda self, peer, now: None)
-    patch.setattr(Turn, "due", lambda self, opened, *rest: None if opened is not None else due(self, opened, *rest))
-    patch.setattr(Butterfly, "culprit", lambda self, opened: None)
+    patch.setattr(
+        Turn, "due", lambda self, proposal, *rest: None if proposal is not None else due(self, proposal, *rest)
+    )
+    patch.setattr(Butterfly, "culprit", lambda self, proposal: None)
 
 
 def chunk_counted_twice(patch):

@@ -51,11 +51,11 @@ class Large:
         entries = tuple(Contribution(peer(index), 1, 100) for index in members)
         ids = tuple(entry.peer for entry in entries)
         gone = tuple(Exclusion(peer(index), "gone") for index in range(4) if index not in members)
-        opened = Proposal(ROUND, 0, Ballot(1, ids[0]), ids, ids, entries, gone, adopted=None, sources=())
+        proposal = Proposal(ROUND, 0, Ballot(1, ids[0]), ids, ids, entries, gone, adopted=None, sources=())
         for index in members:
             delta = self.delta(index, members, came)
             state = np.concatenate([self.phi[index] + delta, delta])
-            self.judge.committed(index, ROUND, state, np.empty(0, np.float32), Commit(opened, bytes(32), ()))
+            self.judge.committed(index, ROUND, state, np.empty(0, np.float32), Commit(proposal, bytes(32), ()))
         return self.told
 
     def delta(self, index, members, came):
@@ -113,9 +113,9 @@ def test_absent_member_that_has_gone_too_far_to_remember_its_contribution_is_onl
             delta = np.float32(0.5) * delta + BETA * (group.theta[ABSENT] - phi if round == 1 else np.float32(0))
             phi = phi + delta
             entries = (Contribution(peer(ABSENT), 1, 100),)
-            opened = Proposal(round, 0, Ballot(1, *ids), ids, ids, entries, (), adopted=None, sources=())
+            proposal = Proposal(round, 0, Ballot(1, *ids), ids, ids, entries, (), adopted=None, sources=())
             state = np.concatenate([phi, delta])
-            group.judge.committed(ABSENT, round, state, np.empty(0, np.float32), Commit(opened, bytes(32), ()))
+            group.judge.committed(ABSENT, round, state, np.empty(0, np.float32), Commit(proposal, bytes(32), ()))
 
     group.between = advance
     assert group.play(lambda member, chunk: True) == [] and group.judge.met == 0
@@ -156,8 +156,8 @@ def test_value_that_only_a_liar_has_sent_may_count_in_full(times, told):
     judge.encoded(peer(0), 1, theta)
     entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
     ids = tuple(entry.peer for entry in entries)
-    opened = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
-    judge.committed(0, 1, np.concatenate([phi + delta, delta]), mine.left, Commit(opened, bytes(32), ()))
+    proposal = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+    judge.committed(0, 1, np.concatenate([phi + delta, delta]), mine.left, Commit(proposal, bytes(32), ()))
     assert found == told
 
 
@@ -177,7 +177,7 @@ class Restarted:
             moved = rng.standard_normal(MIN_CHUNK).astype(np.float32)
             entries = tuple(Contribution(peer(index), 1, 100) for index in (0, 1))
             ids = tuple(entry.peer for entry in entries)
-            opened = Proposal(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+            proposal = Proposal(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
             theta = phi + moved
             sent = np.empty_like(phi)
             CODEC.decode(payload_of(CODEC, theta - phi + left), sent)
@@ -188,7 +188,7 @@ class Restarted:
             for index in (0, 1):  # Both have trained alike.
                 self.judge.encoded(peer(index), 1, theta)
             for index in (0, 1):
-                self.judge.committed(index, round, *self.states[-1], Commit(opened, bytes(32), ()))
+                self.judge.committed(index, round, *self.states[-1], Commit(proposal, bytes(32), ()))
 
     def restart(self, residual, lost=False):
         self.judge.ended(0)

@@ -92,9 +92,9 @@ def test_mean_invariant_bounds_a_liar_by_the_norm_screening(honest, times, found
     mean = np.mean([*moves, lie], axis=0, dtype=np.float64).astype(np.float32)
     entries = tuple(Contribution(peer(index), 1, 100) for index in range(honest + 1))
     ids = tuple(entry.peer for entry in entries)
-    opened = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+    proposal = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
     after = np.concatenate([theta - np.float32(0.7) * mean, mean])
-    judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
+    judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(proposal, b"1" * 32, ()), missing={}))
     assert told == found
 
 
@@ -112,9 +112,9 @@ def test_clipped_mean_is_bounded_by_the_longest_honest_contribution(times):
         mean = np.mean([*moves, moves[0] * np.float32(times)], axis=0, dtype=np.float64).astype(np.float32)
         entries = tuple(Contribution(peer(index), 1, 100) for index in range(4))
         ids = tuple(entry.peer for entry in entries)
-        opened = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+        proposal = Proposal(1, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
         after = np.concatenate([theta - np.float32(0.7) * mean, mean])
-        judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(opened, b"1" * 32, ()), missing={}))
+        judge.committed(0, 1, b"1" * 32, after, Outcome(commit=Commit(proposal, b"1" * 32, ()), missing={}))
         assert told == found
 
 
@@ -139,8 +139,8 @@ def test_weight_invariant_counts_rounds_before_a_split_again_only_if_they_are_me
     def outcome(round, index, weight):
         ids = (peer(index),)
         entries = (Contribution(peer(index), 1, weight),)
-        opened = Proposal(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
-        return Outcome(commit=Commit(opened, b"1" * 32, ()), missing={})
+        proposal = Proposal(round, 0, Ballot(1, ids[0]), ids, ids, entries, (), adopted=None, sources=())
+        return Outcome(commit=Commit(proposal, b"1" * 32, ()), missing={})
 
     judge, told = oracles(2, f'[exchange]\ncodec = "fp32"\nmax_weight = 1000\non_split = "{split}"\n')
     state = np.zeros(2 * SIZE, np.float32)

@@ -33,7 +33,7 @@ def _first_payload_is_the_last(patch):
         outcome = await wait(self)
         if outcome.commit is None:
             return outcome
-        each = len(outcome.results) // len(outcome.commit.opened.contributors)
+        each = len(outcome.results) // len(outcome.commit.proposal.contributors)
         return replace(outcome, results=(*outcome.results[-each:], *outcome.results[each:]))
 
     patch.setattr(Round, "wait", wrong)

@@ -161,18 +161,18 @@ def test_healthy_peers_are_not_accused_for_any_method(method, seed):
 
 
 def test_isolated_peer_owns_no_chunks_but_contributes(monkeypatch):
-    opened = []
+    proposal = []
     committed = SimWorld.committed
 
     def note(self, machine, outcome):
-        opened.append(outcome.commit.opened)
+        proposal.append(outcome.commit.proposal)
         committed(self, machine, outcome)
 
     monkeypatch.setattr(SimWorld, "committed", note)
     told = findings(1, manifest=MANIFEST + 'slow_peers = "no-ownership"\n', duration=30.0, up=1e5)
     assert accused(told) == {(VICTIM, "slow upload")}
-    first = min(one.round for one in opened if VICTIM in {peer.hex() for peer in one.idle} and one.round > 3)
+    first = min(one.round for one in proposal if VICTIM in {peer.hex() for peer in one.idle} and one.round > 3)
     # A leader does not judge itself.
-    after = [one for one in opened if one.round > first + 1 and one.ballot.leader.hex() != VICTIM]
+    after = [one for one in proposal if one.round > first + 1 and one.ballot.leader.hex() != VICTIM]
     assert after and all(VICTIM in {peer.hex() for peer in one.idle} for one in after)
     assert any(VICTIM in {entry.peer.hex() for entry in one.contributors} for one in after), "it still contributes"

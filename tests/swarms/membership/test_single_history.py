@@ -79,7 +79,7 @@ def test_peer_that_asks_about_an_old_round_gets_its_verdict(swarm):
         for message in (Ask(3, 0), Prepare(3, 0, Ballot(9, asker.id)), Ask(100, 0)):
             await asker.transport.send(answerer.id, Frame(message))
         await s.finish()
-        verdicts = [one for one in heard if isinstance(one, Commit) and one.opened.round == 3]
+        verdicts = [one for one in heard if isinstance(one, Commit) and one.proposal.round == 3]
         assert verdicts == 2 * [answerer.session.history.verdict(3, asker.id)]
         assert sum(isinstance(one, Behind) for one in heard) == 2
 

@@ -32,8 +32,8 @@ def seen(monkeypatch):
         return report
 
     def commit(self, machine, outcome):
-        opened = outcome.commit.opened
-        weights[opened.fragment, opened.round] = {one.peer: one.weight for one in opened.contributors}
+        proposal = outcome.commit.proposal
+        weights[proposal.fragment, proposal.round] = {one.peer: one.weight for one in proposal.contributors}
         committed(self, machine, outcome)
 
     monkeypatch.setattr(Origin, "step", step)

@@ -168,7 +168,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
                         node.kill()
                     if node.index in dead:
                         return
-                    adopted.add(agreement.commit.opened.adopted)
+                    adopted.add(agreement.commit.proposal.adopted)
                 control(to, message)
 
             node.presence.send_queue.control = send

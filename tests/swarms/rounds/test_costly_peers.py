@@ -21,8 +21,8 @@ def play(monkeypatch, speeds, *, outer="", exchange="", steps=STEPS, faults=(), 
     seen, committed = {}, SimWorld.committed
 
     def note(self, machine, outcome):
-        opened = outcome.commit.opened
-        seen.setdefault(opened.round, (self.loop.time(), opened))
+        proposal = outcome.commit.proposal
+        seen.setdefault(proposal.round, (self.loop.time(), proposal))
         committed(self, machine, outcome)
 
     toml = f"[outer]\n{outer}sync_every = {steps}\n[exchange]\n{exchange}"
@@ -42,12 +42,12 @@ def pace(seen, first):
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def contributes(opened, index):
-    return any(entry.peer == identity_of(index).peer_id for entry in opened.contributors)
+def contributes(proposal, index):
+    return any(entry.peer == identity_of(index).peer_id for entry in proposal.contributors)
 
 
-def reasons(opened, index):
-    return [entry.reason for entry in opened.excluded if entry.peer == identity_of(index).peer_id]
+def reasons(proposal, index):
+    return [entry.reason for entry in proposal.excluded if entry.peer == identity_of(index).peer_id]
 
 
 SICK = identity_of(5).peer_id.hex()
@@ -59,7 +59,7 @@ AUTO = 'straggler_timeout = "auto"\n'
 def test_peer_that_is_always_late_costs_two_waits_and_is_named(monkeypatch, exchange):
     _, without = play(monkeypatch, (FAST,) * 5, exchange=exchange)
     run, seen = play(monkeypatch, (FAST,) * 5 + (SLOW,), exchange=exchange)
-    late = [round for round, (_, opened) in seen.items() if reasons(opened, 5) == ["late"]]
+    late = [round for round, (_, proposal) in seen.items() if reasons(proposal, 5) == ["late"]]
     assert pace(seen, late[1]) < 1.1 * pace(without, late[1]), "after two late rounds nobody waits for it"
     told = [event for event in events_of(run, "sick") if event.fields["peer"] == SICK]
     assert {event.fields["cause"] for event in told} == {"slow"} and {event.peer for event in told} == set(range(5))
@@ -101,7 +101,7 @@ def test_peer_that_was_late_once_is_waited_for(monkeypatch):
     late_by_8 = FAST + 0.4
     change_speed(monkeypatch, [(0.0, late_by_8), (38.0, SLOW), (44.0, late_by_8)])
     run, seen = play(monkeypatch, (FAST,) * 5 + (SLOW,), duration=200.0)
-    late = [round for round, (at, opened) in seen.items() if at > 38.0 and reasons(opened, 5)]
+    late = [round for round, (at, proposal) in seen.items() if at > 38.0 and reasons(proposal, 5)]
     assert len(late) == 1, "its steps of one round began in the slow spell"
     after = [round for round in sorted(seen) if round > late[0] + 1]
     assert len(after) > 5 and all(contributes(seen[round][1], 5) for round in after)
@@ -124,11 +124,11 @@ def test_peer_that_takes_data_and_never_sends_is_put_out_after_three_rounds(monk
     options = dict(steps=10, duration=48.0, **COLLECTIVES[how])
     _, without = play(monkeypatch, (FAST,) * (count - 1), **options)
     run, seen = play(monkeypatch, (FAST,) * count, faults=[silent], **options)
-    first = min(round for round, (_, opened) in seen.items() if not contributes(opened, count - 1))
+    first = min(round for round, (_, proposal) in seen.items() if not contributes(proposal, count - 1))
     assert pace(seen, first + 3) < 1.2 * pace(without, first + 3)
     assert all(reasons(seen[round][1], count - 1) == ["withheld"] for round in range(first + 3, first + 10))
-    for _, opened in seen.values():
+    for _, proposal in seen.values():
         honest = range(count - 1)
-        assert not any(reasons(opened, index) for index in honest) and all(contributes(opened, i) for i in honest)
+        assert not any(reasons(proposal, index) for index in honest) and all(contributes(proposal, i) for i in honest)
     named = events_of(run, "round", *range(count - 1))
     assert any("withheld" in event.fields["missing"].values() for event in named)

@@ -99,7 +99,7 @@ def test_undecodable_result_is_never_applied(swarm):
         class Poisoned(type(codec)):
             def encode(self, x, out, seed=0):
                 super().encode(x, out, seed)
-                if liar.session.current.round == 3 and liar.session.current.agreement.opened is not None:
+                if liar.session.current.round == 3 and liar.session.current.agreement.proposal is not None:
                     out[:4] = 255
 
         liar.session.current.exchange.codec = poisoned = Poisoned()
@@ -189,7 +189,7 @@ def _trickles(s, liar):
             current = session.current
             terms, hashes = current.agreement.terms, blake3.blake3(payload).digest() * len(session.grid)
             ready = Ready(current.round, 0, attempt, terms.base, terms.plan, 100, hashes, True, 1.0, 1.0)
-            for index in (0, 1, 2, 3) if current.agreement.opened is not None else ():
+            for index in (0, 1, 2, 3) if current.agreement.proposal is not None else ():
                 await liar.transport.send(s.nodes[index].id, Frame(ready))
                 await liar.transport.send(s.nodes[index].id, Frame(Chunk(current.round, 0, attempt, 0), payload))
 
@@ -267,7 +267,7 @@ def test_early_chunks_of_strangers_do_not_displace_honest_ones(swarm):
                 for index in range(6):
                     current = s.nodes[index].session.current
                     terms, to = current.agreement.terms, s.nodes[index].id
-                    if (index, current.round) in told or current.agreement.opened is not None:
+                    if (index, current.round) in told or current.agreement.proposal is not None:
                         continue
                     told.add((index, current.round))
                     ready = Ready(current.round, 0, 1, terms.base, terms.plan, 0, hashes, True, 1.0, 1.0)
@@ -305,7 +305,7 @@ def test_peer_that_only_announces_delays_few_rounds(swarm):
                 for index in range(4):
                     current = s.nodes[index].session.current
                     terms = current.agreement.terms
-                    if (index, current.round) not in told and current.agreement.opened is None:
+                    if (index, current.round) not in told and current.agreement.proposal is None:
                         told.add((index, current.round))
                         ready = Ready(
                             current.round, 0, 1, terms.base, terms.plan, 0, b"", True, 1.0, 1.0, life=b"l" * 16
@@ -316,10 +316,10 @@ def test_peer_that_only_announces_delays_few_rounds(swarm):
         await s.finish([0, 1, 2, 3])
         mouth.cancel()
         s.check([0, 1, 2, 3])
-        opened = [
+        proposal = [
             fields["round"] for _, name, fields in s.nodes[0].log if name == "phase" and fields["phase"] == "open"
         ]
-        again = {number for number in opened if opened.count(number) > 1}
+        again = {number for number in proposal if proposal.count(number) > 1}
         # Each failure of an owner begins a pause of 2, then 4, then 8 rounds: at most four failures fit into twenty rounds.
         costly, backoff = sorted(again), Backoff()
         assert costly

@@ -58,7 +58,7 @@ def test_peer_that_announces_last_has_freed_the_round_before_when_the_next_one_o
     found = []
 
     def look(node):
-        leads = node.session.current.agreement.opened.ballot.leader == node.id
+        leads = node.session.current.agreement.proposal.ballot.leader == node.id
         found.append((leads, len(node.session.history)))
 
     async def main():
@@ -296,7 +296,7 @@ def test_weight_above_manifest_bound_is_capped(swarm):
             async def noted(*, sync=sync, **rest):
                 outcome = await sync(**rest)
                 if outcome.commit is not None:
-                    weights.append({entry.peer: entry.weight for entry in outcome.commit.opened.contributors})
+                    weights.append({entry.peer: entry.weight for entry in outcome.commit.proposal.contributors})
                 return outcome
 
             node.rounds.sync = noted

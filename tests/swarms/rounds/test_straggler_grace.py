@@ -19,8 +19,8 @@ def commits(monkeypatch, grace, *, seed=1, speeds=(FAST, FAST, FAST, LATE, SLOW)
     seen, committed = {}, SimWorld.committed
 
     def note(self, machine, outcome):
-        opened = outcome.commit.opened
-        seen.setdefault(opened.round, (self.loop.time(), {entry.peer for entry in opened.contributors}))
+        proposal = outcome.commit.proposal
+        seen.setdefault(proposal.round, (self.loop.time(), {entry.peer for entry in proposal.contributors}))
         committed(self, machine, outcome)
 
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def test_liar_that_blames_everybody_excludes_nobody(swarm, count, reason):
         def slander(node):
             agreement = node.session.current.agreement
             for other in s.nodes.values():
-                if other is not node and agreement.opened.ballot.leader != node.id:  # a leader needs no pretext
+                if other is not node and agreement.proposal.ballot.leader != node.id:  # a leader needs no pretext
                     agreement.accuse(other.id, reason, virtual_loop.current().time())
 
         for number in range(2, 7):

@@ -251,9 +251,9 @@ def test_silent_peer_makes_few_relays_lose_their_chunks(swarm, monkeypatch, seed
     idle = []
     real = Hierarchy.open
 
-    def open(self, opened):
-        idle.append(len(opened.idle))
-        real(self, opened)
+    def open(self, proposal):
+        idle.append(len(proposal.idle))
+        real(self, proposal)
 
     async def main():
         s = two_sites(swarm, seed=seed, rounds=6, size=40_000)

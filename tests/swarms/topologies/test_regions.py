@@ -49,9 +49,9 @@ def played(swarm, count, change=lambda s: None, **options):
     return virtual_loop.run(main(), seed=2)
 
 
-def ring(opened):
+def ring(proposal):
     """The peers of a ballot's ring, by index."""
-    return [IDS.index(opened.alive[place]) for place in opened.order]
+    return [IDS.index(proposal.alive[place]) for place in proposal.order]
 
 
 def length(order):
@@ -118,7 +118,7 @@ def test_nearby_peers_form_sites_without_site_names(swarm):
 
     ballots = virtual_loop.run(main(), seed=5)
     together = {}
-    opened = ballots[4][0]
-    for peer, number in zip(opened.group, opened.sites, strict=True):
+    proposal = ballots[4][0]
+    for peer, number in zip(proposal.group, proposal.sites, strict=True):
         together.setdefault(number, set()).add(IDS.index(peer) % 3)
     assert sorted(map(list, together.values())) == [[0], [1], [2]]

@@ -66,11 +66,11 @@ def payload(s, number):
 
 def seconds(s, number, but=None):
     """Return the time from the first opening of a round to its last commit, without the peer `but`."""
-    opened = [at for node in s.nodes.values() for at, name, fields in node.log if is_open(name, fields, number)]
+    proposal = [at for node in s.nodes.values() for at, name, fields in node.log if is_open(name, fields, number)]
     ended = [
         node.committed_at[number] for node in s.nodes.values() if number in node.committed_at and node.index != but
     ]
-    return max(ended) - min(opened)
+    return max(ended) - min(proposal)
 
 
 def is_open(name, fields, number):

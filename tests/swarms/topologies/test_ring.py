@@ -49,7 +49,7 @@ def powers(s):
             if found.commit is not None:
                 values = np.concatenate([np.frombuffer(chunk, np.float32) for chunk in found.results])
                 total = np.unique(np.round(values.astype(np.float64) * len(found.contributors), 2))
-                sums.setdefault(found.commit.opened.round, []).append((tuple(total), tuple(found.contributors)))
+                sums.setdefault(found.commit.proposal.round, []).append((tuple(total), tuple(found.contributors)))
             return found
 
         node.session.outcome = noted
@@ -73,7 +73,7 @@ def test_ring_replicas_stay_identical(swarm, codec):
         await s.finish()
         s.check()
         assert not any(missing for node in s.nodes.values() for missing in node.missing.values())
-        assert all(len(opened.order) == 4 for round in found for opened in found[round])
+        assert all(len(proposal.order) == 4 for round in found for proposal in found[round])
 
     virtual_loop.run(main(), seed=1)
 
@@ -89,7 +89,7 @@ def test_ring_survives_kill_of_one_of_six(swarm, phase, victim):
         rest = await scenes.lose(s, {victim: phase})
         whole(s, sums)
         scenes.soon(s, rest)
-        assert all(len(opened.order) == 5 for opened in found[5])
+        assert all(len(proposal.order) == 5 for proposal in found[5])
 
     virtual_loop.run(main(), seed=victim)
 
@@ -178,9 +178,9 @@ def test_ring_neighbours_without_link_cost_a_ring_but_no_contribution(swarm):
         found, sums = committed_ballots(s), powers(s)
 
         def cut(node):
-            opened = node.session.current.agreement.opened
-            peers = [opened.alive[at] for at in opened.order]
-            far = [at for at in range(5) if opened.ballot.leader not in (peers[at], peers[(at + 1) % 5])]
+            proposal = node.session.current.agreement.proposal
+            peers = [proposal.alive[at] for at in proposal.order]
+            far = [at for at in range(5) if proposal.ballot.leader not in (peers[at], peers[(at + 1) % 5])]
             pair = peers[far[0]], peers[(far[0] + 1) % 5]
             s.net.cut(*pair)
             virtual_loop.current().call_later(6.0, s.net.mend, *pair)
@@ -277,8 +277,8 @@ def test_newcomer_is_outside_the_ring_in_its_first_round(swarm):
         s.check()
         new = s.nodes[7].id
         first = next(round for round in sorted(found) if new in found[round][0].alive)
-        opened, later = found[first][0], found[8][0]
-        assert opened.idle == (new,) and len(opened.order) == 3
+        proposal, later = found[first][0], found[8][0]
+        assert proposal.idle == (new,) and len(proposal.order) == 3
         assert later.idle == () and len(later.order) == 4 == len(later.contributors)
 
     virtual_loop.run(main(), seed=3)
@@ -298,8 +298,8 @@ def test_peer_without_chunks_contributes_from_outside_the_ring(swarm):
         await s.finish()
         s.check()
         whole(s, sums)
-        later = [opened for round in (2, 3, 4) for opened in found[round]]
-        assert all(opened.idle == (out,) and len(opened.contributors) == 5 for opened in later)
+        later = [proposal for round in (2, 3, 4) for proposal in found[round]]
+        assert all(proposal.idle == (out,) and len(proposal.contributors) == 5 for proposal in later)
         bulk = [(sender, type(message)) for sender, _, message, _ in sent if message.round > 1]
         assert {sender for sender, kind in bulk if kind is Chunk} == {out}
         assert [kind for sender, kind in bulk if sender == out] == [Chunk] * (3 * 5)
@@ -349,7 +349,7 @@ def test_ring_averages_powersgd_factors(swarm):
         s.start()
         await s.finish()
         s.check()
-        assert all(opened.order for round in found for opened in found[round])
+        assert all(proposal.order for round in found for proposal in found[round])
 
     virtual_loop.run(main(), seed=1)
 

@@ -212,7 +212,7 @@ def test_adopted_results_commit_with_owner_residuals(sieve):
                 if phase == "announce" and round == 3:
                     before.setdefault(one.index, rests(one))
                 if phase == "commit" and round == 3:
-                    adopted[one.index] = one.session.current.agreement.commit.opened.adopted
+                    adopted[one.index] = one.session.current.agreement.commit.proposal.adopted
                 reached(one, round, phase)
 
             s.reached = look
@@ -308,7 +308,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
 
         def look(node):
             before["kept"] = kept(s, [one.index for one in others])
-            assert s.nodes[others[0].index].session.current.agreement.commit.opened.idle
+            assert s.nodes[others[0].index].session.current.agreement.commit.proposal.idle
 
         s.fail_at(others[0].index, 4, "commit", look)
         s.start()

@@ -114,7 +114,7 @@ class Watched(list):
     def append(self, entry):
         super().append(entry)
         if entry[1] == "phase" and entry[2]["phase"] == "open":
-            self.shares.append(self.node.session.current.agreement.opened)
+            self.shares.append(self.node.session.current.agreement.proposal)
 
 
 @pytest.mark.trial

@@ -89,17 +89,17 @@ class Scene:
                             self.tell(LIAR, me, Promise(5, 0, message.ballot, None, None, TERMS.lineage))
 
 
-def contributors(opened):
-    return [entry.peer for entry in opened.contributors]
+def contributors(proposal):
+    return [entry.peer for entry in proposal.contributors]
 
 
 def test_proposal_names_the_announcement_of_each_contributor():
-    opened = Scene(told=b"a").peers[LEADER].opened
-    assert contributors(opened) == list(IDS) and opened.ballot.term == 1
-    assert all(entry.announced == ready(entry.peer).digest for entry in opened.contributors)
-    assert sound(opened, TERMS)
-    unnamed = (msgspec.structs.replace(opened.contributors[0], announced=b""), *opened.contributors[1:])
-    assert not sound(msgspec.structs.replace(opened, contributors=unnamed), TERMS)
+    proposal = Scene(told=b"a").peers[LEADER].proposal
+    assert contributors(proposal) == list(IDS) and proposal.ballot.term == 1
+    assert all(entry.announced == ready(entry.peer).digest for entry in proposal.contributors)
+    assert sound(proposal, TERMS)
+    unnamed = (msgspec.structs.replace(proposal.contributors[0], announced=b""), *proposal.contributors[1:])
+    assert not sound(msgspec.structs.replace(proposal, contributors=unnamed), TERMS)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_bal
     scene = Scene()
     (blame,) = [message for message in scene.sent[LEADER] if isinstance(message, Blame)]
     assert blame.reason == TWO_FACED and blame.said.statement == ready(LIAR, b"b").statement()
-    opened = scene.peers[LEADER].opened
-    assert opened.ballot.term == 2 and contributors(opened) == [LEADER, ANN, BEN] and not opened.idle
-    assert all(scene.peers[peer].opened == opened for peer in (ANN, BEN))
+    proposal = scene.peers[LEADER].proposal
+    assert proposal.ballot.term == 2 and contributors(proposal) == [LEADER, ANN, BEN] and not proposal.idle
+    assert all(scene.peers[peer].proposal == proposal for peer in (ANN, BEN))
     ((peer, first, second),) = scene.convicted[LEADER]
     assert peer == LIAR and conflicting(first[0], second[0]) and all(verify(LIAR, *one) for one in (first, second))
 
@@ -129,16 +129,16 @@ def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_bal
 def test_leader_with_two_announcements_is_convicted_by_the_other_peers(committed):
     """It ignores the complaint, but that goes to all."""
     scene = Scene(told=b"a")
-    opened, ann, ben = scene.peers[LEADER].opened, scene.peers[ANN], scene.made(BEN)
+    proposal, ann, ben = scene.peers[LEADER].proposal, scene.peers[ANN], scene.made(BEN)
     ben.announce(ready(BEN), 0.0)
     ben.on_message(LEADER, ready(LEADER, b"b"), sign(LEADER, ready(LEADER, b"b")), 0.0)
     ben.take()
-    ben.on_message(LEADER, Propose(opened), bytes(64), 0.0)
+    ben.on_message(LEADER, Propose(proposal), bytes(64), 0.0)
     ((to, blame),) = [(to, message) for to, message in ben.take() if isinstance(message, Blame)]
     assert to is None and blame.peer == LEADER and not scene.convicted
     if committed:
-        vote = vote_for(opened, bytes(32))
-        ann.on_message(LEADER, Commit(opened, bytes(32), tuple(Proof(p, sign(p, vote)) for p in IDS[:3])), b"", 0.0)
+        vote = vote_for(proposal, bytes(32))
+        ann.on_message(LEADER, Commit(proposal, bytes(32), tuple(Proof(p, sign(p, vote)) for p in IDS[:3])), b"", 0.0)
         assert ann.commit is not None
     ann.on_message(BEN, blame, sign(BEN, blame), 0.0)
     assert [peer for peer, *_ in scene.convicted[ANN]] == [LEADER]
@@ -150,9 +150,9 @@ def test_peer_votes_for_no_proposal_that_contradicts_an_announcement():
     ben = scene.made(BEN)
     ben.announce(ready(BEN), 0.0)
     ben.on_message(LIAR, ready(LIAR, b"b"), sign(LIAR, ready(LIAR, b"b")), 0.0)
-    opened = scene.peers[LEADER].opened
-    ben.on_message(LEADER, Propose(opened), bytes(64), 0.0)
-    assert ben.opened == opened
+    proposal = scene.peers[LEADER].proposal
+    ben.on_message(LEADER, Propose(proposal), bytes(64), 0.0)
+    assert ben.proposal == proposal
     ben.complete(bytes(32), 0.0)
     assert not [message for _, message in ben.take() if isinstance(message, Vote)]
     honest = scene.peers[ANN]
@@ -169,11 +169,11 @@ def test_false_complaint_about_two_announcements_excludes_nobody(kind):
         "the named one": ready(ANN),
     }.get(kind, ready(ANN, b"b")).statement()
     signer = LIAR if kind == "forged" else ANN
-    opened = scene.peers[LEADER].opened
+    proposal = scene.peers[LEADER].proposal
     shown = Said(said, sign(signer, said))
-    scene.tell(LIAR, LEADER, Blame(5, 0, opened.ballot, ANN, TWO_FACED, shown))
+    scene.tell(LIAR, LEADER, Blame(5, 0, proposal.ballot, ANN, TWO_FACED, shown))
     scene.settle()
-    now = scene.peers[LEADER].opened
+    now = scene.peers[LEADER].proposal
     assert not scene.convicted and ANN in contributors(now) and set(now.idle) <= {ANN, LIAR}
 
 
@@ -192,9 +192,9 @@ def test_peer_that_tells_others_another_life_is_out_of_the_next_ballot(lives):
     """It is no evidence, because a peer that loses its folder in the round has two lives, too."""
     scene = Scene(told=b"a", lives=lives)
     scene.settle()
-    opened = scene.peers[LEADER].opened
-    assert opened.ballot.term == 2 and LIAR not in opened.alive and not scene.convicted
-    assert all(scene.peers[peer].opened == opened for peer in (ANN, BEN))
+    proposal = scene.peers[LEADER].proposal
+    assert proposal.ballot.term == 2 and LIAR not in proposal.alive and not scene.convicted
+    assert all(scene.peers[peer].proposal == proposal for peer in (ANN, BEN))
     for peer in (ANN, BEN, LEADER):
         scene.peers[peer].complete(bytes(32), 0.0)
     scene.settle()
@@ -206,8 +206,8 @@ def test_another_life_contradicts_free_proposals_only(adopted):
     """Adopted results name the lives at their decision, and an honest peer may have lost its folder since."""
     scene = Scene(told=b"a")
     said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
-    opened = msgspec.structs.replace(scene.peers[LEADER].opened, adopted=adopted)
-    blame = Blame(5, 0, opened.ballot, ANN, TWO_FACED, Said(said, sign(ANN, said)))
+    proposal = msgspec.structs.replace(scene.peers[LEADER].proposal, adopted=adopted)
+    blame = Blame(5, 0, proposal.ballot, ANN, TWO_FACED, Said(said, sign(ANN, said)))
     announcements = Announcements(
         BEN,
         Electorate(BEN, TERMS, IDS, verify),
@@ -215,7 +215,7 @@ def test_another_life_contradicts_free_proposals_only(adopted):
         sign=lambda message: bytes(64),
         verify=verify,
     )
-    assert announcements.proves(blame, opened) == (adopted is None)
+    assert announcements.proves(blame, proposal) == (adopted is None)
 
 
 def test_announcement_without_a_life_counts_for_nothing():
@@ -225,10 +225,10 @@ def test_announcement_without_a_life_counts_for_nothing():
 
 
 def test_proposal_without_the_life_of_a_member_is_unsound():
-    opened = Scene(told=b"a").peers[LEADER].opened
-    assert sound(opened, TERMS)
-    assert not sound(msgspec.structs.replace(opened, lives=opened.lives[:-LIFE] + bytes(LIFE)), TERMS)
-    assert not sound(msgspec.structs.replace(opened, lives=b""), TERMS)
+    proposal = Scene(told=b"a").peers[LEADER].proposal
+    assert sound(proposal, TERMS)
+    assert not sound(msgspec.structs.replace(proposal, lives=proposal.lives[:-LIFE] + bytes(LIFE)), TERMS)
+    assert not sound(msgspec.structs.replace(proposal, lives=b""), TERMS)
 
 
 def test_announcements_with_lower_numbers_do_not_displace_evidence():
@@ -243,9 +243,9 @@ def test_announcements_with_lower_numbers_do_not_displace_evidence():
 
 def test_leader_that_names_false_announcements_of_all_gets_one_complaint_of_each_peer():
     scene = Scene(told=b"a")
-    opened = scene.peers[LEADER].opened
-    entries = tuple(msgspec.structs.replace(entry, announced=b"f" * 32) for entry in opened.contributors)
-    false = msgspec.structs.replace(opened, contributors=entries)
+    proposal = scene.peers[LEADER].proposal
+    entries = tuple(msgspec.structs.replace(entry, announced=b"f" * 32) for entry in proposal.contributors)
+    false = msgspec.structs.replace(proposal, contributors=entries)
     false = msgspec.structs.replace(false, seal=sign(LEADER, statement(false)))
     ben = scene.made(BEN)
     for message in (ready(LEADER), ready(ANN), ready(LIAR)):
@@ -259,14 +259,14 @@ def test_leader_that_names_false_announcements_of_all_gets_one_complaint_of_each
 
 def test_commit_without_its_proposal_is_understood_by_a_voter_that_follows_a_later_ballot():
     scene = Scene(told=b"a")
-    ben, opened = scene.peers[BEN], scene.peers[LEADER].opened
+    ben, proposal = scene.peers[BEN], scene.peers[LEADER].proposal
     ben.complete(bytes(32), 0.0)
     prepare = Prepare(5, 0, Ballot(2, ANN), TERMS.lineage)
     ben.on_message(ANN, prepare, sign(ANN, prepare), 0.0)
-    ben.opened = None
+    ben.proposal = None
     ben.take()
-    vote = vote_for(opened, bytes(32))
-    commit = Commit(opened, bytes(32), tuple(Proof(peer, sign(peer, vote)) for peer in IDS[:3]))
+    vote = vote_for(proposal, bytes(32))
+    commit = Commit(proposal, bytes(32), tuple(Proof(peer, sign(peer, vote)) for peer in IDS[:3]))
     ben.on_message(LEADER, decided(commit), b"", 0.0)
     assert ben.commit == commit
 
@@ -294,7 +294,7 @@ def test_round_decides_the_life_in_memory_of_a_member_that_could_not_store_its_n
     for peer, message in ((ANN, ready(ANN)), (LIAR, ready(LIAR)), (BEN, again)):
         leader.on_message(peer, message, sign(peer, message), 0.0)
     leader.tick(2.0)
-    (opened,) = [message.proposal for _, message in leader.take() if isinstance(message, Propose)]
-    assert lives_of(opened.members, opened.lives)[BEN] == life
-    ben.on_message(LEADER, Propose(opened), bytes(64), 2.0)
-    assert ben.opened == opened, "it takes part without a vote"
+    (proposal,) = [message.proposal for _, message in leader.take() if isinstance(message, Propose)]
+    assert lives_of(proposal.members, proposal.lives)[BEN] == life
+    ben.on_message(LEADER, Propose(proposal), bytes(64), 2.0)
+    assert ben.proposal == proposal, "it takes part without a vote"

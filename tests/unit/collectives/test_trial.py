@@ -23,7 +23,7 @@ def agreement(me, trial=lambda peer: True, terms=TERMS):
     return Agreement(me, terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=everyone, trial=trial)
 
 
-def opened_by_the_leader(endorsing, trial=lambda peer: True):
+def proposal_of_the_leader(endorsing, trial=lambda peer: True):
     """Return the proposal of the first member, when so many members endorse the newcomer."""
     leader = agreement(MEMBERS[0], trial)
     for number, member in enumerate(MEMBERS[1:], 1):
@@ -31,8 +31,8 @@ def opened_by_the_leader(endorsing, trial=lambda peer: True):
     leader.on_message(NEW, ready(NEW), bytes(64), 0.0)
     leader.announce(ready(*[NEW] * (endorsing > 0)), 0.0)
     leader.tick(1.0)
-    assert leader.opened is not None
-    return leader.opened
+    assert leader.proposal is not None
+    return leader.proposal
 
 
 @pytest.mark.parametrize(("count", "admitted"), [(0, False), (1, False), (2, True), (3, True)])
@@ -45,51 +45,51 @@ def test_electorate_admits_a_newcomer_with_a_quorum_of_endorsements(count, admit
 
 
 def test_leader_leaves_a_newcomer_without_endorsements_out_of_owners_contributors_and_members():
-    opened = opened_by_the_leader(1)
-    assert NEW not in (*opened.group, *opened.alive, *opened.members)
-    assert NEW not in [entry.peer for entry in opened.contributors]
-    assert {entry.peer: entry.reason for entry in opened.excluded} == {NEW: "on trial"}
-    assert NEW in opened_by_the_leader(3).members and NEW in opened_by_the_leader(0, lambda peer: False).members
+    proposal = proposal_of_the_leader(1)
+    assert NEW not in (*proposal.group, *proposal.alive, *proposal.members)
+    assert NEW not in [entry.peer for entry in proposal.contributors]
+    assert {entry.peer: entry.reason for entry in proposal.excluded} == {NEW: "on trial"}
+    assert NEW in proposal_of_the_leader(3).members and NEW in proposal_of_the_leader(0, lambda peer: False).members
 
 
 def test_acceptor_follows_a_proposal_with_a_newcomer_only_with_endorsements_and_waits_for_these():
-    opened = opened_by_the_leader(3)
+    proposal = proposal_of_the_leader(3)
     acceptor = agreement(MEMBERS[1])
     acceptor.announce(ready(NEW), 0.0)
-    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
-    assert acceptor.opened is None
+    acceptor.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.0)
+    assert acceptor.proposal is None
     acceptor.on_message(MEMBERS[2], ready(), bytes(64), 0.1)
     acceptor.on_message(NEW, ready(NEW), bytes(64), 0.1)
-    assert acceptor.opened is None
+    assert acceptor.proposal is None
     acceptor.on_message(MEMBERS[0], ready(NEW), bytes(64), 0.2)
-    assert acceptor.opened == opened, "the endorsements were under way"
+    assert acceptor.proposal == proposal, "the endorsements were under way"
 
 
 def test_newcomer_has_no_vote_and_leads_no_ballot():
     newcomer = agreement(NEW)
     newcomer.announce(ready(), 0.0)
-    opened = opened_by_the_leader(0)
-    newcomer.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
+    proposal = proposal_of_the_leader(0)
+    newcomer.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.0)
     newcomer.complete(bytes(32), 0.1)
     for now in (1.0, 100.0, 1000.0):
         newcomer.tick(now)
     assert not [message for _, message in newcomer.take() if isinstance(message, (Vote, Propose, Prepare))]
     member = agreement(MEMBERS[1])
-    member.on_message(NEW, Propose(msgspec.structs.replace(opened, ballot=Ballot(9, NEW))), bytes(64), 0.0)
-    assert member.opened is None
+    member.on_message(NEW, Propose(msgspec.structs.replace(proposal, ballot=Ballot(9, NEW))), bytes(64), 0.0)
+    assert member.proposal is None
 
 
 def test_acceptor_follows_no_first_proposal_of_earlier_results():
     """Such results would bring members with them that no peer has endorsed."""
-    opened = msgspec.structs.replace(
-        opened_by_the_leader(1), adopted=bytes(32), sources=(MEMBERS[0],), kept=tuple(sorted((*MEMBERS, NEW)))
+    proposal = msgspec.structs.replace(
+        proposal_of_the_leader(1), adopted=bytes(32), sources=(MEMBERS[0],), kept=tuple(sorted((*MEMBERS, NEW)))
     )
     acceptor = agreement(MEMBERS[1])
     acceptor.announce(ready(), 0.0)
-    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.0)
-    assert acceptor.opened is None and acceptor.ready
-    acceptor.on_message(MEMBERS[0], Propose(opened_by_the_leader(1)), bytes(64), 0.0)
-    assert acceptor.opened is not None
+    acceptor.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.0)
+    assert acceptor.proposal is None and acceptor.ready
+    acceptor.on_message(MEMBERS[0], Propose(proposal_of_the_leader(1)), bytes(64), 0.0)
+    assert acceptor.proposal is not None
 
 
 BAD = MEMBERS[3]
@@ -124,57 +124,57 @@ def test_distrust_of_newcomers_and_of_oneself_does_not_count():
     assert not electorate.uncounted(MEMBERS, said)
 
 
-def opened_with(count, terms=TERMS):
+def proposal_with(count, terms=TERMS):
     leader = agreement(MEMBERS[0], terms=terms)
     said = distrusting(count)
     for member in MEMBERS[1:]:
         leader.on_message(member, said[member], bytes(64), 0.0)
     leader.announce(said[MEMBERS[0]], 0.0)
     leader.tick(1.0)
-    assert leader.opened is not None
-    return leader.opened
+    assert leader.proposal is not None
+    return leader.proposal
 
 
 def test_leader_leaves_out_only_the_contribution_of_a_distrusted_member():
-    opened = opened_with(2)
-    assert BAD in opened.members and BAD in opened.alive and BAD not in opened.idle
-    assert BAD not in [entry.peer for entry in opened.contributors] and len(opened.contributors) == 3
-    assert {entry.peer: entry.reason for entry in opened.excluded} == {BAD: DISTRUSTED}
-    assert not opened_with(1).excluded
+    proposal = proposal_with(2)
+    assert BAD in proposal.members and BAD in proposal.alive and BAD not in proposal.idle
+    assert BAD not in [entry.peer for entry in proposal.contributors] and len(proposal.contributors) == 3
+    assert {entry.peer: entry.reason for entry in proposal.excluded} == {BAD: DISTRUSTED}
+    assert not proposal_with(1).excluded
 
 
 def test_distrusted_member_contributes_if_there_are_too_few_others():
     terms = RoundTerms(5, 0, tuple(MEMBERS), BASE, PLAN, grace=0.5, min_peers=4)
-    opened = opened_with(3, terms)
-    assert len(opened.contributors) == 4
+    proposal = proposal_with(3, terms)
+    assert len(proposal.contributors) == 4
     acceptor = agreement(MEMBERS[1], terms=terms)
     for member, said in distrusting(3).items():
         acceptor.on_message(member, said, bytes(64), 0.0)
-    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
-    assert acceptor.opened == opened
+    acceptor.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.1)
+    assert acceptor.proposal == proposal
 
 
 def test_acceptor_follows_no_leader_that_counts_a_distrusted_member_and_soon_replaces_it():
-    opened, acceptor = opened_with(1), agreement(MEMBERS[1])
+    proposal, acceptor = proposal_with(1), agreement(MEMBERS[1])
     said = distrusting(2)
     for member in MEMBERS[2:]:
         acceptor.on_message(member, said[member], bytes(64), 0.0)
     acceptor.on_message(MEMBERS[0], said[MEMBERS[0]], bytes(64), 0.0)
     acceptor.announce(said[MEMBERS[1]], 0.0)
-    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
-    assert acceptor.opened is None
+    acceptor.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.1)
+    assert acceptor.proposal is None
     acceptor.tick(10.0)
     assert any(isinstance(message, Prepare) for _, message in acceptor.take())
 
 
 def test_acceptor_that_knows_fewer_announcements_than_the_leader_follows_it():
     """A late announcement that the leader did not have is not in its proposal."""
-    opened, acceptor = opened_with(2), agreement(MEMBERS[1])
+    proposal, acceptor = proposal_with(2), agreement(MEMBERS[1])
     acceptor.announce(distrusting(2)[MEMBERS[1]], 0.0)
-    acceptor.on_message(MEMBERS[0], Propose(opened), bytes(64), 0.1)
-    assert acceptor.opened == opened
-    late, alive = agreement(MEMBERS[1]), tuple(peer for peer in opened.alive if peer != MEMBERS[2])
-    partial = msgspec.structs.replace(opened_with(1), group=alive, alive=alive)
+    acceptor.on_message(MEMBERS[0], Propose(proposal), bytes(64), 0.1)
+    assert acceptor.proposal == proposal
+    late, alive = agreement(MEMBERS[1]), tuple(peer for peer in proposal.alive if peer != MEMBERS[2])
+    partial = msgspec.structs.replace(proposal_with(1), group=alive, alive=alive)
     partial = msgspec.structs.replace(
         partial, contributors=tuple(entry for entry in partial.contributors if entry.peer != MEMBERS[2])
     )
@@ -183,4 +183,4 @@ def test_acceptor_that_knows_fewer_announcements_than_the_leader_follows_it():
         late.on_message(member, said[member], bytes(64), 0.0)
     late.announce(said[MEMBERS[1]], 0.0)
     late.on_message(MEMBERS[0], Propose(partial), bytes(64), 0.1)
-    assert late.opened == partial
+    assert late.proposal == partial

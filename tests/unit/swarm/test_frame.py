@@ -69,21 +69,23 @@ SIGNED = [kind for kind in KINDS if kind.signed]
 BALLOT = Ballot(1, b"l" * 32)
 
 
-def tidy_proposal(opened: Proposal) -> Proposal:
+def tidy_proposal(proposal: Proposal) -> Proposal:
     """Return a proposal with sorted peers, of which each contributor has an announcement."""
-    entries = {entry.peer: msgspec.structs.replace(entry, announced=bytes(32)) for entry in opened.contributors}
+    entries = {entry.peer: msgspec.structs.replace(entry, announced=bytes(32)) for entry in proposal.contributors}
     lists = ("group", "alive", "sources", "idle", "kept")
     return msgspec.structs.replace(
-        opened,
+        proposal,
         contributors=tuple(entries[peer] for peer in sorted(entries)),
-        excluded=tuple(sorted({entry.peer: entry for entry in opened.excluded}.values(), key=lambda entry: entry.peer)),
-        **{name: tuple(sorted(set(getattr(opened, name)))) for name in lists},
+        excluded=tuple(
+            sorted({entry.peer: entry for entry in proposal.excluded}.values(), key=lambda entry: entry.peer)
+        ),
+        **{name: tuple(sorted(set(getattr(proposal, name)))) for name in lists},
     )
 
 
 def tidy_commit(commit: Commit) -> Commit:
     """Return a commit with votes of peers that its proposal names."""
-    named = zip(commit.opened.packed.table, commit.votes, strict=False)
+    named = zip(commit.proposal.packed.table, commit.votes, strict=False)
     votes = tuple(msgspec.structs.replace(vote, peer=peer) for peer, vote in named)
     return msgspec.structs.replace(commit, votes=votes)
 
@@ -474,7 +476,7 @@ def test_invalid_outgoing_frames_raise():
 def test_largest_round_fits_in_a_frame():
     group = tuple(bytes([i % 256, i // 256]) * 16 for i in range(MAX_GROUP))
     everyone = tuple(Contribution(peer, 2**32 - 1, 2**53 - 1) for peer in group)
-    opened = Proposal(
+    proposal = Proposal(
         2**32 - 1,
         2**16 - 1,
         Ballot(2**32 - 1, RUN),
@@ -492,7 +494,7 @@ def test_largest_round_fits_in_a_frame():
     announced = msgspec.structs.replace(announced, up=2**53 - 1, down=2**53 - 1)
     early = Base(2**32 - 1, 2**16 - 1, 2**32 - 1, RUN, whole)
     out = tuple(Exclusion(peer, "r" * 64) for peer in group)
-    adopted = msgspec.structs.replace(opened, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
+    adopted = msgspec.structs.replace(proposal, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     adopted = msgspec.structs.replace(adopted, order=tuple(range(2**16 - MAX_GROUP, 2**16)))
     lives, lineage = bytes(LIFE * MAX_GROUP), bytes(LIFE)
     said = tuple(Farewell(peer, BALLOT, RUN, RUN, b"s" * 64) for peer in group[:MAX_FAREWELLS])
@@ -501,7 +503,7 @@ def test_largest_round_fits_in_a_frame():
     for message in (
         announced,
         early,
-        Propose(opened),
+        Propose(proposal),
         Propose(adopted),
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
         Commit(adopted, RUN, proofs),
@@ -516,7 +518,7 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
     every = tuple(at.to_bytes(2, "big") * 16 for at in range(4 * MAX_GROUP))
     group, kept, out, sources = (every[at : at + MAX_GROUP] for at in range(0, len(every), MAX_GROUP))
     high, most = Ballot(2**32 - 1, RUN), (2**16 - 1,) * MAX_GROUP
-    opened = Proposal(
+    proposal = Proposal(
         2**32 - 1,
         2**16 - 1,
         high,
@@ -539,11 +541,11 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
     )
     reports = tuple(Report(peer, MAX_PROPOSALS, RUN, bytes(64)) for peer in group)
     keys = (RUN,) * (MAX_GROUP + MAX_FAREWELLS)
-    commit = Commit(opened, RUN, tuple(Proof(peer, bytes(64)) for peer in group))
+    commit = Commit(proposal, RUN, tuple(Proof(peer, bytes(64)) for peer in group))
     for message in (
-        Promise(2**32 - 1, 2**16 - 1, high, opened, RUN, bytes(LIFE)),
-        Leave(2**32 - 1, 2**16 - 1, bytes(LIFE), opened.farewells[0], opened),
-        Propose(opened, reports, (opened,) * MAX_PROPOSALS, keys),
+        Promise(2**32 - 1, 2**16 - 1, high, proposal, RUN, bytes(LIFE)),
+        Leave(2**32 - 1, 2**16 - 1, bytes(LIFE), proposal.farewells[0], proposal),
+        Propose(proposal, reports, (proposal,) * MAX_PROPOSALS, keys),
         commit,
         decided(commit),
     ):
@@ -573,20 +575,20 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
 )
 def test_proposal_has_one_wire_form(change):
     entries = (Contribution(b"a" * 32, 1, 2, bytes(32)),)
-    opened = Proposal(1, 0, BALLOT, (b"a" * 32, b"b" * 32), (b"a" * 32,), entries, (), None, ())
-    assert read(wire_of(Propose, msgspec.msgpack.encode((opened.packed, (), (), ())))).message == Propose(opened)
+    proposal = Proposal(1, 0, BALLOT, (b"a" * 32, b"b" * 32), (b"a" * 32,), entries, (), None, ())
+    assert read(wire_of(Propose, msgspec.msgpack.encode((proposal.packed, (), (), ())))).message == Propose(proposal)
     with pytest.raises(FrameError):
-        changed = msgspec.structs.replace(opened.packed, **change)
+        changed = msgspec.structs.replace(proposal.packed, **change)
         read(wire_of(Propose, msgspec.msgpack.encode((changed, (), (), ()))))
 
 
 def test_unsorted_proposal_has_no_wire_form():
-    opened = Proposal(1, 0, BALLOT, (b"b" * 32, b"a" * 32), (), (), (), None, ())
+    proposal = Proposal(1, 0, BALLOT, (b"b" * 32, b"a" * 32), (), (), (), None, ())
     with pytest.raises(ValueError, match="not sorted"):
-        encode(Frame(Propose(opened)), ME, RUN)
+        encode(Frame(Propose(proposal)), ME, RUN)
     votes = tuple(Proof(peer * 32, bytes(64)) for peer in (b"a", b"c"))
     with pytest.raises(ValueError, match="not in the table"):
-        encode(Frame(Commit(msgspec.structs.replace(opened, group=(b"a" * 32,)), RUN, votes)), ME, RUN)
+        encode(Frame(Commit(msgspec.structs.replace(proposal, group=(b"a" * 32,)), RUN, votes)), ME, RUN)
 
 
 @pytest.mark.parametrize("change", [{"voters": b"\x07"}, {"voters": b""}, {"signatures": bytes(63)}], ids=str)

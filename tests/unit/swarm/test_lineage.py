@@ -47,8 +47,8 @@ def fork_of(round, *members, base=BASE, before=IDS[:4], fragment=0, lives=LIVES)
 
 def era(fork, *rounds):
     """Return a lineage with certificates of these rounds."""
-    opened = [Proposal(round, 0, Ballot(1, ANN), (), (), (), (), None, ()) for round in rounds]
-    return Era(fork, tuple(Certificate((), b"", Commit(one, bytes(32), ()), ()) for one in opened))
+    proposal = [Proposal(round, 0, Ballot(1, ANN), (), (), (), (), None, ()) for round in rounds]
+    return Era(fork, tuple(Certificate((), b"", Commit(one, bytes(32), ()), ()) for one in proposal))
 
 
 def root(*rounds, peer=ANN, **options):
@@ -283,8 +283,8 @@ def test_lineage_with_older_lives_prevails_if_all_else_is_equal():
 def test_lineage_that_others_have_joined_prevails_over_one_that_its_founder_founded_again():
     """The founder came back with an old state; the first lineage has later rounds, also in lineages founded in it."""
     first, again = fork_of(3, ANN), fork_of(3, ANN, lives={ANN: bytes(LIFE)})
-    opened = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
-    joined = Era(first, (Certificate((ANN,), LIVES[ANN], Commit(opened, bytes(32), ()), ()),))
+    proposal = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
+    joined = Era(first, (Certificate((ANN,), LIVES[ANN], Commit(proposal, bytes(32), ()), ()),))
     assert_prevails((root(3), joined), (root(3), era(again, 9)))
     assert_prevails((root(3), joined, era(fork_of(9, BEN, before=(ANN, BEN)))), (root(3), era(again, 9)))
 
@@ -293,8 +293,8 @@ def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone
     """A clock that was set back must not end a run of others."""
     alone = root(9, lives={ANN: bytes(LIFE)})
     joined = root()
-    opened = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
-    certificate = Certificate((ANN,), LIVES[ANN], Commit(opened, bytes(32), ()), ())
+    proposal = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
+    certificate = Certificate((ANN,), LIVES[ANN], Commit(proposal, bytes(32), ()), ())
     assert_prevails((Era(joined.fork, (certificate,)),), (alone,))
     assert_prevails((alone,), (joined,))
 

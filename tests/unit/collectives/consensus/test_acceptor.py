@@ -40,7 +40,7 @@ def sign(message):
     return b"signed"
 
 
-def opened(term, leader=FIRST, electorate=ELECTORATE):
+def proposal_of(term, leader=FIRST, electorate=ELECTORATE):
     entries = tuple(Contribution(peer, 1, 10) for peer in MEMBERS)
     return Proposal(5, 0, Ballot(term, leader), MEMBERS, MEMBERS, entries, (), None, (), electorate=electorate)
 
@@ -65,20 +65,22 @@ def test_acceptor_is_bound_by_a_promise_of_the_first_term_and_not_before():
 def test_promise_after_any_number_of_terms_carries_the_last_vote(later):
     """Without the old vote in a promise, a new leader could choose another value for a committed round."""
     acceptor = acceptor_of()
-    assert acceptor.vote(opened(1), DIGEST)
+    assert acceptor.vote(proposal_of(1), DIGEST)
     for term in range(2, later + 1):
         promise = acceptor.promise(Ballot(term, SECOND))
-        assert (promise.voted, promise.digest) == (opened(1), DIGEST)
+        assert (promise.voted, promise.digest) == (proposal_of(1), DIGEST)
         assert (promise.round, promise.fragment, promise.ballot) == (5, 0, Ballot(term, SECOND))
 
 
 def test_promise_after_two_votes_carries_the_newer_one():
     acceptor = acceptor_of()
-    acceptor.vote(opened(1), DIGEST)
+    acceptor.vote(proposal_of(1), DIGEST)
     acceptor.promise(Ballot(2, SECOND))
-    assert acceptor.vote(opened(2, SECOND), OTHER)
+    assert acceptor.vote(proposal_of(2, SECOND), OTHER)
     promise = acceptor.promise(Ballot(3, THIRD))
-    assert (promise.voted, promise.digest) == (opened(2, SECOND), OTHER) and acceptor.voted == opened(2, SECOND)
+    assert (promise.voted, promise.digest) == (proposal_of(2, SECOND), OTHER) and acceptor.voted == proposal_of(
+        2, SECOND
+    )
 
 
 def test_promise_without_a_vote_carries_none():
@@ -89,21 +91,21 @@ def test_promise_without_a_vote_carries_none():
 def test_vote_below_the_promise_is_refused_and_changes_nothing():
     acceptor = acceptor_of()
     acceptor.promise(Ballot(3, SECOND))
-    assert not acceptor.vote(opened(2, SECOND), DIGEST) and acceptor.voted is None
-    assert acceptor.vote(opened(3, SECOND), DIGEST) and acceptor.voted == opened(3, SECOND)
+    assert not acceptor.vote(proposal_of(2, SECOND), DIGEST) and acceptor.voted is None
+    assert acceptor.vote(proposal_of(3, SECOND), DIGEST) and acceptor.voted == proposal_of(3, SECOND)
 
 
 def test_vote_for_the_same_ballot_a_second_time_is_refused():
     acceptor = acceptor_of()
-    assert acceptor.vote(opened(1), DIGEST)
-    assert not acceptor.vote(opened(1), OTHER)
+    assert acceptor.vote(proposal_of(1), DIGEST)
+    assert not acceptor.vote(proposal_of(1), OTHER)
     assert acceptor.promise(Ballot(2, SECOND)).digest == DIGEST
 
 
 def test_vote_above_the_promise_is_accepted():
     acceptor = acceptor_of()
-    acceptor.vote(opened(1), DIGEST)
-    assert acceptor.vote(opened(2, SECOND), OTHER)
+    acceptor.vote(proposal_of(1), DIGEST)
+    assert acceptor.vote(proposal_of(2, SECOND), OTHER)
 
 
 def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
@@ -163,26 +165,28 @@ def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
 
 
 def test_follows_the_first_term_only_from_the_first_member():
-    assert acceptor_of().follows(FIRST, opened(1), 0.0)
-    assert not acceptor_of().follows(SECOND, opened(1, SECOND), 0.0)
-    assert not acceptor_of().follows(SECOND, opened(1), 0.0), "sent by another peer than its leader"
-    assert not acceptor_of().follows(FIRST, opened(0), 0.0)
+    assert acceptor_of().follows(FIRST, proposal_of(1), 0.0)
+    assert not acceptor_of().follows(SECOND, proposal_of(1, SECOND), 0.0)
+    assert not acceptor_of().follows(SECOND, proposal_of(1), 0.0), "sent by another peer than its leader"
+    assert not acceptor_of().follows(FIRST, proposal_of(0), 0.0)
 
 
 def test_follows_a_later_term_only_if_it_is_justified():
     acceptor = acceptor_of()
-    assert not acceptor.follows(SECOND, opened(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
-    assert acceptor.follows(SECOND, opened(2, SECOND), 0.0, lambda: True)
+    assert not acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
+    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0, lambda: True)
 
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.follows(FIRST, opened(2, SECOND), 0.0) and not acceptor.follows(THIRD, opened(2, SECOND), 0.0)
-    assert acceptor.follows(SECOND, opened(2, SECOND), 0.0)
+    assert not acceptor.follows(FIRST, proposal_of(2, SECOND), 0.0) and not acceptor.follows(
+        THIRD, proposal_of(2, SECOND), 0.0
+    )
+    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, THIRD))
-    assert acceptor.follows(THIRD, opened(3, THIRD), 0.0)
-    assert not acceptor.follows(SECOND, opened(2, SECOND), 0.0)
-    assert not acceptor.follows(FIRST, opened(1), 0.0)
+    assert acceptor.follows(THIRD, proposal_of(3, THIRD), 0.0)
+    assert not acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
+    assert not acceptor.follows(FIRST, proposal_of(1), 0.0)
 
 
 def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
@@ -190,8 +194,8 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
     for term in range(2, 3 + BALLOTS):
         acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
     acceptor.promise(Ballot(9, SECOND))
-    assert acceptor.follows(SECOND, opened(9, SECOND), 0.0)
-    assert not acceptor.follows(SECOND, opened(10, SECOND), 0.0)
+    assert acceptor.follows(SECOND, proposal_of(9, SECOND), 0.0)
+    assert not acceptor.follows(SECOND, proposal_of(10, SECOND), 0.0)
 
 
 @pytest.mark.parametrize("term", [1, 4])
@@ -207,18 +211,18 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
 )
 def test_follows_no_ballot_of_another_electorate(electorate, term):
     """Its vote would prove the ballot to peers that count the quorum over the other electorate."""
-    assert acceptor_of().follows(FIRST, opened(term), 0.0)
+    assert acceptor_of().follows(FIRST, proposal_of(term), 0.0)
     acceptor = acceptor_of()
-    assert not acceptor.follows(FIRST, opened(term, electorate=electorate), 0.0)
+    assert not acceptor.follows(FIRST, proposal_of(term, electorate=electorate), 0.0)
     assert acceptor.promised.term == 0
 
 
 @pytest.mark.parametrize("changes", [{"lives": {THIRD: b"x" * LIFE}}, {"seniors": (THIRD, FIRST, SECOND)}])
 def test_follows_the_electorate_of_its_lives_and_seniors(changes):
     electorate = terms(**changes).electorate
-    assert acceptor_of(**changes).follows(FIRST, opened(1, electorate=electorate), 0.0)
-    assert not acceptor_of(**changes).follows(FIRST, opened(1), 0.0)
-    assert not acceptor_of().follows(FIRST, opened(1, electorate=electorate), 0.0)
+    assert acceptor_of(**changes).follows(FIRST, proposal_of(1, electorate=electorate), 0.0)
+    assert not acceptor_of(**changes).follows(FIRST, proposal_of(1), 0.0)
+    assert not acceptor_of().follows(FIRST, proposal_of(1, electorate=electorate), 0.0)
 
 
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
@@ -229,7 +233,7 @@ def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
 def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
-        first = opened(1, peer, reordered.electorate)
+        first = proposal_of(1, peer, reordered.electorate)
         assert Acceptor(reordered, MemoryVoteStore(), abstains=False).follows(peer, first, 0.0) == (peer == SECOND)
 
 
@@ -241,42 +245,42 @@ def test_promise_is_stored_with_the_last_vote_when_it_is_returned():
     assert store.record is None
     acceptor.promise(Ballot(2, SECOND))
     assert store.record == VoteRecord(b"", 5, Ballot(2, SECOND), None, None)
-    acceptor.vote(opened(2, SECOND), DIGEST)
-    assert store.record == VoteRecord(b"", 5, Ballot(2, SECOND), opened(2, SECOND), DIGEST)
+    acceptor.vote(proposal_of(2, SECOND), DIGEST)
+    assert store.record == VoteRecord(b"", 5, Ballot(2, SECOND), proposal_of(2, SECOND), DIGEST)
     acceptor.promise(Ballot(7, THIRD))
-    assert store.record == VoteRecord(b"", 5, Ballot(7, THIRD), opened(2, SECOND), DIGEST)
+    assert store.record == VoteRecord(b"", 5, Ballot(7, THIRD), proposal_of(2, SECOND), DIGEST)
 
 
 def test_vote_above_the_promise_is_stored_as_a_promise_too():
     acceptor = acceptor_of(store := MemoryVoteStore())
-    acceptor.vote(opened(4, SECOND), DIGEST)
+    acceptor.vote(proposal_of(4, SECOND), DIGEST)
     assert store.record.promised == Ballot(4, SECOND)
 
 
 def test_followed_ballot_without_a_vote_is_not_stored():
     """A restarted peer has voted for no ballot that it only followed, so it may promise or follow any."""
     acceptor = acceptor_of(store := MemoryVoteStore())
-    assert acceptor.follows(SECOND, opened(2, SECOND), 0.0)
+    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
     assert store.record is None and acceptor.promised == Ballot(2, SECOND)
 
 
 def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot():
     store = MemoryVoteStore()
     before = acceptor_of(store)
-    before.vote(opened(1), DIGEST)
+    before.vote(proposal_of(1), DIGEST)
     before.promise(Ballot(3, SECOND))
     after = acceptor_of(store)
-    assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == opened(1)
-    assert not after.vote(opened(2, THIRD), OTHER) and not after.vote(opened(1), OTHER)
-    assert not after.follows(THIRD, opened(2, THIRD), 0.0)
+    assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == proposal_of(1)
+    assert not after.vote(proposal_of(2, THIRD), OTHER) and not after.vote(proposal_of(1), OTHER)
+    assert not after.follows(THIRD, proposal_of(2, THIRD), 0.0)
     assert not after.heeds(SECOND, prepare(3, SECOND), 0.0)
-    assert after.vote(opened(3, SECOND), OTHER)
-    assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == opened(3, SECOND)
+    assert after.vote(proposal_of(3, SECOND), OTHER)
+    assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == proposal_of(3, SECOND)
 
 
 def test_failing_store_means_no_promise_no_vote_and_no_farewell():
     assert acceptor_of(FullDisk()).promise(Ballot(2, SECOND)) is None
-    assert not acceptor_of(FullDisk()).vote(opened(1), DIGEST)
+    assert not acceptor_of(FullDisk()).vote(proposal_of(1), DIGEST)
     full = acceptor_of(FullDisk())
     assert not full.abstain() and full.farewell(FIRST, sign) is None
 
@@ -288,12 +292,12 @@ def test_acceptor_whose_store_failed_is_mute_although_the_disk_has_space_again(a
     if action == "promise":
         acceptor.promise(Ballot(2, SECOND))
     elif action == "vote":
-        acceptor.vote(opened(1), DIGEST)
+        acceptor.vote(proposal_of(1), DIGEST)
     else:
         acceptor.abstain()
     store.full = False
     assert acceptor.abstains and acceptor.voted is None and acceptor.promised.term == 0
-    assert acceptor.promise(Ballot(3, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
+    assert acceptor.promise(Ballot(3, SECOND)) is None and not acceptor.vote(proposal_of(1), DIGEST)
     assert not acceptor.abstain() and acceptor.farewell(FIRST, sign) is None and store.record is None
 
 
@@ -311,7 +315,7 @@ def test_record_of_a_later_round_of_the_same_lineage_mutes(lineage, round, muted
     acceptor = acceptor_of(store, lineage=b"k" * 16)
     assert acceptor.abstains == muted and acceptor.promised.term == 0
     assert (acceptor.promise(Ballot(2, SECOND)) is None) == muted
-    assert acceptor.vote(opened(2, SECOND), DIGEST) != muted
+    assert acceptor.vote(proposal_of(2, SECOND), DIGEST) != muted
     assert (store.record.round, store.record.lineage) == ((round, lineage) if muted else (5, b"k" * 16))
 
 
@@ -355,7 +359,7 @@ def test_peer_that_left_neither_votes_nor_promises_even_after_a_restart():
     assert acceptor.abstain() and acceptor.abstain(), "once more is no change"
     said = acceptor.farewell(FIRST, sign)
     for one in (acceptor, acceptor_of(store)):
-        assert one.abstains and not one.vote(opened(2, SECOND), DIGEST) and one.promise(Ballot(4, THIRD)) is None
+        assert one.abstains and not one.vote(proposal_of(2, SECOND), DIGEST) and one.promise(Ballot(4, THIRD)) is None
         assert one.farewell(FIRST, sign) == said, "it says the same again"
     assert store.record.promised == Ballot(2, SECOND), "nothing was stored after the farewell"
     assert not acceptor_of(store, round=6).abstains, "it may vote in the next round"
@@ -363,11 +367,11 @@ def test_peer_that_left_neither_votes_nor_promises_even_after_a_restart():
 
 def test_farewell_has_the_promise_and_the_last_vote():
     acceptor = acceptor_of()
-    acceptor.vote(opened(2, SECOND), DIGEST)
+    acceptor.vote(proposal_of(2, SECOND), DIGEST)
     acceptor.promise(Ballot(3, THIRD))
-    farewell = Farewell(FIRST, Ballot(3, THIRD), name_of(opened(2, SECOND)), DIGEST, b"signed")
+    farewell = Farewell(FIRST, Ballot(3, THIRD), name_of(proposal_of(2, SECOND)), DIGEST, b"signed")
     assert acceptor.abstain()
-    assert acceptor.farewell(FIRST, sign) == Leave(5, 0, b"", farewell, opened(2, SECOND))
+    assert acceptor.farewell(FIRST, sign) == Leave(5, 0, b"", farewell, proposal_of(2, SECOND))
 
 
 def test_farewell_without_a_vote_names_none():
@@ -380,7 +384,7 @@ def test_farewell_without_a_vote_names_none():
 
 def test_mute_acceptor_neither_votes_nor_promises_nor_leaves_and_stores_nothing():
     acceptor = acceptor_of(store := MemoryVoteStore(), abstains=True)
-    assert acceptor.promise(Ballot(2, SECOND)) is None and not acceptor.vote(opened(1), DIGEST)
+    assert acceptor.promise(Ballot(2, SECOND)) is None and not acceptor.vote(proposal_of(1), DIGEST)
     assert not acceptor.abstain() and acceptor.farewell(FIRST, sign) is None and store.record is None
 
 

@@ -15,7 +15,7 @@ IDS = [bytes([i]) * 32 for i in range(6)]
 LEADER, ANN, BEN, CAT, DAN, EVE = IDS
 
 
-def opened(alive, *, term=1, idle=(), adopted=None):
+def proposal_of(alive, *, term=1, idle=(), adopted=None):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
     group = tuple(alive)
     return Proposal(1, 0, Ballot(term, LEADER), group, group, contributors, (), adopted, (), tuple(sorted(idle)))
@@ -25,18 +25,20 @@ class Bench:
     """Blame book of the leader in a group of members."""
 
     def __init__(self, count, **more):
-        self.blame_book, self.opened = BlameBook(), opened(IDS[:count], **more)
+        self.blame_book, self.proposal = BlameBook(), proposal_of(IDS[:count], **more)
 
     def say(self, accuser, about, reason="hash", silent=()):
-        blame, alive = Blame(1, 0, self.opened.ballot, about, reason), self.opened.alive
+        blame, alive = Blame(1, 0, self.proposal.ballot, about, reason), self.proposal.alive
         return self.blame_book.on_message(
-            accuser, blame, self.opened, lambda peers: enough(peers, alive, ()), silent=lambda peer: peer in silent
+            accuser, blame, self.proposal, lambda peers: enough(peers, alive, ()), silent=lambda peer: peer in silent
         )
 
     def next(self):
         """Return the next ballot that the blame book asks for."""
-        self.opened = opened(
-            self.opened.alive, term=self.opened.ballot.term + 1, idle=self.blame_book.idle & set(self.opened.alive)
+        self.proposal = proposal_of(
+            self.proposal.alive,
+            term=self.proposal.ballot.term + 1,
+            idle=self.blame_book.idle & set(self.proposal.alive),
         )
 
 
@@ -49,7 +51,7 @@ def test_one_blame_takes_chunks_but_keeps_the_contribution():
 def test_first_blame_of_ring_ends_it_and_blames_nobody():
     bench = Bench(4)
     assert not bench.say(ANN, BEN, "ring"), "there is none"
-    bench.opened = msgspec.structs.replace(bench.opened, order=(0, 2, 1, 3))
+    bench.proposal = msgspec.structs.replace(bench.proposal, order=(0, 2, 1, 3))
     assert not bench.say(EVE, BEN, "ring"), "she has no part in it"
     assert bench.say(ANN, BEN, "ring") and not bench.say(BEN, CAT, "ring")
     assert bench.blame_book.straight
@@ -75,12 +77,12 @@ def test_blame_of_leader_excludes_at_once():
 def test_one_lying_accuser_excludes_nobody_and_loses_its_chunks(count):
     bench = Bench(count)
     for _ in range(3):
-        for about in bench.opened.alive:
+        for about in bench.proposal.alive:
             if about != ANN:
                 bench.say(ANN, about)
         bench.next()
     assert not bench.blame_book.rejected and ANN in bench.blame_book.idle
-    assert set(bench.opened.alive) - bench.blame_book.idle, "somebody owns the chunks"
+    assert set(bench.proposal.alive) - bench.blame_book.idle, "somebody owns the chunks"
     assert len(bench.blame_book.idle) <= 2, "it, and the one that it has named first"
 
 
@@ -125,8 +127,8 @@ def test_blame_of_non_member_is_ignored(accuser):
 def test_blame_of_non_contributor_or_without_reason_is_ignored():
     bench = Bench(4)
     assert not bench.say(ANN, EVE) and not bench.say(ANN, BEN, "ugly") and not bench.blame_book.idle
-    entries = tuple(entry for entry in bench.opened.contributors if entry.peer != BEN)
-    bench.opened = msgspec.structs.replace(bench.opened, contributors=entries)
+    entries = tuple(entry for entry in bench.proposal.contributors if entry.peer != BEN)
+    bench.proposal = msgspec.structs.replace(bench.proposal, contributors=entries)
     assert not bench.say(ANN, BEN) and not bench.blame_book.idle, "it takes part without a contribution"
 
 
@@ -139,12 +141,12 @@ def test_blame_does_not_exclude_adopted_contributors():
 
 def test_proven_complaint_leaves_a_peer_out_of_free_proposals_and_changes_the_ballot_once():
     bench = Bench(4)
-    proof = Blame(1, 0, bench.opened.ballot, BEN, "two announcements")
+    proof = Blame(1, 0, bench.proposal.ballot, BEN, "two announcements")
     for news in (True, False):
-        assert bench.blame_book.on_message(ANN, proof, bench.opened, lambda peers: True, proven=True) == news
-    bench.opened = msgspec.structs.replace(bench.opened, adopted=bytes(32))
+        assert bench.blame_book.on_message(ANN, proof, bench.proposal, lambda peers: True, proven=True) == news
+    bench.proposal = msgspec.structs.replace(bench.proposal, adopted=bytes(32))
     about = msgspec.structs.replace(proof, peer=CAT)
-    assert not bench.blame_book.on_message(ANN, about, bench.opened, lambda peers: True, proven=True)
+    assert not bench.blame_book.on_message(ANN, about, bench.proposal, lambda peers: True, proven=True)
     assert bench.blame_book.two_faced == {BEN, CAT} and not bench.blame_book.idle
 
 
@@ -233,7 +235,7 @@ def test_blames_cause_a_bounded_number_of_ballots(words):
 
 def test_first_blame_of_owner_below_the_leader_in_peer_order_only_takes_chunks():
     bench = Bench(5)
-    bench.opened = msgspec.structs.replace(bench.opened, ballot=Ballot(1, CAT))
+    bench.proposal = msgspec.structs.replace(bench.proposal, ballot=Ballot(1, CAT))
     assert bench.say(ANN, BEN) and not bench.blame_book.rejected
     assert bench.blame_book.idle == {ANN, BEN}
     assert bench.say(CAT, DAN) and bench.blame_book.rejected == {DAN: "hash"}
@@ -258,7 +260,7 @@ def test_blame_of_relay_by_the_leader_takes_only_the_chunks_of_the_relay():
 
 def test_blame_of_relay_by_an_owner_above_it_or_below_the_leader_takes_the_chunks_of_both():
     bench = Bench(5)
-    bench.opened = msgspec.structs.replace(bench.opened, ballot=Ballot(1, CAT))
+    bench.proposal = msgspec.structs.replace(bench.proposal, ballot=Ballot(1, CAT))
     assert bench.say(BEN, ANN, "subtotal") and bench.blame_book.idle == {ANN, BEN}
 
 
@@ -302,7 +304,7 @@ class Shown:
 
 def test_complaint_is_repeated_after_a_quarter_of_a_patience_and_at_once_in_another_ballot():
     complaints = Complaints(RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=4.0), Shown(), ())
-    first, second = opened(IDS), opened(IDS, term=2)
+    first, second = proposal_of(IDS), proposal_of(IDS, term=2)
     assert complaints.make(first, IDS[1], "missing", 0.0) is not None
     assert complaints.make(first, IDS[1], "missing", 0.9) is None
     assert complaints.make(first, IDS[2], "missing", 0.9) is not None
@@ -313,7 +315,7 @@ def test_complaint_is_repeated_after_a_quarter_of_a_patience_and_at_once_in_anot
 def test_only_a_complaint_about_two_announcements_shows_one():
     complaints = Complaints(RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32)), Shown(), ())
     shown = {
-        reason: complaints.make(opened(IDS), IDS[1], reason, 0.0).said is not None
+        reason: complaints.make(proposal_of(IDS), IDS[1], reason, 0.0).said is not None
         for reason in ("a", "missing", TWO_FACED, "zz")
     }
     assert shown == {"a": False, "missing": False, TWO_FACED: True, "zz": False}

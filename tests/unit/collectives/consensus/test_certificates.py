@@ -17,14 +17,14 @@ GOOD, BAD = b"g" * 64, b"b" * 64
 RESULTS = b"r" * 32
 
 
-def opened(**changes):
+def proposal_of(**changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
     usual = Proposal(5, 0, Ballot(1, ANN), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
     return msgspec.structs.replace(usual, **changes)
 
 
 def commit(*voters, digest=RESULTS, signature=GOOD, **changes):
-    return Commit(opened(**changes), digest, tuple(Proof(peer, signature) for peer in voters))
+    return Commit(proposal_of(**changes), digest, tuple(Proof(peer, signature) for peer in voters))
 
 
 class Scene:
@@ -45,7 +45,7 @@ class Scene:
 def test_commit_with_votes_of_a_quorum_is_believed():
     scene = Scene()
     assert scene.certified(commit(ANN, BEN, CAT))
-    vote = Vote(5, 0, Ballot(1, ANN), name_of(opened()), RESULTS)
+    vote = Vote(5, 0, Ballot(1, ANN), name_of(proposal_of()), RESULTS)
     assert sorted(scene.verified) == [(peer, vote) for peer in (ANN, BEN, CAT)]
 
 
@@ -120,21 +120,21 @@ def test_commit_with_unproved_farewells_is_not_believed(carried):
 
 def test_commit_without_its_proposal_is_completed_with_that_of_its_ballot_and_digest_only():
     whole = commit(ANN, BEN, CAT)
-    others = [opened(ballot=Ballot(term, ANN)) for term in (0, 2)] + [
-        opened(contributors=whole.opened.contributors[:n]) for n in range(1, 5)
+    others = [proposal_of(ballot=Ballot(term, ANN)) for term in (0, 2)] + [
+        proposal_of(contributors=whole.proposal.contributors[:n]) for n in range(1, 5)
     ]
-    assert with_proposal(decided(whole), [None, *others, whole.opened]) == whole
+    assert with_proposal(decided(whole), [None, *others, whole.proposal]) == whole
     assert with_proposal(decided(whole), [None, *others]) is None
     for term in (0, 2):
         other = msgspec.structs.replace(decided(whole), ballot=Ballot(term, ANN))
-        assert with_proposal(other, [whole.opened]) is None, "the proposal is of another ballot"
+        assert with_proposal(other, [whole.proposal]) is None, "the proposal is of another ballot"
 
 
 def test_commits_of_one_ballot_with_different_values_conflict():
     ours = commit(ANN, BEN, CAT)
     assert not conflicting(ours, commit(BEN, CAT, DAN)), "other votes for the same value"
     assert conflicting(ours, commit(ANN, BEN, CAT, digest=b"x" * 32))
-    assert conflicting(ours, commit(ANN, BEN, CAT, contributors=ours.opened.contributors[:4]))
+    assert conflicting(ours, commit(ANN, BEN, CAT, contributors=ours.proposal.contributors[:4]))
     for other in ({"lineage": b"l" * 16}, {"ballot": Ballot(2, ANN)}, {"ballot": Ballot(0, ANN)}):
         assert not conflicting(ours, commit(ANN, BEN, CAT, digest=b"x" * 32, **other))
 

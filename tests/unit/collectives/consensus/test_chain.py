@@ -126,10 +126,10 @@ def test_votes_of_other_lives_of_known_members_do_not_confirm_a_round():
 
 def _voted(proof, **changes):
     """Return a changed certificate with valid votes of its members for the changed round."""
-    opened = msgspec.structs.replace(proof.commit.opened, **changes)
-    vote = vote_for(opened, RESULTS)
+    proposal = msgspec.structs.replace(proof.commit.proposal, **changes)
+    vote = vote_for(proposal, RESULTS)
     votes = tuple(Proof(peer, sign(peer, vote)) for peer in sorted(set(proof.members)))
-    return msgspec.structs.replace(proof, commit=Commit(opened, RESULTS, votes))
+    return msgspec.structs.replace(proof, commit=Commit(proposal, RESULTS, votes))
 
 
 def test_certificate_of_an_earlier_round_proves_nothing_after_a_later_one():
@@ -211,8 +211,8 @@ def test_lineage_may_begin_at_a_later_round_only_where_gaps_are_allowed():
 def _replaced(history, **changes):
     era = history.chain[-1]
     last = era.certificates[-1]
-    opened = msgspec.structs.replace(last.commit.opened, **changes)
-    commit = Commit(opened, last.commit.digest, last.commit.votes)
+    proposal = msgspec.structs.replace(last.commit.proposal, **changes)
+    commit = Commit(proposal, last.commit.digest, last.commit.votes)
     changed = msgspec.structs.replace(last, commit=commit)
     return (*history.chain[:-1], Era(era.fork, (*era.certificates[:-1], changed)))
 

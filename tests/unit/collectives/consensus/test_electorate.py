@@ -21,7 +21,7 @@ def electorate(live=IDS, terms=TERMS, left=()):
     return one
 
 
-def opened(alive, left=()):
+def proposal_of(alive, left=()):
     return Proposal(5, 0, Ballot(1, ANN), alive, alive, (), (), None, (), farewells=tuple(map(farewell, left)))
 
 
@@ -59,8 +59,8 @@ def test_electorate_whose_members_have_all_left_has_no_quorum():
 
 def test_ballot_commits_with_the_farewells_that_it_carries_only():
     one = electorate(left=[ANN])
-    assert not one.suffice({BEN, CAT}, opened((ANN, BEN, CAT, DAN)))
-    assert one.suffice({BEN, CAT}, opened((BEN, CAT, DAN), left=[ANN]))
+    assert not one.suffice({BEN, CAT}, proposal_of((ANN, BEN, CAT, DAN)))
+    assert one.suffice({BEN, CAT}, proposal_of((BEN, CAT, DAN), left=[ANN]))
 
 
 def test_electorate_without_reachable_quorum_is_not_able():

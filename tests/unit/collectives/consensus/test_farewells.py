@@ -48,22 +48,22 @@ def farewells(terms=TERMS):
     return Farewells(terms, verify)
 
 
-def opened(term=1, leader=ANN, **changes):
+def proposal_of(term=1, leader=ANN, **changes):
     entries = tuple(Contribution(peer, 1, 10) for peer in IDS)
     usual = Proposal(5, 0, Ballot(term, leader), IDS, IDS, entries, (), None, (), electorate=TERMS.electorate)
     return msgspec.structs.replace(usual, **changes)
 
 
 def test_farewell_of_a_member_is_added_once():
-    book, leave = farewells(), said(BEN, Ballot(1, ANN), opened(), RESULTS)
+    book, leave = farewells(), said(BEN, Ballot(1, ANN), proposal_of(), RESULTS)
     assert book.add(leave) and not book.add(leave)
     assert list(book) == [BEN] and BEN in book and ANN not in book and book.messages() == [leave]
 
 
 def test_farewell_with_a_vote_above_its_promise_is_refused():
     """Honest leaders would carry it, and no acceptor would follow them."""
-    assert not farewells().add(said(BEN, Ballot(1, ANN), opened(9), RESULTS))
-    assert farewells().add(said(BEN, Ballot(9, ANN), opened(9), RESULTS))
+    assert not farewells().add(said(BEN, Ballot(1, ANN), proposal_of(9), RESULTS))
+    assert farewells().add(said(BEN, Ballot(9, ANN), proposal_of(9), RESULTS))
 
 
 def test_second_farewell_of_a_member_does_not_replace_the_first():
@@ -81,13 +81,13 @@ def test_second_farewell_of_a_member_does_not_replace_the_first():
         said(BEN, round=4),
         said(BEN, fragment=1),
         said(BEN, lineage=b"l" * 16),
-        said(BEN, Ballot(1, ANN), opened(), None),
+        said(BEN, Ballot(1, ANN), proposal_of(), None),
         said(BEN, Ballot(1, ANN), None, RESULTS),
-        said(BEN, Ballot(1, ANN), opened(contributors=()), RESULTS),
-        said(BEN, Ballot(1, ANN), opened(lineage=b"l" * 16), RESULTS),
-        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), voted=opened(2)),
-        msgspec.structs.replace(said(BEN, Ballot(1, ANN), opened(), RESULTS), voted=None),
-        msgspec.structs.replace(said(BEN), voted=opened()),
+        said(BEN, Ballot(1, ANN), proposal_of(contributors=()), RESULTS),
+        said(BEN, Ballot(1, ANN), proposal_of(lineage=b"l" * 16), RESULTS),
+        msgspec.structs.replace(said(BEN, Ballot(1, ANN), proposal_of(), RESULTS), voted=proposal_of(2)),
+        msgspec.structs.replace(said(BEN, Ballot(1, ANN), proposal_of(), RESULTS), voted=None),
+        msgspec.structs.replace(said(BEN), voted=proposal_of()),
     ],
     ids=[
         *("signature", "stranger", "later round", "earlier round", "fragment", "lineage", "digest", "vote"),
@@ -101,7 +101,7 @@ def test_farewell_that_cannot_be_right_is_refused(leave):
 
 @pytest.mark.parametrize("changes", [{"promised": START}, {"digest": b"x" * 32}, {"voted": b"x" * 32}])
 def test_farewell_with_a_changed_statement_is_refused(changes):
-    leave = said(BEN, Ballot(1, ANN), opened(), RESULTS)
+    leave = said(BEN, Ballot(1, ANN), proposal_of(), RESULTS)
     changed = msgspec.structs.replace(leave, farewell=msgspec.structs.replace(leave.farewell, **changes))
     assert not farewells().add(changed)
 
@@ -122,16 +122,16 @@ def test_ballot_carries_farewells_whose_promise_is_not_above_it():
 
 
 def carrying(*leaves, term=3):
-    return opened(term, farewells=tuple(leave.farewell for leave in leaves))
+    return proposal_of(term, farewells=tuple(leave.farewell for leave in leaves))
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_proposal_with_proved_farewells_is_valid(known):
-    book, leaves = farewells(), [said(BEN, Ballot(1, ANN), opened(), RESULTS), said(CAT, Ballot(3, ANN))]
+    book, leaves = farewells(), [said(BEN, Ballot(1, ANN), proposal_of(), RESULTS), said(CAT, Ballot(3, ANN))]
     for leave in leaves if known else []:
         book.add(leave)
     assert book.valid(carrying(*leaves)) and list(departed(carrying(*leaves))) == [BEN, CAT]
-    assert book.valid(opened())
+    assert book.valid(proposal_of())
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_refused_farewell_is_not_passed_on():
 
 def test_departed_member_sends_its_vote_and_no_other_one():
     one = agreement(BEN, store=MemoryVoteStore())
-    on_message(one, ANN, Propose(opened()))
+    on_message(one, ANN, Propose(proposal_of()))
     one.complete(RESULTS, 0.1)
     assert sent(one, Vote)
     one.leave()
     (leave,) = sent(one, Leave)
-    assert leave.voted == opened() and leave.farewell.digest == RESULTS and farewells().add(leave)
+    assert leave.voted == proposal_of() and leave.farewell.digest == RESULTS and farewells().add(leave)
     on_message(one, CAT, Prepare(5, 0, Ballot(2, CAT)), 0.2)
-    on_message(one, CAT, Propose(opened(2, CAT)), 0.3)
+    on_message(one, CAT, Propose(proposal_of(2, CAT)), 0.3)
     one.complete(RESULTS, 0.4)
     one.tick(100.0)
     one.leave()
@@ -244,10 +244,10 @@ def test_newcomer_says_no_farewell():
 
 def test_proposal_with_an_unproved_farewell_is_not_followed():
     one = agreement(BEN)
-    on_message(one, ANN, Propose(opened(farewells=(said(DAN, signer=ANN).farewell,))))
-    assert one.opened is None
-    on_message(one, ANN, Propose(fine := opened(farewells=(said(DAN).farewell,))))
-    assert one.opened == fine
+    on_message(one, ANN, Propose(proposal_of(farewells=(said(DAN, signer=ANN).farewell,))))
+    assert one.proposal is None
+    on_message(one, ANN, Propose(fine := proposal_of(farewells=(said(DAN).farewell,))))
+    assert one.proposal == fine
 
 
 def test_quorum_of_those_left_commits_after_farewells():
@@ -259,12 +259,12 @@ def test_quorum_of_those_left_commits_after_farewells():
     prepare, now = prepared(one)
     on_message(one, BEN, Promise(5, 0, prepare.ballot, None, None), now)
     one.tick(now + 3.0)
-    assert [farewell.peer for farewell in one.opened.farewells] == [DAN, EVE] and one.opened.alive == (ANN, BEN)
-    assert {entry.peer: entry.reason for entry in one.opened.excluded} == {DAN: "left", EVE: "left"}
-    proposal = one.opened
+    assert [farewell.peer for farewell in one.proposal.farewells] == [DAN, EVE] and one.proposal.alive == (ANN, BEN)
+    assert {entry.peer: entry.reason for entry in one.proposal.excluded} == {DAN: "left", EVE: "left"}
+    proposal = one.proposal
     one.complete(RESULTS, now + 3.0)
     on_message(one, BEN, vote_of(proposal), now + 3.0)
-    assert one.commit is not None and one.commit.opened == proposal
+    assert one.commit is not None and one.commit.proposal == proposal
     other = agreement(CAT)
     on_message(other, ANN, one.commit)
     assert other.commit == one.commit, "a peer without the farewells learns them from the commit"
@@ -283,22 +283,22 @@ def test_refused_connections_do_not_change_the_quorum():
         one.tick(at / 2)
         for prepare in sent(one, Prepare):
             on_message(one, BEN, Promise(5, 0, prepare.ballot, None, None), at / 2)
-    assert one.opened is None or one.opened.ballot.term == 1
+    assert one.proposal is None or one.proposal.ballot.term == 1
     assert not one.able and set(one.absent) == {CAT, DAN, EVE}
 
 
 def test_vote_in_a_farewell_binds_the_next_ballot():
     """Three of five voted; two of them left, and the third is silent: the others must adopt the value."""
     one = agreement(CAT, live=IDS)
-    on_message(one, ANN, Propose(opened()))
+    on_message(one, ANN, Propose(proposal_of()))
     for peer in (ANN, BEN):
-        on_message(one, peer, said(peer, Ballot(1, ANN), opened(), RESULTS))
+        on_message(one, peer, said(peer, Ballot(1, ANN), proposal_of(), RESULTS))
         one.on_link_down(peer, 0.0)
     one.on_link_down(DAN, 0.0)
     prepare, now = prepared(one)
     on_message(one, EVE, Promise(5, 0, prepare.ballot, None, None), now)
     one.tick(now + 3.0)
-    assert one.opened.adopted == RESULTS and one.opened.sources == (ANN, BEN) and one.opened.alive == (CAT, EVE)
+    assert one.proposal.adopted == RESULTS and one.proposal.sources == (ANN, BEN) and one.proposal.alive == (CAT, EVE)
 
 
 def test_promise_above_the_ballot_keeps_a_farewell_out_of_it():
@@ -310,13 +310,13 @@ def test_promise_above_the_ballot_keeps_a_farewell_out_of_it():
     for peer in (ANN, BEN):
         on_message(one, peer, Promise(5, 0, prepare.ballot, None, None), now)
     one.tick(now + 3.0)
-    assert one.opened.ballot == prepare.ballot and one.opened.farewells == () and DAN not in one.opened.alive
+    assert one.proposal.ballot == prepare.ballot and one.proposal.farewells == () and DAN not in one.proposal.alive
 
 
 @pytest.mark.parametrize("proved", [True, False])
 def test_commit_is_believed_only_with_proved_farewells(proved):
     left = [said(peer, signer=None if proved else ANN).farewell for peer in (DAN, EVE)]
-    proposal = opened(farewells=tuple(left))
+    proposal = proposal_of(farewells=tuple(left))
     votes = tuple(Proof(peer, sign(peer, vote_of(proposal))) for peer in (ANN, CAT))
     one = agreement(BEN)
     on_message(one, ANN, Commit(proposal, RESULTS, votes))

@@ -62,10 +62,10 @@ def proposal(lives, ballot=FIRST):
     return Proposal(5, 0, ballot, group, group, entries, (), None, (), lives=lives, electorate=TERMS.electorate)
 
 
-def follows(one, opened):
-    first = opened.ballot.term == 1
-    one.on_message(LEADER, Propose(opened) if first else freely(opened, IDS), bytes(64), 0.1)
-    return one.opened == opened
+def follows(one, proposal):
+    first = proposal.ballot.term == 1
+    one.on_message(LEADER, Propose(proposal) if first else freely(proposal, IDS), bytes(64), 0.1)
+    return one.proposal == proposal
 
 
 def test_ballot_with_the_announced_lives_is_followed():

@@ -135,9 +135,9 @@ class World:
         self.collect(me)
 
     def complete(self, me):
-        opened = self.peers[me].opened
-        if opened is not None and me in opened.alive:
-            self.peers[me].complete(digest(opened.contributors), self.now)
+        proposal = self.peers[me].proposal
+        if proposal is not None and me in proposal.alive:
+            self.peers[me].complete(digest(proposal.contributors), self.now)
             self.collect(me)
 
     def tick(self, seconds):
@@ -263,9 +263,9 @@ class World:
         """Check that all processes that have ever run agree on contributors, members, their lives and the results."""
         for peer in self.peers.values():
             if peer.commit is not None:
-                opened = peer.commit.opened
-                self.verdicts.add((opened.contributors, opened.members, opened.lives, peer.commit.digest))
-                assert peer.commit.digest == digest(opened.contributors)
+                proposal = peer.commit.proposal
+                self.verdicts.add((proposal.contributors, proposal.members, proposal.lives, peer.commit.digest))
+                assert peer.commit.digest == digest(proposal.contributors)
         assert len(self.verdicts) <= 1
 
 
@@ -313,7 +313,7 @@ class Script(World):
         self.flow()
         self.tick(0.0)
         self.flow()
-        assert all(peer.opened.ballot == Ballot(1, self.ids[0]) for peer in self.peers.values())
+        assert all(peer.proposal.ballot == Ballot(1, self.ids[0]) for peer in self.peers.values())
 
     def flow(self, wanted=lambda sender, to, message: True):
         """Deliver all messages except those of or to silent peers, and those that are not `wanted`."""
@@ -386,8 +386,8 @@ def test_members_left_after_farewells_commit_the_value_that_the_farewells_report
     world.go_on(20.0)
     assert set(world.committed()) == set(world.ids[2:])
     commit = world.peers[world.ids[3]].commit
-    assert [farewell.peer for farewell in commit.opened.farewells] == world.ids[:2]
-    assert commit.opened.adopted is not None
+    assert [farewell.peer for farewell in commit.proposal.farewells] == world.ids[:2]
+    assert commit.proposal.adopted is not None
     world.check()
 
 
@@ -432,11 +432,11 @@ def test_members_are_part_of_the_decided_value():
     world.go_on(30.0)
     assert set(world.committed()) == set(others)
     commit = world.peers[others[0]].commit
-    assert commit.opened.adopted is not None and commit.opened.alive == tuple(others)
+    assert commit.proposal.adopted is not None and commit.proposal.alive == tuple(others)
     world.peers[leader], world.bag = paused, votes
     world.flow()
-    assert paused.commit.opened.ballot == Ballot(1, leader)
-    assert paused.commit.opened.members == commit.opened.members == tuple(world.ids)
+    assert paused.commit.proposal.ballot == Ballot(1, leader)
+    assert paused.commit.proposal.members == commit.proposal.members == tuple(world.ids)
     world.check()
 
 
@@ -524,7 +524,7 @@ def test_leader_limits_its_ballot_rate(trouble):
     def lie():
         """Blame with a new announcement each time, so that each blame is new."""
         agreement = world.peers[liar]
-        if agreement.opened is not None:
+        if agreement.proposal is not None:
             world.attempts[liar] += 1
             agreement.announce(ready(world.attempts[liar]), world.now)
             agreement.accuse(liar, "withdrawn", world.now)
@@ -535,14 +535,14 @@ def test_leader_limits_its_ballot_rate(trouble):
 
 def test_endless_proposer_is_answered_no_more_often_than_an_honest_one():
     peer, ids = _led()
-    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
+    peer.on_message(ids[0], Propose(proposal := _open(ids, ids[0])), b"", 0.0)
     heard = 0
     for at in range(400):
         now = at / 10
         peer.on_message(ids[3], Prepare(5, 0, Ballot(2 * at + 3, ids[3])), b"", now)
         peer.on_message(ids[3], freely(_open(ids, ids[3], 2 * at + 4), ids, sign), b"", now)
         heard += sum(isinstance(message, Promise) and to == ids[3] for to, message in peer.take())
-    assert opened != peer.opened and 4 <= heard <= 10
+    assert proposal != peer.proposal and 4 <= heard <= 10
     assert not peer.acceptor.trusts(ids[3]) and peer.acceptor.trusts(ids[2])
 
 
@@ -559,9 +559,9 @@ def test_endless_proposer_does_not_block_other_ballots():
             world.peers[me].on_message(liar, Prepare(5, 0, ballot), b"", world.now)
             lives = {"lives": b"".join(world.lives[peer] for peer in world.ids)}
             electorate = world.peers[me].terms.electorate
-            opened = _open(world.ids, liar, ballot.term, electorate=electorate, **lives)
-            world.peers[me].on_message(liar, freely(opened, world.ids, sign), b"", world.now)
-            followed += world.peers[me].opened == opened
+            proposal = _open(world.ids, liar, ballot.term, electorate=electorate, **lives)
+            world.peers[me].on_message(liar, freely(proposal, world.ids, sign), b"", world.now)
+            followed += world.peers[me].proposal == proposal
             world.collect(me)
         world.flow()
         if at % 10 == 0:  # moving the data takes a while
@@ -578,7 +578,7 @@ def _split_votes(*votes):
     None: without a vote.
     """
     peer, ids = _led(n=5)
-    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
+    peer.on_message(ids[0], Propose(proposal := _open(ids, ids[0])), b"", 0.0)
     begun = None
     for at in range(1, 60):
         peer.tick(at / 2)
@@ -587,10 +587,10 @@ def _split_votes(*votes):
             break
     for other, voted in zip((ids[0], *ids[2:]), votes, strict=True):
         if voted != "silent":
-            promise = Promise(5, 0, begun.ballot, opened if voted else None, voted)
+            promise = Promise(5, 0, begun.ballot, proposal if voted else None, voted)
             peer.on_message(other, promise, b"", at / 2)
     peer.tick(at / 2 + 5.0)
-    return peer.opened, ids
+    return peer.proposal, ids
 
 
 A, B = bytes([65]) * 32, bytes([66]) * 32
@@ -598,18 +598,18 @@ A, B = bytes([65]) * 32, bytes([66]) * 32
 
 def test_differing_votes_adopt_result_of_the_majority():
     """No commit is possible; with a free choice the lying owner would cause the same split again."""
-    opened, ids = _split_votes(A, B, B, None)
-    assert opened.ballot.leader == ids[1] and opened.adopted == B and opened.sources == (ids[2], ids[3])
+    proposal, ids = _split_votes(A, B, B, None)
+    assert proposal.ballot.leader == ids[1] and proposal.adopted == B and proposal.sources == (ids[2], ids[3])
 
 
 def test_votes_without_possible_verdict_leave_choice_free():
-    opened, ids = _split_votes(None, A, None, None)
-    assert opened.ballot.leader == ids[1] and opened.adopted is None
+    proposal, ids = _split_votes(None, A, None, None)
+    assert proposal.ballot.leader == ids[1] and proposal.adopted is None
 
 
 def test_value_with_possible_verdict_is_adopted():
-    opened, ids = _split_votes(A, A, None, "silent")
-    assert opened.ballot.leader == ids[1] and opened.adopted == A and opened.sources == (ids[0], ids[2])
+    proposal, ids = _split_votes(A, A, None, "silent")
+    assert proposal.ballot.leader == ids[1] and proposal.adopted == A and proposal.sources == (ids[0], ids[2])
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -713,7 +713,7 @@ def test_changed_votes_of_one_peer_do_not_extend_patience():
     peer.announce(ready(), 0.0)
     peer.take()
     for at in range(100):
-        vote = vote_for(peer.opened, bytes([at]) * 32)
+        vote = vote_for(peer.proposal, bytes([at]) * 32)
         peer.on_message(ids[1], vote, sign(ids[1], vote), at / 2)
     begun = [message for _, message in peer.take() if isinstance(message, Prepare)]
     assert begun, "its patience with its own ballot comes to an end"
@@ -752,20 +752,20 @@ def _open(ids, leader, term=1, **changes):
 
 def test_proposal_of_the_leader_is_followed():
     peer, ids = _led()
-    opened = _open(ids, ids[0])
-    peer.on_message(ids[0], Propose(opened), b"", 0.0)
-    assert peer.opened == opened
+    proposal = _open(ids, ids[0])
+    peer.on_message(ids[0], Propose(proposal), b"", 0.0)
+    assert peer.proposal == proposal
 
 
 def test_first_proposal_with_a_justification_is_refused():
     """No earlier ballot exists, so there is nothing to justify; it would only make the message longer."""
     peer, ids = _led()
-    opened = _open(ids, ids[0])
-    for message in (Propose(opened, earlier=(opened,)), freely(opened, ids, sign)):
+    proposal = _open(ids, ids[0])
+    for message in (Propose(proposal, earlier=(proposal,)), freely(proposal, ids, sign)):
         peer.on_message(ids[0], message, b"", 0.0)
-        assert peer.opened is None
-    peer.on_message(ids[0], Propose(opened), b"", 0.0)
-    assert peer.opened == opened
+        assert peer.proposal is None
+    peer.on_message(ids[0], Propose(proposal), b"", 0.0)
+    assert peer.proposal == proposal
 
 
 @pytest.mark.parametrize(
@@ -799,30 +799,30 @@ def test_first_proposal_with_a_justification_is_refused():
 def test_invalid_open_is_not_followed(sender, changes):
     peer, ids = _led()
     peer.on_message(ids[sender], Propose(_open(ids, ids[0], **changes)), b"", 0.0)
-    assert peer.opened is None
+    assert peer.proposal is None
 
 
 def test_ballot_below_promise_is_not_followed():
     peer, ids = _led()
     peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
     peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 0.0)
-    assert peer.opened is None
+    assert peer.proposal is None
     # Nor does it vote for its earlier proposal.
     peer, ids = _led()
-    opened = _open(ids, ids[0])
-    peer.on_message(ids[0], Propose(opened), b"", 0.0)
+    proposal = _open(ids, ids[0])
+    peer.on_message(ids[0], Propose(proposal), b"", 0.0)
     peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
     peer.take()
-    peer.complete(digest(opened.contributors), 0.0)
+    peer.complete(digest(proposal.contributors), 0.0)
     assert not [message for _, message in peer.take() if isinstance(message, Vote)]
 
 
-def _commit(opened, voters, signers=None, about=None):
-    verdict = digest(opened.contributors)
-    vote = vote_for(opened, about or verdict)
+def _commit(proposal, voters, signers=None, about=None):
+    verdict = digest(proposal.contributors)
+    vote = vote_for(proposal, about or verdict)
     signers = voters if signers is None else signers
     proofs = tuple(Proof(peer, sign(signer, vote)) for peer, signer in zip(voters, signers, strict=True))
-    return Commit(opened, verdict, proofs)
+    return Commit(proposal, verdict, proofs)
 
 
 def test_commit_with_quorum_of_votes_is_accepted_from_anyone():
@@ -839,17 +839,17 @@ def test_commit_goes_without_its_proposal_to_peers_that_have_it():
     for other in ids[1:3]:
         leader.on_message(other, ready(), b"", 0.0)
     leader.announce(ready(), 0.0)
-    opened = leader.opened
+    proposal = leader.proposal
     leader.reach(ids[3])
     leader.take()
-    verdict = digest(opened.contributors)
+    verdict = digest(proposal.contributors)
     leader.complete(verdict, 0.0)
     for voter in ids[1:3]:
-        leader.on_message(voter, vote_for(opened, verdict), sign(voter, vote_for(opened, verdict)), 0.0)
+        leader.on_message(voter, vote_for(proposal, verdict), sign(voter, vote_for(proposal, verdict)), 0.0)
     sent = dict(leader.take())
     assert sent == {ids[1]: decided(leader.commit), ids[2]: decided(leader.commit), ids[3]: leader.commit}
     follower, _ = _led(me=1)
-    follower.on_message(ids[0], Propose(opened), b"", 0.0)
+    follower.on_message(ids[0], Propose(proposal), b"", 0.0)
     follower.on_message(ids[0], sent[ids[1]], b"", 0.0)
     assert follower.commit == leader.commit
 
@@ -886,9 +886,9 @@ def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
 )
 def test_forged_commit_without_its_proposal_is_refused(change):
     peer, ids = _led()
-    opened = _open(ids, ids[0])
-    peer.on_message(ids[0], Propose(opened), b"", 0.0)
-    true = decided(_commit(opened, ids[:3]))
+    proposal = _open(ids, ids[0])
+    peer.on_message(ids[0], Propose(proposal), b"", 0.0)
+    true = decided(_commit(proposal, ids[:3]))
     peer.on_message(ids[0], msgspec.structs.replace(true, **change), b"", 0.0)
     assert peer.commit is None
     peer.on_message(ids[0], true, b"", 0.0)
@@ -898,13 +898,13 @@ def test_forged_commit_without_its_proposal_is_refused(change):
 @pytest.mark.parametrize("case", ["few", "forged", "of another digest", "one voter thrice", "of strangers", "gone"])
 def test_forged_commit_is_refused(case):
     peer, ids = _led()
-    opened = _open(ids, ids[0])
+    proposal = _open(ids, ids[0])
     forged = {
-        "few": _commit(opened, ids[1:2]),
-        "forged": _commit(opened, ids[:3], signers=[ids[3]] * 3),
-        "of another digest": _commit(opened, ids[:3], about=bytes(32)),
-        "one voter thrice": _commit(opened, [ids[3]] * 3),
-        "of strangers": _commit(opened, [name(7), name(8), name(9)]),
+        "few": _commit(proposal, ids[1:2]),
+        "forged": _commit(proposal, ids[:3], signers=[ids[3]] * 3),
+        "of another digest": _commit(proposal, ids[:3], about=bytes(32)),
+        "one voter thrice": _commit(proposal, [ids[3]] * 3),
+        "of strangers": _commit(proposal, [name(7), name(8), name(9)]),
         "gone": _commit(
             _open(ids, ids[3], 2, excluded=tuple(Exclusion(peer, "gone") for peer in ids[:3])), ids[3:]
         ),  # leaves members out of the quorum without farewells
@@ -919,8 +919,8 @@ def test_verdict_of_non_members_does_not_hide_the_real_one():
     peer, ids = _led()
     strangers = [name(i) for i in (7, 8, 9, 10)]
     for electorate in (terms(strangers).electorate, terms(ids).electorate):
-        opened = _open(strangers, strangers[0], electorate=electorate)
-        peer.on_message(strangers[0], _commit(opened, strangers), b"", 0.0)
+        proposal = _open(strangers, strangers[0], electorate=electorate)
+        peer.on_message(strangers[0], _commit(proposal, strangers), b"", 0.0)
         assert peer.commit is None
     commit = _commit(_open(ids, ids[0]), ids[:3])
     peer.on_message(ids[0], commit, b"", 0.0)
@@ -933,8 +933,8 @@ def test_weights_are_capped_and_zero_weight_does_not_contribute():
     peer.on_message(ids[1], ready(weight=10_000), b"", 0.0)
     peer.on_message(ids[2], ready(weight=0), b"", 0.0)
     peer.announce(ready(), 0.0)
-    assert [(entry.peer, entry.weight) for entry in peer.opened.contributors] == [(ids[0], 10), (ids[1], 100)]
-    assert peer.opened.alive == tuple(ids)
+    assert [(entry.peer, entry.weight) for entry in peer.proposal.contributors] == [(ids[0], 10), (ids[1], 100)]
+    assert peer.proposal.alive == tuple(ids)
 
 
 def test_other_base_or_plan_is_excluded_with_reason():
@@ -944,8 +944,8 @@ def test_other_base_or_plan_is_excluded_with_reason():
     peer.on_message(ids[2], ready(plan=bytes([9]) * 32), b"", 0.0)
     peer.on_message(ids[3], ready(), b"", 0.0)
     peer.announce(ready(), 0.0)
-    assert {entry.peer: entry.reason for entry in peer.opened.excluded} == {ids[1]: "base digest", ids[2]: "plan"}
-    assert peer.opened.alive == (ids[0], ids[3]) and not peer.diverged
+    assert {entry.peer: entry.reason for entry in peer.proposal.excluded} == {ids[1]: "base digest", ids[2]: "plan"}
+    assert peer.proposal.alive == (ids[0], ids[3]) and not peer.diverged
 
 
 def test_peer_with_minority_base_knows_that_it_diverged():
@@ -964,17 +964,17 @@ def test_each_vote_counts_once_and_for_one_digest():
     for other in ids[1:]:
         peer.on_message(other, ready(), b"", 0.0)
     peer.announce(ready(), 0.0)
-    right, wrong = digest(peer.opened.contributors), bytes(32)
+    right, wrong = digest(peer.proposal.contributors), bytes(32)
     for _ in range(3):
-        vote = vote_for(peer.opened, right)
+        vote = vote_for(peer.proposal, right)
         peer.on_message(ids[1], vote, sign(ids[1], vote), 0.0)
     for other in (ids[2], ids[3]):
-        vote = vote_for(peer.opened, wrong)
+        vote = vote_for(peer.proposal, wrong)
         peer.on_message(other, vote, sign(other, vote), 0.0)
     assert peer.commit is None
     peer.complete(right, 0.0)
     assert peer.commit is None
-    vote = vote_for(peer.opened, right)
+    vote = vote_for(peer.proposal, right)
     peer.on_message(ids[4], vote, sign(ids[4], vote), 0.0)
     assert peer.commit.digest == right and [proof.peer for proof in peer.commit.votes] == [ids[0], ids[1], ids[4]]
 
@@ -990,12 +990,12 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     announced = ready(voter=peer.voter, life=peer.use_number(1))
     peer.announce(announced, 0.0)
     peer.tick(100.0)
-    assert peer.opened is None and not peer.voter
+    assert peer.proposal is None and not peer.voter
     peer.on_message(ids[1], Prepare(5, 0, Ballot(2, ids[1])), b"", 100.0)
     peer.on_message(
-        ids[1], freely(opened := _open(ids, ids[1], 2, electorate=peer.terms.electorate), ids, sign), b"", 100.0
+        ids[1], freely(proposal := _open(ids, ids[1], 2, electorate=peer.terms.electorate), ids, sign), b"", 100.0
     )
-    peer.complete(digest(opened.contributors), 100.0)
+    peer.complete(digest(proposal.contributors), 100.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise | Vote | Propose)]
     # The others wait for it no longer, and two of three members are still a quorum.
     other = agreement(ids[1], ids, ids, lives=lives)
@@ -1007,23 +1007,23 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
 def test_restarted_peer_with_its_store_remembers_its_promise_and_vote():
     store = MemoryVoteStore()
     before, ids = _led(store=store)
-    before.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
-    before.complete(digest(opened.contributors), 0.0)
+    before.on_message(ids[0], Propose(proposal := _open(ids, ids[0])), b"", 0.0)
+    before.complete(digest(proposal.contributors), 0.0)
     before.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     after, _ = _led(store=store)
     assert after.voter and after.acceptor.bound
-    after.on_message(ids[0], Propose(opened), b"", 0.0)
-    assert after.opened is None, "a lower ballot than the promised one"
+    after.on_message(ids[0], Propose(proposal), b"", 0.0)
+    assert after.proposal is None, "a lower ballot than the promised one"
     after.on_message(ids[3], Prepare(5, 0, Ballot(4, ids[3])), b"", 0.0)
     ((to, promise),) = [(to, message) for to, message in after.take() if isinstance(message, Promise)]
-    assert to == ids[3] and promise.voted == opened and promise.digest == digest(opened.contributors)
+    assert to == ids[3] and promise.voted == proposal and promise.digest == digest(proposal.contributors)
 
 
 def test_restarted_leader_does_not_begin_its_first_ballot_again():
     """It could propose another value under the same number."""
     store = MemoryVoteStore()
     before, ids = _led(me=0, store=store)
-    assert before.opened is not None and before.opened.ballot == Ballot(1, ids[0])
+    assert before.proposal is not None and before.proposal.ballot == Ballot(1, ids[0])
     after, _ = _led(me=0, store=store)
     begun = []
     for at in range(40):
@@ -1041,9 +1041,9 @@ class BrokenStore(MemoryVoteStore):
 
 def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
     peer, ids = _led(store=BrokenStore())
-    peer.on_message(ids[0], Propose(opened := _open(ids, ids[0])), b"", 0.0)
-    assert peer.opened == opened, "it takes part, so that others get its data"
-    peer.complete(digest(opened.contributors), 0.0)
+    peer.on_message(ids[0], Propose(proposal := _open(ids, ids[0])), b"", 0.0)
+    assert peer.proposal == proposal, "it takes part, so that others get its data"
+    peer.complete(digest(proposal.contributors), 0.0)
     peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     leader, _ = _led(me=0, store=BrokenStore())
     for at in range(100):
@@ -1090,8 +1090,8 @@ def test_only_members_vote(member):
     members = ids if member else ids[:3]
     peer = agreement(ids[3], members, ids)
     peer.on_message(ids[0], Propose(_open(ids, ids[0], electorate=terms(members).electorate)), b"", 0.0)
-    assert peer.opened is not None
-    peer.complete(digest(peer.opened.contributors), 0.0)
+    assert peer.proposal is not None
+    peer.complete(digest(peer.proposal.contributors), 0.0)
     votes = [to for to, message in peer.take() if isinstance(message, Vote)]
     assert votes == ([ids[0]] if member else [])
 
@@ -1108,7 +1108,7 @@ def test_newcomers_never_decide_after_all_members_are_unreachable():
         peer.tick(float(at))
         for _, message in peer.take():
             assert not isinstance(message, (Propose, Prepare))
-    assert peer.opened is None and peer.absent == tuple(ids)
+    assert peer.proposal is None and peer.absent == tuple(ids)
 
 
 def test_group_below_quorum_is_not_kept_for_next_ballot():
@@ -1117,9 +1117,9 @@ def test_group_below_quorum_is_not_kept_for_next_ballot():
     peer = agreement(ids[0], ids, ids)
     peer.on_message(ids[2], ready(), b"", 0.0)
     only = (ids[2],)
-    opened = _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),))
-    peer.on_message(ids[2], freely(opened, ids, sign), b"", 0.0)
-    assert peer.opened.alive == only
+    proposal = _open(ids, ids[2], 4, group=only, alive=only, contributors=(Contribution(ids[2], 1, 10),))
+    peer.on_message(ids[2], freely(proposal, ids, sign), b"", 0.0)
+    assert peer.proposal.alive == only
     peer.on_message(ids[1], ready(), b"", 0.0)
     peer.announce(ready(), 0.0)
     peer.take()
@@ -1129,7 +1129,7 @@ def test_group_below_quorum_is_not_kept_for_next_ballot():
             if isinstance(message, Prepare):
                 for other in ids[1:]:
                     peer.on_message(other, Promise(5, 0, message.ballot, None, None), b"", float(at))
-    assert peer.opened.alive == tuple(ids)
+    assert peer.proposal.alive == tuple(ids)
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -34,7 +34,7 @@ def test_asynchronous_leader_does_not_open_without_contribution():
     here(peer, IDS[1:])
     for now in (1.0, 10.0, 100.0):
         peer.tick(now)
-        assert peer.opened is None and peer.waiting_for() == tuple(IDS)
+        assert peer.proposal is None and peer.waiting_for() == tuple(IDS)
 
 
 def test_asynchronous_grace_starts_with_first_contribution_and_ends_with_last():
@@ -42,18 +42,18 @@ def test_asynchronous_grace_starts_with_first_contribution_and_ends_with_last():
     here(peer, IDS[1:])
     peer.on_message(IDS[2], ready(2, 10), bytes(64), 3.0)
     peer.tick(3.0 + 0.9 * GRACE)
-    assert peer.opened is None and peer.waiting_for() == (IDS[0], IDS[1], IDS[3])
+    assert peer.proposal is None and peer.waiting_for() == (IDS[0], IDS[1], IDS[3])
     peer.tick(3.0 + 1.1 * GRACE)
-    assert peer.opened is not None
+    assert peer.proposal is not None
     # All are in the group, and so members of the next round; one of them contributes.
-    assert peer.opened.alive == tuple(IDS) and [one.peer for one in peer.opened.contributors] == [IDS[2]]
+    assert peer.proposal.alive == tuple(IDS) and [one.peer for one in peer.proposal.contributors] == [IDS[2]]
     peer = leader()
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 3.0)
     for other in IDS[1:]:
-        assert peer.opened is None
+        assert peer.proposal is None
         peer.on_message(other, ready(2, 10), bytes(64), 3.1)
-    assert peer.opened is not None and len(peer.opened.contributors) == 4
+    assert peer.proposal is not None and len(peer.proposal.contributors) == 4
 
 
 def test_asynchronous_leader_waits_for_min_peers():
@@ -61,10 +61,10 @@ def test_asynchronous_leader_waits_for_min_peers():
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 3.0)
     peer.tick(50.0)
-    assert peer.opened is None
+    assert peer.proposal is None
     peer.on_message(IDS[3], ready(2, 10), bytes(64), 50.0)
     peer.tick(50.0 + 1.1 * GRACE)
-    assert peer.opened is not None and len(peer.opened.contributors) == 2
+    assert peer.proposal is not None and len(peer.proposal.contributors) == 2
 
 
 @pytest.mark.parametrize("said", [2, 0])
@@ -73,16 +73,16 @@ def test_asynchronous_leader_waits_for_absent_peers_and_quorum(said):
     here(peer, IDS[1 : said + 1])
     peer.announce(ready(2, 10), 0.0)
     peer.tick(0.9 * PATIENCE)
-    assert peer.opened is None
+    assert peer.proposal is None
     peer.tick(1.1 * PATIENCE)
-    assert (peer.opened is not None) == (said == 2)
+    assert (peer.proposal is not None) == (said == 2)
 
 
 def test_synchronous_leader_opens_when_all_are_ready():
     peer = leader(buffered=False)
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 0.1)
-    assert peer.opened is not None
+    assert peer.proposal is not None
 
 
 def test_leader_waits_for_each_member_as_long_as_its_own_grace():
@@ -97,7 +97,7 @@ def test_leader_waits_for_each_member_as_long_as_its_own_grace():
             for other in [other for other, when in came.items() if when == at]:
                 peer.on_message(other, ready(1, 1), bytes(64), at / 100)
             peer.tick(at / 100)
-            if peer.opened is not None:
+            if peer.proposal is not None:
                 return at / 100
         return None
 
@@ -117,8 +117,8 @@ def test_leader_excludes_barred_contributor_which_stays_a_member():
     peer.announce(ready(1, 1), 0.0)
     for other in IDS[1:]:
         peer.on_message(other, ready(1, 1), bytes(64), 0.0)
-    assert [one.peer for one in peer.opened.contributors] == IDS[:3] and IDS[3] in peer.opened.alive
-    assert [(one.peer, one.reason) for one in peer.opened.excluded] == [(IDS[3], "withheld")]
+    assert [one.peer for one in peer.proposal.contributors] == IDS[:3] and IDS[3] in peer.proposal.alive
+    assert [(one.peer, one.reason) for one in peer.proposal.excluded] == [(IDS[3], "withheld")]
 
 
 @pytest.mark.parametrize(("min_peers", "objects"), [(1, True), (3, True), (4, False)])
@@ -127,6 +127,6 @@ def test_participant_objects_to_barred_contributor_unless_too_few_are_left(min_p
     leader.announce(ready(1, 1), 0.0)
     for other in IDS[1:]:
         leader.on_message(other, ready(1, 1), bytes(64), 0.0)
-    peer.on_message(IDS[0], Propose(leader.opened), bytes(64), 0.1)
+    peer.on_message(IDS[0], Propose(leader.proposal), bytes(64), 0.1)
     said = [(to, message.peer, message.reason) for to, message in peer.take() if isinstance(message, Blame)]
     assert said == ([(IDS[0], IDS[3], "withheld")] if objects else [])

@@ -37,7 +37,7 @@ def said(*rates):
     return {peer: ready(rate) for peer, rate in zip(IDS, rates, strict=False)}
 
 
-def opened(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST) -> Proposal:
+def proposal_of(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST) -> Proposal:
     able = tuple(known) if able is None else able
     found = propose(ballot, terms, able, known, {}, rejected={}, idle=idle, before=before)
     assert found is not None and sound(found, terms)
@@ -45,10 +45,10 @@ def opened(known, *, terms=TERMS, able=None, idle=(), before=None, ballot=FIRST)
 
 
 def test_shares_follow_announced_bandwidths():
-    assert opened(said(100, 100, 100, 10)).shares == (20, 20, 20, 0)
-    assert opened(said(100, 100, 100, 0)).shares == (), "unknown counts as usual"
-    assert opened(said(0, 0, 0, 0)).shares == ()
-    assert opened(said(100, 100, 100, 10), terms=equal()).shares == ()
+    assert proposal_of(said(100, 100, 100, 10)).shares == (20, 20, 20, 0)
+    assert proposal_of(said(100, 100, 100, 0)).shares == (), "unknown counts as usual"
+    assert proposal_of(said(0, 0, 0, 0)).shares == ()
+    assert proposal_of(said(100, 100, 100, 10), terms=equal()).shares == ()
 
 
 def equal():
@@ -56,36 +56,36 @@ def equal():
 
 
 def test_idle_peer_gets_no_share():
-    found = opened(said(100, 100, 100, 10), idle={IDS[1]})
+    found = proposal_of(said(100, 100, 100, 10), idle={IDS[1]})
     assert found.idle == (IDS[1],) and found.shares == (30, 0, 30, 0)
 
 
 def test_later_ballot_keeps_shares_of_its_group():
     known = said(100, 100, 100, 10)
-    before = opened(known)
+    before = proposal_of(known)
     known[IDS[3]] = ready(10**9)
-    later = opened(known, able=IDS[1:4], before=before, ballot=SECOND)
+    later = proposal_of(known, able=IDS[1:4], before=before, ballot=SECOND)
     assert (later.group, later.shares) == (before.group, before.shares), "only chunks of who left move"
-    anew = opened(known, able=IDS[1:4], ballot=SECOND)
+    anew = proposal_of(known, able=IDS[1:4], ballot=SECOND)
     assert anew.group == IDS[1:4] and anew.shares != before.shares
 
 
 def test_adopted_ballot_keeps_shares_of_the_vote():
-    before = opened(said(100, 100, 100, 10))
+    before = proposal_of(said(100, 100, 100, 10))
     choice = AcceptedValue(before, bytes(32), (IDS[2],))
     found = adopt(SECOND, TERMS, (IDS[1], IDS[2], IDS[4]), choice, {}, idle=())
     assert sound(found, TERMS)
     assert dict(zip(found.group, found.shares, strict=True)) == dict(zip(IDS, (20, 20, 20, 0, 0), strict=False))
     same = adopt(SECOND, TERMS, IDS[1:3], choice, {}, idle=())
     assert (same.group, same.shares) == (before.group, before.shares) and sound(same, TERMS)
-    plain = adopt(SECOND, TERMS, IDS[1:3], AcceptedValue(opened(said(1, 1, 1)), bytes(32), (IDS[2],)), {}, idle=())
+    plain = adopt(SECOND, TERMS, IDS[1:3], AcceptedValue(proposal_of(said(1, 1, 1)), bytes(32), (IDS[2],)), {}, idle=())
     assert plain.shares == () and sound(plain, TERMS)
 
 
 def test_group_of_an_adopted_value_is_bounded_when_newcomers_take_part():
     peers = tuple(number.to_bytes(2, "big") * 16 for number in range(MAX_GROUP + 2))
     terms = RoundTerms(5, 0, peers[:MAX_GROUP], BASE, PLAN)
-    before = opened(dict.fromkeys(peers[:MAX_GROUP], ready(1)), terms=terms)
+    before = proposal_of(dict.fromkeys(peers[:MAX_GROUP], ready(1)), terms=terms)
     found = adopt(SECOND, terms, peers[-2:], AcceptedValue(before, bytes(32), peers[:1]), {}, idle=())
     assert len(found.group) == MAX_GROUP and set(peers[-2:]) <= set(found.group)
 
@@ -93,7 +93,7 @@ def test_group_of_an_adopted_value_is_bounded_when_newcomers_take_part():
 def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
     """An uplink is never 0: all peers would refuse such a ballot, and no voted results could be adopted."""
     terms = replace(TERMS, chunks=0, hands=True)
-    before = opened(said(100, 100, 100, 10), terms=terms)
+    before = proposal_of(said(100, 100, 100, 10), terms=terms)
     assert before.shares and sound(before, terms)
     choice = AcceptedValue(before, bytes(32), (IDS[2],))
     same, wider = (adopt(SECOND, terms, able, choice, {}, idle=()) for able in (IDS[1:3], (IDS[1], IDS[2], IDS[4])))
@@ -103,18 +103,18 @@ def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
 
 @pytest.mark.parametrize("shares", [(20, 20, 20), (20, 20, 20, 0, 0), (20, 20, 20, 1), (20, 20, 19, 0), (0, 0, 0, 0)])
 def test_proposal_with_shares_that_do_not_cover_the_fragment_is_refused(shares):
-    found = opened(said(100, 100, 100, 10))
+    found = proposal_of(said(100, 100, 100, 10))
     assert not sound(msgspec.structs.replace(found, shares=shares), TERMS)
 
 
 def test_proposal_with_shares_is_refused_for_equal_ownership():
-    found = opened(said(100, 100, 100, 10))
+    found = proposal_of(said(100, 100, 100, 10))
     assert not sound(found, equal())
     assert not sound(msgspec.structs.replace(found, shares=(0, 0, 0, 0)), equal())
 
 
 def test_absurd_announced_bandwidth_is_no_error():
-    assert sum(opened(said(100, 100, 2**53 - 1, 10)).shares) == 60
+    assert sum(proposal_of(said(100, 100, 2**53 - 1, 10)).shares) == 60
 
 
 def near(*groups, rtt=20):
@@ -130,25 +130,25 @@ def near(*groups, rtt=20):
 
 def test_proposal_derives_sites_from_distances_and_later_ballot_keeps_them():
     terms = replace(equal(), sited=True)
-    before = opened(near({0, 2}, {1, 3}), terms=terms)
+    before = proposal_of(near({0, 2}, {1, 3}), terms=terms)
     assert before.sites == (0, 1, 0, 1)
     changed = near({0, 1}, {2, 3})
-    assert opened(changed, terms=terms).sites == (0, 0, 1, 1)
-    assert opened(changed, terms=terms, before=before, ballot=SECOND).sites == before.sites, "results depend on it"
-    alone = opened({IDS[4]: ready(100)}, terms=terms, before=before, ballot=SECOND)
+    assert proposal_of(changed, terms=terms).sites == (0, 0, 1, 1)
+    assert proposal_of(changed, terms=terms, before=before, ballot=SECOND).sites == before.sites, "results depend on it"
+    alone = proposal_of({IDS[4]: ready(100)}, terms=terms, before=before, ballot=SECOND)
     assert alone.group == (IDS[4],) and len(alone.sites) == 1, "no peer of that group takes part"
-    assert opened(near({0, 1, 2, 3}), terms=terms).sites == (0, 1, 2, 3), "no wide area is between them"
+    assert proposal_of(near({0, 1, 2, 3}), terms=terms).sites == (0, 1, 2, 3), "no wide area is between them"
     one_sided = near({0, 2}, {1, 3})
     one_sided[IDS[2]] = ready(100)
-    assert opened(one_sided, terms=terms).sites == (0, 1, 2, 1), "nobody is near by its own word"
+    assert proposal_of(one_sided, terms=terms).sites == (0, 1, 2, 1), "nobody is near by its own word"
     named = near({0, 2}, {1, 3})
     named[IDS[2]] = msgspec.structs.replace(named[IDS[2]], site="attic")
-    assert opened(named, terms=terms).sites == (0, 1, 2, 1), "who names a site is there"
+    assert proposal_of(named, terms=terms).sites == (0, 1, 2, 1), "who names a site is there"
 
 
 def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
     known = {peer: ready(100, 2**53 - 1) for peer in IDS[:4]}
-    assert {entry.weight for entry in opened(known).contributors} == {2**53 - 1}
+    assert {entry.weight for entry in proposal_of(known).contributors} == {2**53 - 1}
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
 )
 def test_proposal_with_an_invalid_field_is_refused(changes):
     terms = replace(equal(), max_weight=100, room=4, min_peers=1)
-    found = opened(said(100, 100, 100, 100), terms=terms)
+    found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert not sound(msgspec.structs.replace(found, **changes), terms)
 
 
 def test_proposal_with_as_many_contributors_as_allowed_is_accepted():
-    assert len(opened(said(100, 100, 100, 100), terms=replace(TERMS, room=4, min_peers=4)).contributors) == 4
+    assert len(proposal_of(said(100, 100, 100, 100), terms=replace(TERMS, room=4, min_peers=4)).contributors) == 4
 
 
 @pytest.mark.parametrize(("min_peers", "distrusted", "left_out"), [(4, 1, 0), (3, 1, 1), (3, 2, 1), (2, 2, 2)])
@@ -199,7 +199,7 @@ def test_distrusted_peers_are_left_out_only_if_enough_contributors_remain(min_pe
 def test_proposal_in_a_lineage_names_the_announcements_and_the_lives_of_all_members():
     terms = replace(equal(), lineage=b"l" * 16)
     known = {peer: msgspec.structs.replace(ready(1), life=peer[:1] * LIFE) for peer in IDS[1:4]}
-    found = opened(known, terms=terms)
+    found = proposal_of(known, terms=terms)
     for digest in (b"", found.contributors[0].announced[:-1]):
         entries = (msgspec.structs.replace(found.contributors[0], announced=digest), *found.contributors[1:])
         assert not sound(msgspec.structs.replace(found, contributors=entries), terms)
@@ -219,12 +219,12 @@ def test_distrusted_peers_do_not_contribute_in_place_of_missing_ones():
 @pytest.mark.parametrize(("room", "contributors"), [(1, 1), (3, 3), (4, 4), (5, 4)])
 def test_round_with_less_room_than_peers_takes_the_first_members_in_leader_order(room, contributors):
     terms = replace(equal(), members=IDS[3::-1], room=room)
-    found = opened(said(100, 100, 100, 100), terms=terms)
+    found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert [entry.peer for entry in found.contributors] == sorted(IDS[3::-1][:contributors])
 
 
 def test_seal_of_a_proposal_is_no_part_of_its_name():
-    found = opened(said(100, 100, 100, 100), terms=equal())
+    found = proposal_of(said(100, 100, 100, 100), terms=equal())
     assert name_of(msgspec.structs.replace(found, seal=b"s" * 64)) == name_of(found)
     assert name_of(msgspec.structs.replace(found, fragment=1)) != name_of(found)
 
@@ -238,7 +238,7 @@ def test_lives_of_the_next_members_are_in_the_order_of_their_seniority():
 
 def test_proposal_with_other_weights_than_settled_is_refused():
     terms = replace(equal(), weights=dict.fromkeys(IDS[:4], 7))
-    found = opened(said(100, 100, 100, 100), terms=terms)
+    found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert {entry.weight for entry in found.contributors} == {7}
     for weight in (6, 8):
         other = (*found.contributors[:3], Contribution(IDS[3], 1, weight))
@@ -248,25 +248,25 @@ def test_proposal_with_other_weights_than_settled_is_refused():
 def test_peer_without_announced_or_settled_weight_does_not_contribute():
     terms = replace(equal(), weights=dict.fromkeys(IDS[1:4], 7))
     known = said(100, 100, 100, 100) | {IDS[1]: ready(100, 0)}
-    assert [entry.peer for entry in opened(known, terms=terms).contributors] == [IDS[2], IDS[3]]
+    assert [entry.peer for entry in proposal_of(known, terms=terms).contributors] == [IDS[2], IDS[3]]
 
 
 def test_proposal_may_give_the_only_chunk_to_one_peer():
     terms = replace(TERMS, chunks=1)
-    found = opened(said(100, 100, 100, 10), terms=terms)
+    found = proposal_of(said(100, 100, 100, 10), terms=terms)
     assert sound(msgspec.structs.replace(found, shares=(0, 1, 0, 0)), terms)
 
 
 def test_uplinks_of_an_allgather_are_refused_unless_each_peer_has_one():
     terms = replace(TERMS, chunks=0, hands=True)
-    found = opened(said(100, 100, 100, 10), terms=terms)
+    found = proposal_of(said(100, 100, 100, 10), terms=terms)
     for shares in (found.shares[:3], (*found.shares, 1), (*found.shares[:3], 0)):
         assert not sound(msgspec.structs.replace(found, shares=shares), terms)
 
 
 def test_ring_with_each_owner_once_is_accepted():
     terms = replace(equal(), ring=lambda peers, rate, trip: peers[::-1])
-    found = opened(said(100, 100, 100, 100), terms=terms)
+    found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert sorted(found.order) == [0, 1, 2, 3]
     for order in ((0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 4)):
         assert not sound(msgspec.structs.replace(found, order=order), terms)
@@ -307,7 +307,7 @@ def test_full_group_prefers_members():
 def test_spare_peer_contributes_only_if_too_few_others_do(rates, contributors):
     terms = replace(equal(), min_peers=2, spare=frozenset(IDS[3:4]))
     known = {peer: ready(100, weight) for peer, weight in zip(IDS, rates, strict=False)}
-    found = opened(known, terms=terms)
+    found = proposal_of(known, terms=terms)
     spared = sum(rates[:3]) >= 2
     assert len(found.contributors) == contributors
     assert (IDS[3] in {entry.peer for entry in found.contributors}) == (not spared)
@@ -315,7 +315,7 @@ def test_spare_peer_contributes_only_if_too_few_others_do(rates, contributors):
 
 
 def test_votes_count_only_with_ballot_and_digest():
-    before = opened(said(100, 100, 100, 100))
+    before = proposal_of(said(100, 100, 100, 100))
     promises = {
         IDS[0]: Promise(5, 0, SECOND, before, b"x" * 32),
         IDS[1]: Promise(5, 0, SECOND, None, b"x" * 32),
@@ -334,7 +334,7 @@ def test_list_of_excluded_peers_is_bounded():
 def test_proposal_of_another_lineage_is_refused():
     terms = replace(equal(), lineage=b"l" * 16)
     lived = {peer: msgspec.structs.replace(one, life=bytes([1]) * 16) for peer, one in said(1, 1, 1, 1).items()}
-    found = opened(lived, terms=terms)
+    found = proposal_of(lived, terms=terms)
     assert found.lineage == b"l" * 16 and not sound(found, equal())
 
 
@@ -346,7 +346,7 @@ FIVE = IDS[:5]
 
 def voted(digest, *voters, term=1, left=()):
     farewells = tuple(leaving(peer).farewell for peer in left)
-    before = msgspec.structs.replace(opened(said(1, 1, 1, 1, 1), ballot=Ballot(term, IDS[0])), farewells=farewells)
+    before = msgspec.structs.replace(proposal_of(said(1, 1, 1, 1, 1), ballot=Ballot(term, IDS[0])), farewells=farewells)
     return AcceptedValue(before, digest, voters)
 
 

@@ -19,7 +19,7 @@ TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), patience=2.0)
 RESULTS, OTHER, SIGNED = b"r" * 32, b"o" * 32, b"s" * 64
 
 
-def opened(ballot, alive=tuple(IDS)):
+def proposal_of(ballot, alive=tuple(IDS)):
     entries = tuple(Contribution(peer, 1, 1) for peer in alive)
     return Proposal(5, 0, ballot, alive, alive, entries, (), None, (), electorate=TERMS.electorate)
 
@@ -151,11 +151,11 @@ def test_promise_for_another_ballot_is_ignored(term):
 @pytest.mark.parametrize(
     ("voted", "digest"),
     [
-        (opened(Ballot(3, ME)), RESULTS),
-        (opened(Ballot(4, IDS[0])), RESULTS),
-        (opened(Ballot(1, IDS[0])), None),
+        (proposal_of(Ballot(3, ME)), RESULTS),
+        (proposal_of(Ballot(4, IDS[0])), RESULTS),
+        (proposal_of(Ballot(1, IDS[0])), None),
         (None, RESULTS),
-        (msgspec.structs.replace(opened(Ballot(1, IDS[0])), contributors=()), RESULTS),
+        (msgspec.structs.replace(proposal_of(Ballot(1, IDS[0])), contributors=()), RESULTS),
     ],
 )
 def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
@@ -166,7 +166,7 @@ def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
 
 
 def test_promise_with_a_lower_vote_is_adopted():
-    proposer, voted = prepared(live={ME, *IDS[:2]}), opened(Ballot(1, IDS[0]))
+    proposer, voted = prepared(live={ME, *IDS[:2]}), proposal_of(Ballot(1, IDS[0]))
     proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
     proposer.on_promise(IDS[1], promise(3, voted, RESULTS), SIGNED, counts=True)
     found = proposed(proposer, None, 0.1)
@@ -183,7 +183,7 @@ def test_proposer_without_a_quorum_steps_back_after_a_patience():
 @pytest.mark.parametrize("different", [bytes(32), b"\xff" * 32])
 def test_votes_of_a_quorum_for_one_digest_commit(different):
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposal = opened(ballot)
+    proposal = proposal_of(ballot)
     vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, different))
     assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
     assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
@@ -195,10 +195,12 @@ def test_votes_of_a_quorum_for_one_digest_commit(different):
 
 
 @pytest.mark.parametrize("term", [2, 3, 4])
-@pytest.mark.parametrize("case", ["ballot", "opened ballot", "not alive", "low name", "high name", "no digest"])
+@pytest.mark.parametrize(
+    "case", ["ballot", "ballot of the proposal", "not alive", "low name", "high name", "no digest"]
+)
 def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     proposer, other = prepared(), Ballot(term, IDS[2] if term == 3 else ME)
-    proposal = opened(other if case == "opened ballot" else Ballot(3, ME), tuple(IDS[1:]))
+    proposal = proposal_of(other if case == "ballot of the proposal" else Ballot(3, ME), tuple(IDS[1:]))
     voted = other if case == "ballot" else Ballot(3, ME)
     name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
     sender = IDS[0] if case == "not alive" else IDS[1]
@@ -244,9 +246,9 @@ def test_proposer_wants_no_ballot_of_its_own_at_first():
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), opened(ballot, tuple(IDS[1:])), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), proposal_of(ballot, tuple(IDS[1:])), 0.0)
     assert not proposer.urged, "it does not take part"
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0)
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
 
@@ -260,7 +262,7 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
 )
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
-    proposer.on_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), opened(led), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), proposal_of(led), 0.0)
     assert not proposer.urged and not proposer.blame_book.idle and not proposer.blame_book.rejected
 
 
@@ -324,7 +326,7 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
 def test_proposer_adopts_the_possible_value_of_the_highest_ballot():
     proposer = prepared()
     for peer, term, digest in ((IDS[0], 1, OTHER), (IDS[1], 2, RESULTS)):
-        proposer.on_promise(peer, promise(3, opened(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3, proposal_of(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
     found = proposed(proposer, None, 2.0)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
@@ -344,7 +346,7 @@ def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_p
     terms = replace(TERMS, members=tuple(IDS[:4]), fraction=2 / 3)
     proposer = prepared(terms=terms, live=IDS[1:4] if differ else IDS[:4])
     for term, digest in ((1, RESULTS), (2, OTHER if differ else RESULTS)):
-        proposal = opened(Ballot(2 if differ else 1, IDS[term if differ else 1]), tuple(IDS[:4]))
+        proposal = proposal_of(Ballot(2 if differ else 1, IDS[term if differ else 1]), tuple(IDS[:4]))
         proposal = msgspec.structs.replace(proposal, electorate=terms.electorate)
         proposer.on_promise(IDS[term], promise(3, proposal, digest), SIGNED, counts=True)
     if not differ:
@@ -356,7 +358,7 @@ def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_p
 def voted(term, digest, *contributors):
     """Return a vote of an earlier ballot: proposal and digest."""
     leader = IDS[term]
-    proposal = opened(Ballot(term, leader))
+    proposal = proposal_of(Ballot(term, leader))
     entries = tuple(entry for entry in proposal.contributors if entry.peer in contributors)
     return msgspec.structs.replace(proposal, contributors=entries), digest
 
@@ -398,7 +400,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), opened(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0)
     assert proposer.urged
     proposer.on_other_ballot()
     assert not proposer.urged and not proposer.preparing

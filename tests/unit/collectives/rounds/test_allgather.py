@@ -70,7 +70,7 @@ class Harness(RoundHarness):
         for peer in tell:
             self.announce(peer)
         if opens:
-            self.opened = self.open()
+            self.proposal = self.open()
         self.sent(Ready)
 
     def announce(self, peer, hashes=None, attempt=1):
@@ -231,9 +231,9 @@ def test_wrong_fetched_piece_is_asked_again_without_blame():
     assert len(harness.sent(Vote)) == 1
 
 
-def commit_of(opened, digest):
-    vote = vote_for(opened, digest)
-    return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER)))
+def commit_of(proposal, digest):
+    vote = vote_for(proposal, digest)
+    return Commit(proposal, digest, tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER)))
 
 
 def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
@@ -243,7 +243,7 @@ def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
     harness.send(LEADER)
     harness.on_message(OTHER, Chunk(1, 0, 1, 0), b"a lie")
     assert len(harness.sent(Vote)) == 1, "we cannot know"
-    harness.on_message(LEADER, commit_of(harness.opened, DIGEST))
+    harness.on_message(LEADER, commit_of(harness.proposal, DIGEST))
     harness.tick(0.3)
     assert harness.sent(Fetch) and not harness.round.complete
     everything = tuple(range(9))
@@ -262,7 +262,7 @@ def test_follower_is_served_hashes_and_pieces():
     harness = Harness()
     harness.send(OTHER)
     harness.send(LEADER)
-    harness.on_message(LEADER, commit_of(harness.opened, DIGEST))
+    harness.on_message(LEADER, commit_of(harness.proposal, DIGEST))
     assert harness.round.complete
     harness.queue.sent.clear()
     harness.on_message(OTHER, Fetch(1, 0, DIGEST, (0, 1, 6)))
@@ -275,9 +275,9 @@ def test_follower_is_served_hashes_and_pieces():
 
 def test_contributors_are_limited_to_what_fits_in_a_round():
     assert room(Grid(1 << 20, 1 << 20)) == MAX_GROUP and room(Grid(30 << 20, 1 << 20)) == 34
-    opened = Harness().opened
-    assert sound(opened, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=3))
-    assert not sound(opened, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=2))
+    proposal = Harness().proposal
+    assert sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=3))
+    assert not sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=2))
 
 
 @pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""], ids=["more", "nothing"])
@@ -289,9 +289,9 @@ def test_adopted_payload_overrides_equivocating_announcement(told):
     harness.announce(OTHER, told)
     for peer in (LEADER, OTHER):
         harness.send(peer, 0, paid[peer])
-    vote = Vote(1, 0, harness.opened.ballot, name_of(harness.opened), digest_of(*(paid[peer] for peer in IDS)))
+    vote = Vote(1, 0, harness.proposal.ballot, name_of(harness.proposal), digest_of(*(paid[peer] for peer in IDS)))
     proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
-    harness.on_message(LEADER, Commit(harness.opened, vote.digest, proofs))
+    harness.on_message(LEADER, Commit(harness.proposal, vote.digest, proofs))
     harness.on_message(LEADER, Record(1, 0, FIRST, tuple(range(len(whole))), hashes_of(whole)))
     first = len(whole) // len(IDS) * IDS.index(OTHER)
     for slot in (*range(first, len(whole)), *range(first)):

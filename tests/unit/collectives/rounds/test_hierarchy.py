@@ -43,21 +43,21 @@ LEADER, ME, FAR, FURTHER, ALONE = IDS
 SITES = dict(zip(IDS, ("a", "a", "b", "b", ""), strict=True))
 
 
-def opened_with(**changes):
+def proposal_with(**changes):
     return opening(IDS, **({"sites": clusters(IDS, SITES)} | changes))
 
 
 class Harness(DenseHarness):
     """Peer ME of five at two sites and alone. ME owns chunk 3, and is its site's relay for 4 and 5."""
 
-    def __init__(self, *, opened=True):
+    def __init__(self, *, proposal=True):
         terms = RoundTerms(1, 0, IDS, BASE, PLAN, sited=True)
         super().__init__(Hierarchy, peers=IDS, sites=SITES.values(), terms=terms, groups={})
-        if opened:
+        if proposal:
             self.open()
 
     def opening(self, **changes):
-        return opened_with(**changes)
+        return proposal_with(**changes)
 
     def chunk(self, sender, index, payload=None):
         self.on_message(sender, Chunk(1, 0, 1, index), self.sources[sender][index] if payload is None else payload)
@@ -65,9 +65,9 @@ class Harness(DenseHarness):
     def total(self, peers, index):
         return mean([self.sources[peer][index] for peer in peers], [10.0] * len(peers))
 
-    def subtotal(self, sender, index, payload=None, *, opened=None, peers=(FAR, FURTHER)):
+    def subtotal(self, sender, index, payload=None, *, proposal=None, peers=(FAR, FURTHER)):
         number = 1
-        name = Routes(opened or opened_with(), len(GRID), b"seed").clusters[number].name
+        name = Routes(proposal or proposal_with(), len(GRID), b"seed").clusters[number].name
         self.on_message(sender, Subtotal(1, 0, name, index), self.total(peers, index) if payload is None else payload)
 
     def result(self, index):
@@ -135,7 +135,7 @@ def test_hierarchy_round_with_honest_peers_votes(harness):
 
 
 def test_site_means_before_the_ballot_are_kept():
-    harness = Harness(opened=False)
+    harness = Harness(proposal=False)
     harness.owned()
     assert harness.sent(Result) == []
     harness.open()
@@ -189,17 +189,17 @@ def test_missing_data_is_blamed_in_order_of_the_route(harness):
     assert harness.blamed() == [(LEADER, "chunk missing")]
     for index in (3, 4, 5):
         harness.chunk(LEADER, index)
-    assert harness.round.exchange.culprit(harness.round.exchange.opened) == (ALONE, "chunk missing")
+    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (ALONE, "chunk missing")
     harness.chunk(ALONE, 3)
-    assert harness.round.exchange.culprit(harness.round.exchange.opened) == (FURTHER, "subtotal missing")
+    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (FURTHER, "subtotal missing")
     harness.subtotal(FURTHER, 3)
-    assert harness.round.exchange.culprit(harness.round.exchange.opened) == (LEADER, "result missing")
+    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (LEADER, "result missing")
     harness.results_of(LEADER, 0)
-    assert harness.round.exchange.culprit(harness.round.exchange.opened) == (FAR, "result missing"), (
+    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (FAR, "result missing"), (
         "the owner has not signed"
     )
     harness.record_of(FAR, 1)
-    assert harness.round.exchange.culprit(harness.round.exchange.opened) == (LEADER, "result missing"), (
+    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (LEADER, "result missing"), (
         "so its relay has it"
     )
 
@@ -273,7 +273,7 @@ def test_site_without_working_relay_sends_to_owner(harness):
 def test_site_mean_of_other_contributors_is_not_used(harness):
     """The site's old value is late: FAR has been excluded since, and must not count."""
     left = tuple(Contribution(peer, 1, 10) for peer in IDS if peer != FAR)
-    opened = harness.open(ballot=SECOND, contributors=left)
+    proposal = harness.open(ballot=SECOND, contributors=left)
     harness.chunk(LEADER, 3)
     harness.chunk(ALONE, 3)
     harness.subtotal(FURTHER, 3)
@@ -281,7 +281,7 @@ def test_site_mean_of_other_contributors_is_not_used(harness):
     harness.chunk(FURTHER, 3)
     site = harness.total((LEADER, ME), 3)
     wanted = mean([site, harness.sources[FURTHER][3], harness.sources[ALONE][3]], [20.0, 10.0, 10.0])
-    assert bytes(harness.round.results[3]) == wanted and not Routes(opened, 6, b"seed").clusters[1].sums
+    assert bytes(harness.round.results[3]) == wanted and not Routes(proposal, 6, b"seed").clusters[1].sums
 
 
 def test_site_mean_is_kept_when_another_site_changes(harness):
@@ -314,28 +314,28 @@ def test_reconnected_peer_gets_missed_frames(harness):
 def test_ballot_without_sites_is_not_followed():
     terms = RoundTerms(1, 0, tuple(IDS), BASE, PLAN, sited=True)
     said = {peer: ready(dense_payloads(0), site=SITES[peer]) for peer in IDS}
-    opened = propose(FIRST, terms, tuple(IDS), said, {}, rejected={}, idle=(), before=None)
-    assert opened is not None and opened.sites == (0, 0, 1, 1, 2) and sound(opened, terms)
+    proposal = propose(FIRST, terms, tuple(IDS), said, {}, rejected={}, idle=(), before=None)
+    assert proposal is not None and proposal.sites == (0, 0, 1, 1, 2) and sound(proposal, terms)
     for sites in ((), (0, 0, 1, 1), (0, 0, 1, 1, 3), (1, 1, 0, 0, 2)):
-        assert not sound(opened_with(sites=sites), terms)
-    assert not sound(opened, RoundTerms(1, 0, tuple(IDS), BASE, PLAN))
+        assert not sound(proposal_with(sites=sites), terms)
+    assert not sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN))
 
 
 def test_blame_of_relay_costs_both_chunks_unless_leader_blames():
-    opened = opened_with()
+    proposal = proposal_with()
     for reason in ("subtotal", "subtotal missing"):
         blame_book = BlameBook()
         blame = Blame(1, 0, FIRST, FURTHER, reason)
-        assert blame_book.on_message(ME, blame, opened, lambda peers: True) and blame_book.idle == {ME, FURTHER}
-        assert not blame_book.on_message(ALONE, blame, opened, lambda peers: True), "it is known"
-        assert not blame_book.on_message(ALONE, Blame(1, 0, FIRST, ALONE, reason), opened, lambda peers: True)
+        assert blame_book.on_message(ME, blame, proposal, lambda peers: True) and blame_book.idle == {ME, FURTHER}
+        assert not blame_book.on_message(ALONE, blame, proposal, lambda peers: True), "it is known"
+        assert not blame_book.on_message(ALONE, Blame(1, 0, FIRST, ALONE, reason), proposal, lambda peers: True)
         assert not blame_book.rejected
         blame_book = BlameBook()
-        assert blame_book.on_message(LEADER, blame, opened, lambda peers: True) and blame_book.idle == {FURTHER}
+        assert blame_book.on_message(LEADER, blame, proposal, lambda peers: True) and blame_book.idle == {FURTHER}
 
 
 def test_one_peer_always_keeps_working():
-    opened = opened_with(idle=(FAR, FURTHER, ALONE))
-    blame_book = BlameBook(opened.idle)
-    assert blame_book.on_message(ME, Blame(1, 0, FIRST, LEADER, "subtotal"), opened, lambda peers: True)
+    proposal = proposal_with(idle=(FAR, FURTHER, ALONE))
+    blame_book = BlameBook(proposal.idle)
+    assert blame_book.on_message(ME, Blame(1, 0, FIRST, LEADER, "subtotal"), proposal, lambda peers: True)
     assert blame_book.idle == {ME, FAR, FURTHER, ALONE}

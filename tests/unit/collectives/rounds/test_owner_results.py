@@ -73,13 +73,13 @@ def settled(one, *, committed=RESULTS):
     return records.settle()
 
 
-def made(claims, *, opened=OPENED, announced=READY):
+def made(claims, *, proposal=OPENED, announced=READY):
     tools = Reducer(CODEC, DENSE["rule"], BufferPool()), CODEC, GRID
 
     def known(entry):
         return announced[entry.peer] if names(entry, announced[entry.peer]) else None
 
-    return audit_data(Commit(opened, bytes(32), ()), known, claims, *tools)
+    return audit_data(Commit(proposal, bytes(32), ()), known, claims, *tools)
 
 
 def payloads(index, **others):
@@ -116,8 +116,8 @@ def test_result_without_one_contribution_is_not_confirmed():
 def test_owner_that_includes_an_invalid_contribution_is_not_confirmed():
     broken = np.full(GRID.size(2), np.nan, np.float32).tobytes()
     announced = {**READY, CAT: ready([*SOURCES[CAT][:2], broken, *SOURCES[CAT][3:]])}
-    opened = opening(IDS, contributors=tuple(Contribution(peer, 1, 10, announced[peer].digest) for peer in IDS))
-    one = made(settled(record()), opened=opened, announced=announced)
+    proposal = opening(IDS, contributors=tuple(Contribution(peer, 1, 10, announced[peer].digest) for peer in IDS))
+    one = made(settled(record()), proposal=proposal, announced=announced)
     assert not one.confirms(2, {**payloads(2), blake3.blake3(broken).digest(): broken})
 
 

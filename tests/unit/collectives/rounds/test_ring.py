@@ -346,10 +346,10 @@ def test_results_are_forwarded_after_the_verdict(harness):
         harness.partial(index)
     harness.sent(Result)
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
-    opened = harness.round.exchange.opened
-    vote = Vote(1, 0, FIRST, name_of(opened), digest)
+    proposal = harness.round.exchange.proposal
+    vote = Vote(1, 0, FIRST, name_of(proposal), digest)
     proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
-    harness.on_message(LEADER, Commit(opened, digest, proofs))
+    harness.on_message(LEADER, Commit(proposal, digest, proofs))
     harness.record_of(LEADER, *BEGUN)
     for index in BEGUN:
         harness.result_of(index)
@@ -389,9 +389,9 @@ def test_ring_order_must_have_each_owner_once(harness, changes):
 
 
 def test_ring_order_survives_encoding(harness):
-    opened = harness.opening()
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(opened), type=Proposal)
-    assert again == opened and name_of(again) != name_of(harness.opening(order=(0, 2, 1)))
+    proposal = harness.opening()
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(proposal), type=Proposal)
+    assert again == proposal and name_of(again) != name_of(harness.opening(order=(0, 2, 1)))
 
 
 def test_peer_does_not_vote_for_ring_below_its_promise(harness):
@@ -406,9 +406,9 @@ def test_message_of_another_data_plane_is_ignored():
     """A message of a hierarchy is well-formed, so a peer may send it in any run."""
     harness = Harness()
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
-    opened = harness.open()
+    proposal = harness.open()
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
-    assert harness.round.exchange.opened == opened
+    assert harness.round.exchange.proposal == proposal
 
 
 def test_data_of_another_lineage_is_ignored_although_its_ballot_has_the_same_number(harness):

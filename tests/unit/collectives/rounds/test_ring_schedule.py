@@ -24,14 +24,14 @@ def opens(draw):
 
 
 @given(opens())
-def test_each_contribution_is_added_once_and_owner_is_last(opened):
-    peers = ring(opened)
-    found = ways(opened)
+def test_each_contribution_is_added_once_and_owner_is_last(proposal):
+    peers = ring(proposal)
+    found = ways(proposal)
     assert list(found) == list(peers)
     for owner, way in found.items():
         assert way.stations[-1] == owner
         added = [entry for entries in way.adds for entry in entries]
-        assert sorted(added, key=lambda entry: entry.peer) == list(opened.contributors)
+        assert sorted(added, key=lambda entry: entry.peer) == list(proposal.contributors)
         weights = [sum(entry.weight for entry in entries) for entries in way.adds]
         assert list(way.before) == [sum(weights[:at]) for at in range(len(weights))]
         assert way.adds[0], "it begins with somebody who has something"
@@ -40,15 +40,15 @@ def test_each_contribution_is_added_once_and_owner_is_last(opened):
         assert list(way.stations) == turned[len(turned) - len(way.stations) :], "each sends to the next one of the ring"
         for station, entries in zip(way.stations[1:], way.adds[1:], strict=True):
             assert {entry.peer for entry in entries} <= {station}
-        assert {entry.peer for entry in way.adds[0]} <= {way.stations[0], *opened.idle}
+        assert {entry.peer for entry in way.adds[0]} <= {way.stations[0], *proposal.idle}
 
 
 @given(opens(), st.integers(0, 40))
-def test_neighbours_agree_on_source_and_target_of_each_chunk(opened, count):
-    laps = {peer: RingPosition(peer, opened, count) for peer in opened.alive}
-    peers = ring(opened)
+def test_neighbours_agree_on_source_and_target_of_each_chunk(proposal, count):
+    laps = {peer: RingPosition(peer, proposal, count) for peer in proposal.alive}
+    peers = ring(proposal)
     for peer, lap in laps.items():
-        assert lap.owners == laps[peers[0]].owners and lap.outside == opened.idle
+        assert lap.owners == laps[peers[0]].owners and lap.outside == proposal.idle
         if peer in peers:
             assert laps[lap.right].left == peer and laps[lap.left].right == peer
         else:
@@ -80,18 +80,18 @@ def test_station_joins_the_received_mean_with_its_weight():
 
 def test_owners_alone_begin_their_chunks_if_all_contributors_are_outside_the_ring():
     group = tuple(IDS[:4])
-    opened = Proposal(
+    proposal = Proposal(
         1, 0, Ballot(1, IDS[0]), group, group, (Contribution(IDS[3], 1, 5),), (), None, (), order=(0, 1, 2)
     )
-    for owner, way in ways(opened).items():
-        assert way.stations == (owner,) and way.adds == (opened.contributors,) and way.before == (0.0,)
+    for owner, way in ways(proposal).items():
+        assert way.stations == (owner,) and way.adds == (proposal.contributors,) and way.before == (0.0,)
 
 
 def test_result_computed_locally_joins_the_stations_as_the_ring_does():
     group = tuple(IDS[:3])
     entries = tuple(Contribution(peer, 1, weight) for peer, weight in zip(group, (5, 6, 7), strict=True))
-    opened = Proposal(1, 0, Ballot(1, IDS[0]), group, group, entries, (), None, (), order=(0, 1, 2))
+    proposal = Proposal(1, 0, Ballot(1, IDS[0]), group, group, entries, (), None, (), order=(0, 1, 2))
     payloads = {peer: [f"payload {at}"] for at, peer in enumerate(group)}
     first = joined(Sum(), payloads[IDS[1]], 6.0, [payloads[IDS[2]]], [7.0], 4)
     whole = joined(Sum(), first, 13.0, [payloads[IDS[0]]], [5.0], 4)
-    assert result(ways(opened)[IDS[0]], payloads, Sum(), 4) == whole
+    assert result(ways(proposal)[IDS[0]], payloads, Sum(), 4) == whole

@@ -70,7 +70,7 @@ class Harness(DenseHarness):
 
     def __init__(self, **options):
         super().__init__(Butterfly, peers=IDS, **options)
-        self.opened = self.open()
+        self.proposal = self.open()
         self.sent(Ready)
 
     def chunk(self, sender, index, payload=None, attempt=1):
@@ -337,9 +337,9 @@ def test_committed_result_beyond_the_bound_is_taken():
     harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
     harness.on_message(LEADER, Result(1, 0, SECOND, 0), false)
     assert harness.round.results[0] is None
-    vote = vote_for(harness.round.agreement.opened, wanted)
+    vote = vote_for(harness.round.agreement.proposal, wanted)
     votes = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
-    harness.on_message(LEADER, Commit(harness.round.agreement.opened, wanted, votes))
+    harness.on_message(LEADER, Commit(harness.round.agreement.proposal, wanted, votes))
     for index, result in enumerate(results):
         harness.on_message(OTHER, Result(1, 0, SECOND, index), result)
     assert harness.round.complete and bytes(harness.round.results[0]) == false
@@ -500,27 +500,27 @@ def _opening(harness, *group):
     return harness.opening(ballot=Ballot(3, OTHER), group=group, alive=group, contributors=entries)
 
 
-def _commit(opened, harness, voters=(LEADER, OTHER)):
+def _commit(proposal, harness, voters=(LEADER, OTHER)):
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
-    vote = vote_for(opened, digest)
-    return Commit(opened, digest, tuple(Proof(peer, signature(peer, vote)) for peer in voters))
+    vote = vote_for(proposal, digest)
+    return Commit(proposal, digest, tuple(Proof(peer, signature(peer, vote)) for peer in voters))
 
 
 def test_excluded_peer_fetches_results_from_voters(harness):
     """Excluded from the committing ballot, it asks each voter for half, and checks them with the commit's digest."""
-    opened = _opening(harness, LEADER, OTHER)
-    commit = _commit(opened, harness)
+    proposal = _opening(harness, LEADER, OTHER)
+    commit = _commit(proposal, harness)
     harness.on_message(LEADER, commit)
     asked = harness.sent(Fetch)
     assert {to for to, _, _ in asked} == {LEADER, OTHER}
     assert sorted(index for _, message, _ in asked for index in message.indices) == list(range(6))
     hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
     # A lie about all results does not fit the digest and is refused.
-    harness.on_message(OTHER, Record(1, 0, opened.ballot, tuple(range(6)), bytes(192)))
-    harness.on_message(OTHER, Result(1, 0, opened.ballot, 0), harness.result(0)[:-4] + bytes(4))
-    harness.on_message(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+    harness.on_message(OTHER, Record(1, 0, proposal.ballot, tuple(range(6)), bytes(192)))
+    harness.on_message(OTHER, Result(1, 0, proposal.ballot, 0), harness.result(0)[:-4] + bytes(4))
+    harness.on_message(LEADER, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
     for index in range(6):
-        harness.on_message(LEADER, Result(1, 0, opened.ballot, index), harness.result(index))
+        harness.on_message(LEADER, Result(1, 0, proposal.ballot, index), harness.result(index))
     assert harness.round.complete
     assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
 
@@ -581,7 +581,7 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
     assert not harness.sent(Fetch) and not harness.round.mostly_exhausted
     harness.round.spent(LEADER)
     assert not harness.sent(Fetch) and harness.round.mostly_exhausted
-    harness.on_message(LEADER, _commit(harness.round.agreement.commit.opened, harness))
+    harness.on_message(LEADER, _commit(harness.round.agreement.commit.proposal, harness))
     assert not harness.round.mostly_exhausted, "what it had said was about another round"
 
 
@@ -590,8 +590,8 @@ def test_results_are_fetched_from_several_sources():
     harness, third = Harness(), bytes([9]) * 32
     harness.round.reach(third)
     group = (LEADER, OTHER, third)
-    opened = _opening(harness, *group)
-    harness.on_message(LEADER, _commit(opened, harness, voters=group))
+    proposal = _opening(harness, *group)
+    harness.on_message(LEADER, _commit(proposal, harness, voters=group))
     harness.round.spent(OTHER)
     assert not harness.round.mostly_exhausted
     harness.round.spent(third)
@@ -643,8 +643,8 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     harness, guest = Harness(), bytes([9]) * 32
     harness.round.reach(guest)
     group = (LEADER, OTHER)
-    opened = _opening(harness, *group)
-    harness.on_message(LEADER, _commit(opened, harness))
+    proposal = _opening(harness, *group)
+    harness.on_message(LEADER, _commit(proposal, harness))
     for peer in group:
         harness.round.on_link_down(peer)
     harness.queue.sent.clear()
@@ -659,9 +659,9 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     }
     if honest:
         hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
-        harness.on_message(guest, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+        harness.on_message(guest, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
         for index in range(6):
-            harness.on_message(guest, Result(1, 0, opened.ballot, index), harness.result(index))
+            harness.on_message(guest, Result(1, 0, proposal.ballot, index), harness.result(index))
     harness.now += 100 * patience
     harness.round.tick()
     assert harness.round.complete == honest and harness.round.agreement.commit is not None
@@ -671,24 +671,24 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
 def test_results_before_their_record_are_kept(harness):
     """Records are control messages, results use streams; peers must not request results again for that."""
     group = (LEADER, OTHER)
-    opened = _opening(harness, *group)
-    harness.on_message(LEADER, _commit(opened, harness))
+    proposal = _opening(harness, *group)
+    harness.on_message(LEADER, _commit(proposal, harness))
     hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
-    harness.on_message(OTHER, Result(1, 0, opened.ballot, 1), harness.result(1)[:-4] + bytes(4))
+    harness.on_message(OTHER, Result(1, 0, proposal.ballot, 1), harness.result(1)[:-4] + bytes(4))
     for index in range(6):
-        harness.on_message(LEADER, Result(1, 0, opened.ballot, index), harness.result(index))
-    harness.on_message(LEADER, Record(1, 0, opened.ballot, tuple(range(6)), hashes))
+        harness.on_message(LEADER, Result(1, 0, proposal.ballot, index), harness.result(index))
+    harness.on_message(LEADER, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
     assert harness.round.complete
     assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
 
 
 def test_lost_results_are_fetched_soon_after_the_verdict(harness):
     """Its patience may be longer than the others' next round, after which they drop these results."""
-    opened = harness.opened
+    proposal = harness.proposal
     for index in (0, 1, 4):
         owner = harness.round.exchange.owners[index]
-        harness.on_message(owner, Result(1, 0, opened.ballot, index), harness.result(index))
-    harness.on_message(LEADER, _commit(opened, harness))
+        harness.on_message(owner, Result(1, 0, proposal.ballot, index), harness.result(index))
+    harness.on_message(LEADER, _commit(proposal, harness))
     harness.round.tick()
     assert not harness.round.complete and not harness.sent(Fetch), "they may still be on their way"
     harness.now += 0.3 * harness.round.agreement.terms.patience
@@ -721,7 +721,7 @@ def test_peer_that_follows_gets_results_with_pauses_after_the_commit(harness):
     harness.finish()
     harness.on_message(PEERS[4], Fetch(1, 0, digest, (0,)))
     assert harness.queue.paced == [] and harness.asked == [], "the round is not over"
-    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.on_message(LEADER, _commit(harness.proposal, harness))
     harness.queue.sent.clear()
     harness.on_message(PEERS[4], Fetch(1, 0, digest, (5, 0)))
     assert [message.index for _, message, _ in harness.queue.paced] == [5, 0] and harness.sent(Result) == []
@@ -788,14 +788,14 @@ def test_usual_norm_follows_committed_rounds_only(harness):
     harness.sources[OTHER] = louder
     harness.on_message(OTHER, ready(louder, attempt=2))
     contributors = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
-    opened = harness.open(ballot=Ballot(2, LEADER), contributors=contributors)
+    proposal = harness.open(ballot=Ballot(2, LEADER), contributors=contributors)
     for index in (2, 3):
         harness.chunk(OTHER, index, attempt=2)
     for owner, indices in ((LEADER, (0, 1)), (OTHER, (4, 5))):
         harness.results_of(owner, *indices, ballot=Ballot(2, LEADER))
         harness.record_of(owner, *indices, ballot=Ballot(2, LEADER))
     assert harness.usual == {}
-    harness.on_message(LEADER, _commit(opened, harness))
+    harness.on_message(LEADER, _commit(proposal, harness))
     norms = {
         i: median_low(float(np.linalg.norm(np.frombuffer(harness.sources[peer][i], np.float32))) for peer in IDS)
         for i in (2, 3)
@@ -876,8 +876,8 @@ def test_resumed_round_keeps_promises_and_votes():
     harness.round.resume()
     harness.finish()
     assert harness.sent(Vote) == [] and not harness.round.agreement.diverged
-    opened = harness.open(ballot=Ballot(5, OTHER))
-    assert harness.round.exchange.opened == opened and len(harness.sent(Vote)) == 1
+    proposal = harness.open(ballot=Ballot(5, OTHER))
+    assert harness.round.exchange.proposal == proposal and len(harness.sent(Vote)) == 1
 
 
 def test_frames_of_another_fragment_are_ignored(harness):
@@ -885,7 +885,7 @@ def test_frames_of_another_fragment_are_ignored(harness):
     harness.on_message(OTHER, Chunk(1, 1, 1, 2), b"x")
     harness.on_message(LEADER, Result(1, 1, FIRST, 0), b"x")
     harness.on_message(LEADER, Propose(harness.opening(fragment=1, ballot=Ballot(2, LEADER))))
-    assert len(harness.queue.sent) == before and harness.round.agreement.opened == harness.opened
+    assert len(harness.queue.sent) == before and harness.round.agreement.proposal == harness.proposal
 
 
 # --- butterfly: chunks and results that belong to another place or time
@@ -1028,8 +1028,8 @@ def test_contributors_without_all_their_chunks_for_us_have_withheld_them(harness
         harness.chunk(LEADER, index)
     harness.chunk(OTHER, 2)
     missing = tuple(Exclusion(peer, "chunk missing") for peer in (LEADER, OTHER))
-    opened = harness.open(ballot=Ballot(3, LEADER), contributors=(Contribution(ME, 1, 10),), excluded=missing)
-    harness.on_message(LEADER, _commit(opened, harness))
+    proposal = harness.open(ballot=Ballot(3, LEADER), contributors=(Contribution(ME, 1, 10),), excluded=missing)
+    harness.on_message(LEADER, _commit(proposal, harness))
     assert harness.round.exchange.withheld == ({OTHER} if kept else {LEADER, OTHER})
 
 
@@ -1048,7 +1048,7 @@ def test_late_record_of_an_owner_changes_no_committed_result(harness):
             harness.chunk(peer, index)
     harness.results_of(LEADER, 0, 1)
     harness.results_of(OTHER, 4, 5)
-    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.on_message(LEADER, _commit(harness.proposal, harness))
     assert harness.round.complete
     harness.on_message(LEADER, Record(1, 0, FIRST, (0, 1), bytes(64)))
     assert harness.round.complete and harness.round.results[0] is not None
@@ -1062,9 +1062,9 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
     hashes = hashes_of(map(harness.result, range(6)))
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
     harness.on_message(
-        OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.opened.contributors))
+        OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.proposal.contributors))
     )
-    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.on_message(LEADER, _commit(harness.proposal, harness))
     assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
     if audited:
         claims = harness.round.exchange.audit_data.claims
@@ -1135,7 +1135,7 @@ def test_voter_shows_the_claims_of_all_owners_until_the_commit():
     harness.sent(Record)
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
     assert {(to, one.owner) for to, one, _ in harness.sent(Claim)} == {(OTHER, peer) for peer in IDS}
-    harness.on_message(LEADER, _commit(harness.opened, harness))
+    harness.on_message(LEADER, _commit(harness.proposal, harness))
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
     assert not harness.sent(Claim)
 
@@ -1164,7 +1164,7 @@ def test_owner_that_follows_another_proposal_with_this_ballot_is_shown_ours():
     harness = Harness(audited=True)
     for _ in range(3):
         harness.on_message(OTHER, msgspec.structs.replace(harness.record(4, 5), basis=bytes(32)))
-    assert [(to, one) for to, one, _ in harness.sent(Propose)] == [(OTHER, Propose(harness.opened))]
+    assert [(to, one) for to, one, _ in harness.sent(Propose)] == [(OTHER, Propose(harness.proposal))]
 
 
 def entries(harness, **other):
@@ -1202,24 +1202,24 @@ def test_owner_signs_no_result_of_data_that_another_announcement_covers():
 
 def test_announcement_that_its_peer_replaces_remains_for_audits():
     harness = Harness(audited=True)
-    opened = harness.open(ballot=SECOND, contributors=entries(harness))
+    proposal = harness.open(ballot=SECOND, contributors=entries(harness))
     first = harness.round.agreement.ready[OTHER]
     harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
-    named = opened.contributors[IDS.index(OTHER)]
+    named = proposal.contributors[IDS.index(OTHER)]
     assert harness.round.agreement.ready[OTHER] != first and harness.round.agreement.announcements.find(named) == first
-    harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
+    harness.open(ballot=Ballot(3, LEADER), contributors=proposal.contributors[:1])
     assert harness.round.agreement.announcements.find(named) is None
 
 
 def test_announcement_of_our_vote_outlives_a_ballot_without_it():
     harness = Harness(audited=True)
-    opened = harness.open(ballot=SECOND, contributors=entries(harness))
+    proposal = harness.open(ballot=SECOND, contributors=entries(harness))
     harness.finish(SECOND)
     assert harness.sent(Vote)
     first = harness.round.agreement.ready[OTHER]
     harness.on_message(OTHER, ready(dense_payloads(99), attempt=2))
-    harness.open(ballot=Ballot(3, LEADER), contributors=opened.contributors[:1])
-    assert harness.round.agreement.announcements.find(opened.contributors[IDS.index(OTHER)]) == first
+    harness.open(ballot=Ballot(3, LEADER), contributors=proposal.contributors[:1])
+    assert harness.round.agreement.announcements.find(proposal.contributors[IDS.index(OTHER)]) == first
 
 
 def test_late_announcement_shows_that_adopted_results_are_too_long():
@@ -1245,7 +1245,7 @@ def test_results_are_no_vote_for_a_proposal_that_has_not_begun_here():
     harness = Harness(audited=True)
     harness.finish()
     assert harness.sent(Vote)
-    harness.round.agreement.opened = msgspec.structs.replace(harness.opened, ballot=SECOND)
+    harness.round.agreement.proposal = msgspec.structs.replace(harness.proposal, ballot=SECOND)
     harness.round.exchange.check()
     assert harness.round.agreement.acceptor.voted.ballot == FIRST
 
@@ -1292,7 +1292,7 @@ def test_leader_that_shows_no_claims_to_its_vote_in_time_leads_no_more(proves):
     harness.round.tick()
     fourth = Ballot(4, OTHER)
     harness.open(ballot=fourth)
-    assert (harness.round.agreement.opened.ballot == fourth) == proves
+    assert (harness.round.agreement.proposal.ballot == fourth) == proves
 
 
 def test_sources_are_asked_in_turn_and_the_leader_first():
@@ -1334,7 +1334,7 @@ def test_owner_of_many_chunks_that_is_much_slower_than_announced_has_failed(took
     harness.now = 10.0 + took
     harness.results_of(OTHER, 2, 3, 4, 5)
     assert harness.round.exchange.failed == failed
-    harness.open(ballot=Ballot(2, LEADER), contributors=harness.round.exchange.opened.contributors, shares=(1, 1, 4))
+    harness.open(ballot=Ballot(2, LEADER), contributors=harness.round.exchange.proposal.contributors, shares=(1, 1, 4))
     assert harness.round.exchange.failed == set(), "the later ballot has delayed it"
 
 
@@ -1355,13 +1355,13 @@ def test_results_that_others_hand_on_do_not_tell_how_long_their_owner_took():
 
 def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):
     exchange = harness.round.exchange
-    assert set(exchange.awaited_peers(harness.opened)) == {LEADER, OTHER}
+    assert set(exchange.awaited_peers(harness.proposal)) == {LEADER, OTHER}
     harness.results_of(LEADER, 0, 1)
     harness.results_of(OTHER, 4, 5)
     for index in (2, 3):
         harness.chunk(LEADER, index)
-    assert set(exchange.awaited_peers(harness.opened)) == {OTHER}
-    assert exchange.culprit(harness.opened) == (OTHER, "chunk missing")
+    assert set(exchange.awaited_peers(harness.proposal)) == {OTHER}
+    assert exchange.culprit(harness.proposal) == (OTHER, "chunk missing")
 
 
 def test_culprit_is_the_owner_whose_result_is_missing(harness):
@@ -1370,12 +1370,12 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
             harness.chunk(peer, index)
     harness.results_of(LEADER, 0, 1)
     harness.record_of(LEADER, 0, 1)
-    assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing")
+    assert harness.round.exchange.culprit(harness.proposal) == (OTHER, "result missing")
     harness.results_of(OTHER, 4, 5)
-    assert harness.round.exchange.culprit(harness.opened) == (OTHER, "result missing"), "it has not signed"
+    assert harness.round.exchange.culprit(harness.proposal) == (OTHER, "result missing"), "it has not signed"
     assert harness.round.exchange.waits
     harness.record_of(OTHER, 4, 5)
-    assert harness.round.exchange.culprit(harness.opened) is None and not harness.round.exchange.waits
+    assert harness.round.exchange.culprit(harness.proposal) is None and not harness.round.exchange.waits
 
 
 @pytest.mark.parametrize("index", [6, 60])

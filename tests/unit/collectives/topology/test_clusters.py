@@ -70,28 +70,28 @@ def test_every_chunk_has_routes_to_its_owner_and_back(names, dead, idle, silent,
     peers = set(range(len(names)))
     if not (peers - dead) - idle or not (peers - dead) - silent:
         return
-    opened = ballot(names, dead=dead, idle=idle, silent=silent)
-    routes = Routes(opened, count, b"seed")
-    working = set(opened.alive) - set(opened.idle)
+    proposal = ballot(names, dead=dead, idle=idle, silent=silent)
+    routes = Routes(proposal, count, b"seed")
+    working = set(proposal.alive) - set(proposal.idle)
     assert len(routes.owners) == count and set(routes.owners) <= working
     for index, owner in enumerate(routes.owners):
         collected = []
-        for peer in opened.alive:
+        for peer in proposal.alive:
             for cluster in routes.collected(peer, index):
                 collected += [entry.peer for entry in cluster.entries]
                 assert peer in working
                 assert peer == owner or (peer in cluster.working and cluster.sums)
-        assert sorted(collected) == [entry.peer for entry in opened.contributors]
+        assert sorted(collected) == [entry.peer for entry in proposal.contributors]
         reached = list(routes.receivers(owner, index))
         for peer in list(reached):
             reached += routes.receivers(peer, index)
             assert routes.sources(peer, index)[-1] == owner
-        assert sorted([owner, *reached]) == list(opened.alive), "everybody once"
-        for peer in opened.alive:
+        assert sorted([owner, *reached]) == list(proposal.alive), "everybody once"
+        for peer in proposal.alive:
             if peer != owner:
                 giver = routes.sources(peer, index)[0]
                 assert peer in routes.receivers(giver, index)
-    assert sum(value.weight for value in routes.inputs) == 10 * len(opened.contributors)
+    assert sum(value.weight for value in routes.inputs) == 10 * len(proposal.contributors)
 
 
 def test_work_is_shared_over_and_within_sites():
@@ -123,11 +123,11 @@ def test_results_depend_only_on_contributors(names, silent, absent):
     giving = [i for i in range(len(names)) if i not in silent]
     if not giving:
         return
-    opened = ballot(names, silent=silent)
-    group = tuple(p for i, p in enumerate(opened.group) if i in giving or i not in absent)
-    sites = clusters(group, dict(zip(opened.group, names, strict=True)))
-    fewer = structs.replace(opened, group=group, alive=group, sites=sites)
-    assert Routes(fewer, 3, b"s").inputs == Routes(opened, 3, b"s").inputs
+    proposal = ballot(names, silent=silent)
+    group = tuple(p for i, p in enumerate(proposal.group) if i in giving or i not in absent)
+    sites = clusters(group, dict(zip(proposal.group, names, strict=True)))
+    fewer = structs.replace(proposal, group=group, alive=group, sites=sites)
+    assert Routes(fewer, 3, b"s").inputs == Routes(proposal, 3, b"s").inputs
 
 
 def test_site_mean_name_identifies_its_contributors():

@@ -12,14 +12,14 @@ IDS = [bytes([i]) * 32 for i in range(4)]
 ANN, BEN, CAT, DAN = IDS
 
 
-def opened(term=1, *, alive=IDS, idle=(), shares=()):
+def proposal_of(term=1, *, alive=IDS, idle=(), shares=()):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
     one = Proposal(1, 0, Ballot(term, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
     return msgspec.structs.replace(one, shares=shares)
 
 
 LINKS = [PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(10, 10), PeerLoad(1000, 1000)]
-SHARED = opened(shares=(2, 2, 2, 18))
+SHARED = proposal_of(shares=(2, 2, 2, 18))
 PLANNED = (24 + 2 * 2) / 10  # one of the first three, chunks of one byte
 
 
@@ -34,7 +34,7 @@ def test_slow_owner_with_many_chunks_is_overdue():
 
 def test_nobody_is_overdue_with_equal_shares_or_unknown_links():
     took = {ANN: 1.0, BEN: 1.0, CAT: 1.0, DAN: 1e6}
-    assert overdue(opened(), LINKS, took, 1) == set()
+    assert overdue(proposal_of(), LINKS, took, 1) == set()
     assert overdue(SHARED, [PeerLoad(0, 0)] * 4, took, 1) == set()
     assert overdue(SHARED, LINKS, {DAN: 1e6}, 1) == set(), "nobody to compare with"
 
@@ -50,11 +50,15 @@ READY = {peer: announced(link) for peer, link in zip(IDS, LINKS, strict=True)}
 
 @pytest.mark.parametrize(
     ("last", "lost"),
-    [(opened(2, alive=IDS[:3]), {DAN}), (opened(2, idle=(BEN,)), {BEN}), (opened(2, idle=(CAT,)), set())],
+    [
+        (proposal_of(2, alive=IDS[:3]), {DAN}),
+        (proposal_of(2, idle=(BEN,)), {BEN}),
+        (proposal_of(2, idle=(CAT,)), set()),
+    ],
 )
 def test_owner_of_the_first_ballot_without_chunks_in_the_last_one_has_failed(last, lost):
     pace = OwnerPace()
-    pace.open(opened(idle=(CAT,)), 5.0)
+    pace.open(proposal_of(idle=(CAT,)), 5.0)
     pace.open(last, 6.0)
     assert pace.failed(last, READY, 1) == lost, "CAT owned nothing from the start"
 

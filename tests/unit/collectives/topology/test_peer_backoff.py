@@ -12,7 +12,7 @@ IDS = [bytes([i]) * 32 for i in range(4)]
 ANN, BEN, CAT, DAN = IDS
 
 
-def opened(round, *, alive=IDS, idle=()):
+def proposal_of(round, *, alive=IDS, idle=()):
     contributors = tuple(Contribution(peer, 1, 10) for peer in alive)
     return Proposal(round, 0, Ballot(1, ANN), tuple(IDS), tuple(alive), contributors, (), None, (), tuple(sorted(idle)))
 
@@ -24,7 +24,7 @@ def live(standing, rounds, fails):
         resting = standing.resting(round)
         failed = fails(round) - resting
         costly += [round] if failed else []
-        standing.settle(opened(round, idle=resting | failed), failed)
+        standing.settle(proposal_of(round, idle=resting | failed), failed)
     return costly
 
 
@@ -41,15 +41,15 @@ def test_single_failure_is_soon_forgotten():
 
 def test_departed_owner_is_forgotten():
     standing = PeerBackoff()
-    standing.settle(opened(1), {DAN})
+    standing.settle(proposal_of(1), {DAN})
     for round in range(2, 5):
-        standing.settle(opened(round, alive=IDS[:3]), ())
+        standing.settle(proposal_of(round, alive=IDS[:3]), ())
     assert not standing.remembered
 
 
 def lead(standing, round, leader, *others):
     """Commit a round in which this leader's ballot came after those of the others."""
-    one = opened(round)
+    one = proposal_of(round)
     standing.settle(msgspec.structs.replace(one, ballot=Ballot(2, leader)), (), led=(*others, leader))
 
 
@@ -93,7 +93,7 @@ def commit(standing, round, withholds):
     lacks = {DAN} if withholds and not barred else set()
     there = [peer for peer in IDS if peer != DAN or not (withholds or barred)]
     contributors = tuple(Contribution(peer, 1, 10) for peer in there)
-    standing.settle(msgspec.structs.replace(opened(round), contributors=contributors), (), lacks)
+    standing.settle(msgspec.structs.replace(proposal_of(round), contributors=contributors), (), lacks)
     return barred
 
 
@@ -121,10 +121,10 @@ def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
     standing = PeerBackoff()
     for round in range(1, 4):
         commit(standing, round, True)
-    standing.settle(opened(4, alive=IDS[:3]), ())
+    standing.settle(proposal_of(4, alive=IDS[:3]), ())
     assert standing.barred(5) == {DAN}
     for number in range(1, MAX_GROUP + 1):
-        standing.settle(opened(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
+        standing.settle(proposal_of(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
     assert len(standing.remembered) == MAX_GROUP and not standing.barred(6)
 
 
@@ -132,7 +132,7 @@ def test_contributor_that_serves_no_audit_pauses_longer_each_time_and_works_it_o
     standing = PeerBackoff()
     for round in (1, 2, 3):
         standing.audited(DAN, round, served=False)
-        standing.settle(opened(round), ())
+        standing.settle(proposal_of(round), ())
     assert standing.barred(11) == standing.resting(11) == {DAN} and not standing.barred(12)
     standing.audited(DAN, 12, served=False)
     assert standing.barred(12 + 16) == {DAN} and not standing.resting(12 + 17)

@@ -66,7 +66,7 @@ def test_open_has_uplinks_only_where_relaying_helps():
     assert shares([*(PeerLoad(1000, 1000, owns=False) for _ in range(4)), PeerLoad(100, 1000)]) == (), "nobody may help"
 
 
-def opened(**changes):
+def proposal_of(**changes):
     given_ = dict(
         round=1,
         fragment=0,
@@ -85,13 +85,13 @@ def opened(**changes):
 
 def test_open_shares_must_cover_group_and_need_relaying():
     terms = RoundTerms(1, 0, IDS, bytes(32), bytes(32), hands=True)
-    assert sound(opened(), terms) and sound(opened(shares=()), terms)
-    assert not sound(opened(shares=(1,) * 7), terms) and not sound(opened(shares=(0,) * 8), terms)
-    assert not sound(opened(), RoundTerms(1, 0, IDS, bytes(32), bytes(32)))
+    assert sound(proposal_of(), terms) and sound(proposal_of(shares=()), terms)
+    assert not sound(proposal_of(shares=(1,) * 7), terms) and not sound(proposal_of(shares=(0,) * 8), terms)
+    assert not sound(proposal_of(), RoundTerms(1, 0, IDS, bytes(32), bytes(32)))
 
 
 def test_idle_or_gone_peer_relays_nothing():
-    found = quotas(opened(idle=(IDS[0],), alive=IDS[:7]))
+    found = quotas(proposal_of(idle=(IDS[0],), alive=IDS[:7]))
     assert set(found) == {WEAK} and {helper for helper, _ in found[WEAK]} == set(IDS[1:7]) - {WEAK}
 
 
@@ -106,11 +106,11 @@ def test_relay_turns_follow_quota_at_every_point(parts, count):
 
 def test_piece_stays_with_its_relay_while_possible():
     mine = RelayPlan(WEAK)
-    mine.open(opened(), changed=True)
+    mine.open(proposal_of(), changed=True)
     first = [mine.relay(index, 16, set(IDS)) for index in range(16)]
     assert set(first) == set(IDS) - {WEAK}
     lost = first[0]
-    mine.open(opened(alive=tuple(p for p in IDS if p != lost), ballot=Ballot(2, IDS[0])), changed=False)
+    mine.open(proposal_of(alive=tuple(p for p in IDS if p != lost), ballot=Ballot(2, IDS[0])), changed=False)
     second = [mine.relay(index, 16, set(IDS) - {lost}) for index in range(16)]
     assert all(after == before for before, after in zip(first, second, strict=True) if before != lost)
     assert lost not in second
@@ -119,9 +119,9 @@ def test_piece_stays_with_its_relay_while_possible():
 def test_relays_of_earlier_ballot_are_kept():
     key, others = (WEAK, 1), [peer for peer in IDS if peer != WEAK]
     helping = RelayPlan(others[0])
-    helping.open(opened(), changed=True)
+    helping.open(proposal_of(), changed=True)
     index = next(i for i in range(16) if helping.helper(WEAK, i, 16) == others[0])
-    helping.open(opened(shares=(), ballot=Ballot(2, IDS[0])), changed=False)
+    helping.open(proposal_of(shares=(), ballot=Ballot(2, IDS[0])), changed=False)
     assert helping.charge(key, index, 16) and not helping.charge((IDS[5], 1), index, 16)
     assert set(helping.receivers(key, index, IDS)) == set(others[1:]) and not helping.receivers(key, index, IDS)
     helping.on_link_down(others[3])
@@ -129,9 +129,9 @@ def test_relays_of_earlier_ballot_are_kept():
 
 
 def test_substitute_relays_are_able_and_vary():
-    found = {stand_in(opened(idle=(IDS[1],)), WEAK, IDS[0], slot) for slot in range(20)}
+    found = {stand_in(proposal_of(idle=(IDS[1],)), WEAK, IDS[0], slot) for slot in range(20)}
     assert found == set(IDS) - {WEAK, IDS[0], IDS[1]}
-    assert stand_in(opened(alive=(IDS[0], WEAK)), WEAK, IDS[0], 3) is None
+    assert stand_in(proposal_of(alive=(IDS[0], WEAK)), WEAK, IDS[0], 3) is None
 
 
 def test_relay_failed_when_piece_came_from_another():
@@ -143,7 +143,7 @@ def test_relay_failed_when_piece_came_from_another():
 
 def test_relay_failed_after_requests_of_two_peers():
     mine = RelayPlan(WEAK)
-    mine.open(opened(), changed=True)
+    mine.open(proposal_of(), changed=True)
     helper = mine.relay(0, 16, set(IDS))
     one, two = [peer for peer in IDS if peer not in (WEAK, helper)][:2]
     mine.wanted(one, [0])

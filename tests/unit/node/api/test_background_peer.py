@@ -9,7 +9,7 @@ import pytest
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.api.background_peer import BackgroundPeer
 
-COMMIT = SimpleNamespace(opened=SimpleNamespace(contributors=()))
+COMMIT = SimpleNamespace(proposal=SimpleNamespace(contributors=()))
 
 
 async def nothing(*given, **options):

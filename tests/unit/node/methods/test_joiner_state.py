@@ -93,8 +93,8 @@ def join(method: str) -> bool:
     for (number, member, _), (_, own, _) in zip(members.each(layout), joiner.each(layout), strict=True):
         before = own.round
         for outcome in table.outcomes:
-            opened = outcome.commit.opened
-            if (opened.fragment, opened.round) == (number, own.round + 1) and own.round < member.round:
+            proposal = outcome.commit.proposal
+            if (proposal.fragment, proposal.round) == (number, own.round + 1) and own.round < member.round:
                 own.commit(outcome, b"j" * 32)
         assert own.round == member.round > before
         assert own.momentum.tobytes() == member.momentum.tobytes()

@@ -61,11 +61,11 @@ def test_claim_to_have_committed_this_round_or_a_later_one_counts(round, past):
 
 def test_sender_of_a_commit_is_past_the_round_and_a_voter_is_not():
     scene = Scene()
-    opened = Proposal(
+    proposal = Proposal(
         1, 0, Ballot(2, ANN), tuple(sorted(ALL)), tuple(sorted(ALL)), (Contribution(ANN, 1, 10),), (), None, ()
     )
     scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
-    scene.on_message(BEN, Commit(opened, bytes(32), ()))
+    scene.on_message(BEN, Commit(proposal, bytes(32), ()))
     assert scene.session.current.agreement.past == {BEN}
 
 
@@ -95,7 +95,7 @@ def test_message_of_a_past_round_is_answered_with_its_commit():
         await scene.finish_round()
         scene.sent(Commit)
         scene.on_message(ANN, Ask(1, 0))
-        assert [message.opened.round for message in scene.sent(Commit)] == [1] and scene.session.strays == 0
+        assert [message.proposal.round for message in scene.sent(Commit)] == [1] and scene.session.strays == 0
         assert scene.sent(Behind) == []
 
     asyncio.run(main())
@@ -112,7 +112,7 @@ def test_message_of_a_dropped_round_is_answered_with_its_commit_and_our_progress
         scene.on_message(ANN, Vote(1, 0, Ballot(2, ANN), bytes(32), bytes(32)))
         assert scene.sent(Commit) == [] and scene.sent(Behind) == [Behind(2, 0)]
         scene.on_message(ANN, Ask(1, 0))
-        assert [message.opened.round for message in scene.sent(Commit)] == [1]
+        assert [message.proposal.round for message in scene.sent(Commit)] == [1]
         assert scene.sent(Behind) == [Behind(2, 0)] and scene.session.strays == 2
 
     asyncio.run(main())

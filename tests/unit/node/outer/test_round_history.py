@@ -14,7 +14,7 @@ def past_round(round, *, ready=(), alive=(), nbytes=10, before=(ANN, BEN), linea
     agreement = SimpleNamespace(
         ready=readies,
         terms=SimpleNamespace(base=b"same", members=before),
-        commit=SimpleNamespace(opened=SimpleNamespace(round=round, alive=alive, members=alive, lineage=lineage)),
+        commit=SimpleNamespace(proposal=SimpleNamespace(round=round, alive=alive, members=alive, lineage=lineage)),
     )
     return SimpleNamespace(round=round, agreement=agreement, nbytes=nbytes)
 

@@ -205,7 +205,7 @@ def test_session_believes_a_chain_only_with_the_votes_of_its_members():
     session = Scene().session
     root, lives = Fork(0, bytes(32), (), tuple(sorted(ALL)), b"", ()), dict.fromkeys(sorted(ALL), bytes(16))
     forged = certificate(1, name_of_fork(root), lives, ALL, lives)
-    vote = vote_for(forged.commit.opened, RESULTS)
+    vote = vote_for(forged.commit.proposal, RESULTS)
     votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
     right = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes))
     few = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes[:1]))

@@ -88,7 +88,7 @@ class Scene:
 
     def commit(self, weight):
         """Count a round of our lineage to which this peer contributed."""
-        opened = Proposal(
+        proposal = Proposal(
             5,
             0,
             Ballot(1, ME),
@@ -100,7 +100,7 @@ class Scene:
             (),
             lineage=lineage_of(self.replica.chain),
         )
-        self.loop.count(Commit(opened, RESULTS, ()))
+        self.loop.count(Commit(proposal, RESULTS, ()))
 
     def run(self, weight=7):
         return asyncio.run(self.loop.round(weight, 0.0, 0.0))

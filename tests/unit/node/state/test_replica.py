@@ -49,8 +49,8 @@ def commit(target, deltas, weights, spec="fp32", *, lr=0.7, momentum=0.9, nester
         payload = np.empty(codec.nbytes(out.size), np.uint8)
         codec.encode(out, payload)
         results.append(payload.data)
-    opened = Proposal(1, 0, Ballot(1, ME), (ME,), (ME,), (), (), None, ())
-    assert target.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), ME)
+    proposal = Proposal(1, 0, Ballot(1, ME), (ME,), (ME,), (), (), None, ())
+    assert target.commit(Outcome(tuple(results), Commit(proposal, bytes(32), ())), ME)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

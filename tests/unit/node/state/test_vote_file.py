@@ -36,14 +36,14 @@ class Killed(BaseException):
     """End of the process, or of the power."""
 
 
-def opened(round=7, peers=2, term=1):
+def proposal_of(round=7, peers=2, term=1):
     ids = tuple(bytes([index % 256, index // 256]) * 16 for index in range(peers))
     contributors = tuple(Contribution(peer, 1, 100) for peer in ids)
     return Proposal(round, 0, Ballot(term, A), ids, ids, contributors, (), None, (), lives=bytes(LIFE * peers))
 
 
 def record(round=7, term=1, peers=2):
-    return VoteRecord(b"", round, Ballot(term, A), opened(round, peers, term), bytes([term]) * 32)
+    return VoteRecord(b"", round, Ballot(term, A), proposal_of(round, peers, term), bytes([term]) * 32)
 
 
 def largest_open():
@@ -107,7 +107,7 @@ records = st.builds(
     st.integers(0, 2**32 - 1),
     ballots,
     st.sampled_from(
-        (lambda round: (None, None), lambda round: (opened(round), A), lambda round: (opened(round, 90), B))
+        (lambda round: (None, None), lambda round: (proposal_of(round), A), lambda round: (proposal_of(round, 90), B))
     ),
     st.booleans(),
 )
@@ -429,9 +429,9 @@ def test_memory_vote_store_keeps_its_record_until_it_is_renewed():
     "fields",
     [
         (b"short", 7, Ballot(1, A), None, None),
-        (b"", 7, Ballot(1, A), opened(), None),
+        (b"", 7, Ballot(1, A), proposal_of(), None),
         (b"", 7, Ballot(1, A), None, A),
-        (b"", 8, Ballot(1, A), opened(7), A),
+        (b"", 8, Ballot(1, A), proposal_of(7), A),
     ],
 )
 def test_vote_record_with_contradicting_fields_is_refused(fields):

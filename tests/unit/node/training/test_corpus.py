@@ -259,7 +259,7 @@ def test_progress_is_shown_of_text_that_takes_more_than_a_second(tmp_path: Path)
     for seconds, said in ((0.01, 0), (0.6, 2)):
         lines: list[str] = []
         times = iter(number * seconds for number in range(100))
-        opened_with = Progress(lambda times=times: next(times), lines.append)  # type: ignore[misc]
-        open_corpus(tmp_path / "x.txt", Bytes(), tmp_path / f"cache-{seconds}", opened_with)
+        proposal_with = Progress(lambda times=times: next(times), lines.append)  # type: ignore[misc]
+        open_corpus(tmp_path / "x.txt", Bytes(), tmp_path / f"cache-{seconds}", proposal_with)
         assert len(lines) == said
     assert lines[0].startswith("tokenizing the data: 2.1 of 11.0 MB (19 %), 2097") and lines[0].endswith("in 1 s")

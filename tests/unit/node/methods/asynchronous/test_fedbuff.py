@@ -49,8 +49,8 @@ def outcome_of(number, mean, contributors, excluded=()):
     """The outcome of a round with these contributors."""
     entries = tuple(Contribution(peer, 1, 10) for peer in contributors)
     out = tuple(Exclusion(peer, reason) for peer, reason in excluded)
-    opened = Proposal(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, out, None, ())
-    return Outcome(tuple(sent(mean)), Commit(opened, bytes(32), ()), dict(excluded))
+    proposal = Proposal(number, 0, Ballot(1, PEERS[1]), PEERS, PEERS, entries, out, None, ())
+    return Outcome(tuple(sent(mean)), Commit(proposal, bytes(32), ()), dict(excluded))
 
 
 def arrive(replica, mean, contributors=1):
@@ -220,7 +220,7 @@ def test_rounds_of_others_are_followed_without_touching_the_model():
         table.commit(vector(3), PEERS[2], PEERS[3])
         await settled()
         replica = table.replica
-        assert replica.round == 2 and [one.commit.opened.round for one in told] == [1, 2] and table.advanced == 2
+        assert replica.round == 2 and [one.commit.proposal.round for one in told] == [1, 2] and table.advanced == 2
         np.testing.assert_allclose(replica.theta, -0.25 * vector(2) - 0.5 * vector(3), rtol=0, atol=1e-6)
         np.testing.assert_array_equal(table.model, -vector(1))
         table.commit(vector(4), PEERS[0])
@@ -245,7 +245,7 @@ def test_late_contribution_is_sent_in_the_next_round():
         table.commit(vector(2), PEERS[1], excluded=[(PEERS[0], "late")])
         table.commit(vector(3), PEERS[0], PEERS[1])
         outcome = await table.rounds.sync(weight=7, loss=1.0, speed=2.0)
-        assert outcome.commit.opened.round == 2 and [one.commit.opened.round for one in told] == [1]
+        assert outcome.commit.proposal.round == 2 and [one.commit.proposal.round for one in told] == [1]
         assert table.announced[0] == table.announced[1] and np.array_equal(table.model, table.replica.theta)
         await table.rounds.rest()
 
@@ -321,7 +321,7 @@ def test_sync_during_round_of_others_waits_for_its_commit():
         await settled()
         gate.set()
         outcome = await job
-        assert [one.commit.opened.round for one in told] == [1] and outcome.commit.opened.round == 2
+        assert [one.commit.proposal.round for one in told] == [1] and outcome.commit.proposal.round == 2
         await table.rounds.rest()
 
     play(main)

@@ -238,7 +238,7 @@ def test_fragment_with_missing_results_does_not_delay_others():
 
     def change(table):
         session = table.seats[0].session.sessions[1]
-        session.current.agreement.commit = SimpleNamespace(opened=None)
+        session.current.agreement.commit = SimpleNamespace(proposal=None)
 
         async def lacking(*, give_up):
             await asyncio.sleep(give_up)

@@ -262,9 +262,9 @@ def test_streaming_call_cancelled_after_outer_step_is_completed_by_next(text, we
         now.set()
         model.step()
         outcome = await seat.rounds.sync(weight=6, loss=0.0, speed=0.0, meanwhile=meanwhile)
-        assert outcome.commit.opened.round == 1 == seat.replica.round and outcome.kept == 3
+        assert outcome.commit.proposal.round == 1 == seat.replica.round and outcome.kept == 3
         outcome = await seat.rounds.sync(weight=outcome.kept, loss=0.0, speed=0.0, meanwhile=meanwhile)
-        assert outcome.commit.opened.round == 2 == seat.replica.round and outcome.kept == 0
+        assert outcome.commit.proposal.round == 2 == seat.replica.round and outcome.kept == 0
         assert np.array_equal(model.theta, seat.replica.theta)
         return announced
 

@@ -119,9 +119,9 @@ def test_co2_joiner_continues_from_fetched_state():
     replica.install(FetchedState(offer, tuple(other.hashes), chunks, (), other.chain))
     assert np.array_equal(replica.start, other.theta) and not replica.sent.any()
     results = [bytes(one) for one in other.contribution(lambda start, stop, out: out.fill(0), attempt=1, peers=2)]
-    opened = Proposal(other.round + 1, 0, Ballot(1, bytes(32)), table.members, table.members, (), (), None, ())
+    proposal = Proposal(other.round + 1, 0, Ballot(1, bytes(32)), table.members, table.members, (), (), None, ())
     for one in (replica, other):
-        one.commit(Outcome(tuple(results), Commit(opened, bytes(32), ())), bytes(32))
+        one.commit(Outcome(tuple(results), Commit(proposal, bytes(32), ())), bytes(32))
     assert replica.digest == other.digest
 
 

@@ -50,8 +50,8 @@ def offered(replica, read, attempt=9):
 
 def commit(replica, payloads, *, attempt=1, since=None):
     me = (ME.peer_id,)
-    opened = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, (Contribution(ME.peer_id, attempt, 5),), (), None, ())
-    return replica.commit(Outcome(tuple(payloads), Commit(opened, bytes(32), ())), ME.peer_id, since)
+    proposal = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, (Contribution(ME.peer_id, attempt, 5),), (), None, ())
+    return replica.commit(Outcome(tuple(payloads), Commit(proposal, bytes(32), ())), ME.peer_id, since)
 
 
 def stepped(replica, model):

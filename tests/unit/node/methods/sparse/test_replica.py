@@ -66,8 +66,8 @@ def sent(replica, cut, payload):
 def outcome_of(results, entries):
     """The outcome of a round in which this peer is alone."""
     me = (ME.peer_id,)
-    opened = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, tuple(entries), (), None, ())
-    return Outcome(tuple(results), Commit(opened, bytes(32), ()))
+    proposal = Proposal(1, 0, Ballot(1, ME.peer_id), me, me, tuple(entries), (), None, ())
+    return Outcome(tuple(results), Commit(proposal, bytes(32), ()))
 
 
 def commit(replica, cut, payload, attempt=1):
