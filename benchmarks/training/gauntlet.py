@@ -17,7 +17,7 @@ import numpy as np
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.compression.core.types import Floats
-from thinwire.node.outer.score_book import STEP, ScoreBook, equal_step
+from thinwire.node.outer.verification.score_book import STEP, ScoreBook, equal_step
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.messages.registry import Ready
 

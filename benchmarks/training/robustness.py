@@ -27,7 +27,7 @@ from thinwire.compression.dense.floats import Fp32
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.sparse.mean import flat, norm
 from thinwire.compression.sparse.topk import Sparse
-from thinwire.node.outer.score_book import Falls
+from thinwire.node.outer.verification.score_book import Falls
 from thinwire.swarm.aggregation_spec import ITERATED, NEEDS, AggregationSpec
 from thinwire.swarm.choices import Aggregation, Denominator
 

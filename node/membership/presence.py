@@ -238,7 +238,8 @@ class Presence:
     def expel(self, verdict: Verdict, lineage: bytes, round: int) -> None:
         """Ban an owner of chunks; the next tick passes the ban on to the handlers.
 
-        See node/outer/owner_audits.py. lineage, round: of our state, which has the members that have given the verdict.
+        See node/outer/verification/owner_audits.py. lineage, round: of our state, which has the members that have given
+        the verdict.
         """
         self.roster.apply_ban_items((verdict_item(verdict, lineage, round),), self._now())
 

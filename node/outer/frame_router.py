@@ -11,12 +11,12 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
-from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import OwnLineage
-from thinwire.node.outer.owner_audits import Audits
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
-from thinwire.node.outer.trials import Trials
+from thinwire.node.outer.verification.own_contributions import OwnContributions
+from thinwire.node.outer.verification.owner_audits import Audits
+from thinwire.node.outer.verification.trials import Trials
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (

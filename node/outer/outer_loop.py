@@ -20,7 +20,7 @@ from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.node.outer.trials import Score
+from thinwire.node.outer.verification.trials import Score
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import ParameterWrite, Read

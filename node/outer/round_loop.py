@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import OtherModelState
-from thinwire.node.outer.trials import Score
+from thinwire.node.outer.verification.trials import Score
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.messages.registry import PeerId

@@ -25,12 +25,12 @@ from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.frame_router import FrameRouter
 from thinwire.node.outer.lineages import Lineages
-from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.outer.state_server import StateServer
-from thinwire.node.outer.trials import Trials
+from thinwire.node.outer.verification.own_contributions import OwnContributions
+from thinwire.node.outer.verification.trials import Trials
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica

@@ -15,10 +15,10 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions
 from thinwire.node.outer.own_lineage import check_votes
-from thinwire.node.outer.owner_audits import Audits
-from thinwire.node.outer.trials import Trials
+from thinwire.node.outer.verification.own_contributions import OwnContributions
+from thinwire.node.outer.verification.owner_audits import Audits
+from thinwire.node.outer.verification.trials import Trials
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.evidence import Statement

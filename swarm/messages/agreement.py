@@ -165,7 +165,8 @@ class Claim(Message, frozen=True):
 class Verdict(Message, frozen=True):
     """Statement that `owner` has signed a false result of chunk `index`, by the sender's own computation.
 
-    Or the sender has excluded the owner, because a quorum of the members has sent this verdict. See node/outer/owner_audits.py.
+    Or the sender has excluded the owner, because a quorum of the members has sent this verdict. See
+    node/outer/verification/owner_audits.py.
     """
 
     round: U32

@@ -83,7 +83,7 @@ class Fetch(Message, frozen=True):
 
     digest: of all results of the round, which may have been committed; or the name of the receiver's contribution, or of
     those that prove its verdict, which members ask for to score or to audit (`name_of` in
-    node/outer/own_contributions.py).
+    node/outer/verification/own_contributions.py).
     """
 
     limit: ClassVar[int] = 4096

@@ -12,7 +12,7 @@ from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
-from thinwire.node.outer.own_contributions import name_of
+from thinwire.node.outer.verification.own_contributions import name_of
 from thinwire.node.peer.quorum_waits import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.sims.engine import virtual_loop

@@ -97,7 +97,9 @@ def test_peer_has_been_further_until_a_state_with_rounds_replaces_the_older_one(
 @pytest.mark.parametrize(("step", "whole", "audited"), [(1, True, [1]), (0, True, []), (2, True, []), (1, False, [])])
 def test_round_is_audited_only_if_our_state_has_its_results(monkeypatch, step, whole, audited):
     begun = []
-    monkeypatch.setattr("thinwire.node.outer.owner_audits.Audits.begin", lambda self, done: begun.append(done.round))
+    monkeypatch.setattr(
+        "thinwire.node.outer.verification.owner_audits.Audits.begin", lambda self, done: begun.append(done.round)
+    )
     scene = Scene()
     scene.announce()
     if whole:

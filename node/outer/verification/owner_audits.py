@@ -43,7 +43,7 @@ from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions, name_of
+from thinwire.node.outer.verification.own_contributions import OwnContributions, name_of
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame

@@ -14,8 +14,8 @@ from thinwire.collectives.rounds.butterfly import Butterfly
 from thinwire.collectives.rounds.owner_results import AuditData, Reducer
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.node.outer.own_contributions import name_of
-from thinwire.node.outer.owner_audits import REFUTED, Audits
+from thinwire.node.outer.verification.own_contributions import name_of
+from thinwire.node.outer.verification.owner_audits import REFUTED, Audits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.lineage import lineage_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.outer.score_book import FAILURES, MOST, ScoreBook, copied, equal_step
+from thinwire.node.outer.verification.score_book import FAILURES, MOST, ScoreBook, copied, equal_step
 from thinwire.swarm.messages.registry import Ready
 
 PEER, OTHER, *MORE = [bytes([index]) * 32 for index in range(16)]

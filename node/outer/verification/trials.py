@@ -19,8 +19,18 @@ from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.own_contributions import OwnContributions, name_of
-from thinwire.node.outer.score_book import HELPFUL, MOST, NOTHING, STEP, Falls, Opinion, ScoreBook, copied, equal_step
+from thinwire.node.outer.verification.own_contributions import OwnContributions, name_of
+from thinwire.node.outer.verification.score_book import (
+    HELPFUL,
+    MOST,
+    NOTHING,
+    STEP,
+    Falls,
+    Opinion,
+    ScoreBook,
+    copied,
+    equal_step,
+)
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame

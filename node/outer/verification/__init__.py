@@ -1,0 +1,1 @@
+"""Checks of the work of other peers: scores of contributions in open runs, and audits of owners."""
