@@ -49,7 +49,10 @@ PACKAGES = {
     "collectives/topology": ("swarm",),
     "collectives/health": ("swarm/messages",),
     "collectives/consensus": ("collectives/topology",),
-    "collectives/rounds": ("collectives", "collectives/aggregation", "collectives/consensus", "collectives/transport"),
+    "collectives/rounds": ("collectives/rounds/data_planes",),
+    "collectives/rounds/data_planes": (
+        *("collectives", "collectives/aggregation", "collectives/consensus", "collectives/transport"),
+    ),
     "collectives/gossip": (
         "collectives",
         "collectives/aggregation",
@@ -61,7 +64,7 @@ PACKAGES = {
     "collectives/allreduce": ("collectives/rounds", "compression/dense"),
     "node": (),
     "node/runtime": ("collectives", "collectives/transport"),
-    "node/state": ("node/runtime", "collectives/rounds", "swarm/manifest"),
+    "node/state": ("node/runtime", "collectives/rounds/data_planes", "swarm/manifest"),
     "node/membership": (
         *("node/runtime", "collectives/allreduce", "collectives/health", "swarm/manifest", "swarm/membership"),
     ),

@@ -23,7 +23,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import Summary, summarize
+from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of
 from thinwire.collectives.timing import GIVE_UP, TICK

@@ -30,7 +30,7 @@ import torch
 from blake3 import blake3
 from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds import allgather_payload
+from thinwire.collectives.rounds.data_planes import allgather_payload
 from thinwire.collectives.topology import shards
 from thinwire.compression.core.types import Floats
 from thinwire.node.training.learner import StepReport

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from thinwire.collectives.aggregation.rule_factory import RULES
-from thinwire.collectives.rounds.sparse_butterfly import parts
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.compression.core.parameter_chunks import Chunks

@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import summarize
+from thinwire.collectives.rounds.data_planes.contributions import summarize
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.methods.registry import method_of
 from thinwire.node.outer.round_loop import RoundLoop

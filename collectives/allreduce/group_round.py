@@ -15,7 +15,7 @@ from thinwire.collectives.allreduce.group_acceptance import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.collectives.rounds.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec

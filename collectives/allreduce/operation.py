@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from thinwire.collectives.allreduce.group_round import LocalPart, group_round, key_of
 from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.pending_frames import PendingFrames

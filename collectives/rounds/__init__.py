@@ -1,1 +1,1 @@
-"""Rounds of averaging, and the data planes they can use: butterfly, ring, all-gather, hierarchy."""
+"""Rounds of averaging: the life of one round, its repair, and the choice of its data plane."""

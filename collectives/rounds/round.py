@@ -16,8 +16,8 @@ import msgspec
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import Summary
-from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
 from thinwire.collectives.timing import MAX_MOVING, STALL
 from thinwire.collectives.transport.send_queue import SendQueue

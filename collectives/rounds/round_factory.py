@@ -19,15 +19,15 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.allgather import AllGather
-from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.contributions import Screen
-from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.hierarchy import Hierarchy
+from thinwire.collectives.rounds.data_planes.allgather import AllGather
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.contributions import Screen
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
+from thinwire.collectives.rounds.data_planes.ring import Ring
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.rounds.repair import Paced
-from thinwire.collectives.rounds.ring import Ring
 from thinwire.collectives.rounds.round import Opinions, Round
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.timing import TICK, Patience
 from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip

@@ -8,8 +8,8 @@ from typing import Any
 
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.gossip.pair_codec import halves
-from thinwire.collectives.rounds.allgather_payload import pieces
-from thinwire.collectives.rounds.sparse_butterfly import parts
+from thinwire.collectives.rounds.data_planes.allgather_payload import pieces
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.compression.boundary_codec import Boundary

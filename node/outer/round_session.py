@@ -15,7 +15,7 @@ from typing import Any
 from thinwire.collectives.consensus.chain import Prove, checked, proven
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid

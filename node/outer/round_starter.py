@@ -9,7 +9,7 @@ import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
-from thinwire.collectives.rounds.allgather_payload import room
+from thinwire.collectives.rounds.data_planes.allgather_payload import room
 from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory

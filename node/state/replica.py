@@ -17,7 +17,7 @@ from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from thinwire.collectives.aggregation.means import Rule, mean
 from thinwire.collectives.deterministic_rounding import encode
-from thinwire.collectives.rounds import ring_schedule
-from thinwire.collectives.rounds.owner_results import Reducer
+from thinwire.collectives.rounds.data_planes import ring_schedule
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.topology.shards import shares
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.collectives.rounds.owner_results import basis_of
-from thinwire.collectives.rounds.result_store import digest_of
+from thinwire.collectives.rounds.data_planes.owner_results import basis_of
+from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.session import GossipSession

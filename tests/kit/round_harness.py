@@ -13,8 +13,8 @@ from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
-from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.owner_results import basis_of
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry

@@ -46,10 +46,16 @@ TARGETS = {
     "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
-    "collectives/rounds/butterfly.py": (f"{ROUNDS}/test_round.py",),
-    "collectives/rounds/contributions.py": (f"{ROUNDS}/test_contributions.py", ROUNDS),
-    "collectives/rounds/result_store.py": (f"{ROUNDS}/test_round.py", f"{ROUNDS}/test_allgather.py"),
-    "collectives/rounds/ring_schedule.py": (f"{ROUNDS}/test_ring.py", f"{ROUNDS}/test_ring_schedule.py"),
+    "collectives/rounds/data_planes/butterfly.py": (f"{ROUNDS}/test_round.py",),
+    "collectives/rounds/data_planes/contributions.py": (f"{ROUNDS}/data_planes/test_contributions.py", ROUNDS),
+    "collectives/rounds/data_planes/result_store.py": (
+        f"{ROUNDS}/test_round.py",
+        f"{ROUNDS}/data_planes/test_allgather.py",
+    ),
+    "collectives/rounds/data_planes/ring_schedule.py": (
+        f"{ROUNDS}/data_planes/test_ring.py",
+        f"{ROUNDS}/data_planes/test_ring_schedule.py",
+    ),
     "collectives/topology/owner_pace.py": (
         "tests/unit/collectives/topology/test_owner_pace.py",
         f"{ROUNDS}/test_round.py",
@@ -243,25 +249,25 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): CAPPED,
     ("collectives/consensus/proposer.py", "if ballot.term != 1:"): "no ballot has a term below 1",
     (
-        "collectives/rounds/butterfly.py",
+        "collectives/rounds/data_planes/butterfly.py",
         "return message.index != len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))",
     ): "a chunk beyond the grid has a negative size",
     ("collectives/topology/owner_pace.py", "self._began = 1.0"): "open() sets it before its first use",
     ("collectives/topology/owner_pace.py", "self._began = -1.0"): "open() sets it before its first use",
     (
-        "collectives/rounds/butterfly.py",
+        "collectives/rounds/data_planes/butterfly.py",
         "if self._audited or self.proposal is not None:",
     ): "a round without audits uses no claims, and records come in ballots only",
     (
-        "collectives/rounds/butterfly.py",
+        "collectives/rounds/data_planes/butterfly.py",
         "if wrong or self.complete or len(set(record.indices)) != len(record.indices):",
     ): "a set of indices is never longer than they are",
     (
-        "collectives/rounds/butterfly.py",
+        "collectives/rounds/data_planes/butterfly.py",
         "whole = record.indices <= tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted",
     ): "no other order of all indices is smaller",
     (
-        "collectives/rounds/butterfly.py",
+        "collectives/rounds/data_planes/butterfly.py",
         "if message.attempt < ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:",
     ): "chunks above the announced attempt wait elsewhere",
     (
@@ -269,15 +275,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "while largest != 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:",
     ): "largest is doubled from a power of two",
     (
-        "collectives/rounds/ring_schedule.py",
+        "collectives/rounds/data_planes/ring_schedule.py",
         "for added, before in zip(way.adds, way.before, strict=False):",
     ): "both have one entry for each member",
     (
-        "collectives/rounds/contributions.py",
+        "collectives/rounds/data_planes/contributions.py",
         "return whole if len(whole) >= len(found) else None",
     ): "a part is never longer than all",
     (
-        "collectives/rounds/contributions.py",
+        "collectives/rounds/data_planes/contributions.py",
         "for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=False):",
     ): "all three have one entry for each key",
     ("node/membership/presence.py", 'self._lose(event.peer, gone=event.kind >= "left")'): KINDS,

@@ -20,7 +20,7 @@ from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
-from thinwire.collectives.rounds.contributions import Summary, summarize
+from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology import matching

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.codec import Choice, CodecError
 from thinwire.compression.core.parameter_chunks import Chunks

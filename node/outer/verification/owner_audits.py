@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 
 import blake3
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.owner_results import AuditData
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.owner_results import AuditData
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import PeerBackoff

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.scenarios import events_of, identity_of
-from thinwire.collectives.rounds.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld

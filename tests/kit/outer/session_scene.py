@@ -10,7 +10,7 @@ from kit.round_harness import FakeSendQueue, freely, hashes_of
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.collectives.rounds.result_store import digest_of
+from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.transport.own_bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession

@@ -13,9 +13,9 @@ from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.owner_pair import OwnerPair
 from thinwire.collectives.gossip.pair_codec import PairCodec
-from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.contributions import Contributions
-from thinwire.collectives.rounds.owner_results import Reducer
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.contributions import Contributions
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.compression.sparse.flat import FlatSparse
 from thinwire.node.methods.noloco.replica import GossipReplica

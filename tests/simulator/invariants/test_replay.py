@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from thinwire.collectives.rounds.owner_results import Reducer
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.rounds.round import Round
 from thinwire.sims.simulation.world import SimWorld, simulate
 from thinwire.sims.trials import families

@@ -12,7 +12,7 @@ import pytest
 from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, told_at, update_of
 from kit.outer.strangers import knocks
 from kit.scenarios import SPARSE, events_of, identity_of, manifest_of, swarm_of
-from thinwire.collectives.rounds.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.sims.peers import byzantine
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process

@@ -20,7 +20,7 @@ from kit.scenarios import (
     streaming,
     violated,
 )
-from thinwire.collectives.rounds.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.round_factory import MAX_PENDING_EACH
 from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions

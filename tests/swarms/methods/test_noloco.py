@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kit.planted import product as planted
 from kit.scenarios import identity_of
-from thinwire.collectives.rounds.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.sims.engine import virtual_loop

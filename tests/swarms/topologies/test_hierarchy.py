@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from kit import scenes
 from kit.scenarios import two_levels, violated
-from thinwire.collectives.rounds.contributions import Contributions
-from thinwire.collectives.rounds.hierarchy import Hierarchy
+from thinwire.collectives.rounds.data_planes.contributions import Contributions
+from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
 from thinwire.collectives.timing import TICK
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Gateway

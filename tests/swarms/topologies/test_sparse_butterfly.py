@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kit import scenes
 from thinwire.collectives.blocking_work import at_once
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import steady
 from thinwire.collectives.rounds.round_factory import round_of
-from thinwire.collectives.rounds.sparse_butterfly import steady
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.compression.sparse.sharded import Portions, layout
@@ -106,7 +106,7 @@ def test_applied_and_retained_values_sum_to_the_means(sieve, outer, keep):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.trial)])
 def test_sparse_butterfly_survives_kill_of_one_of_six(sieve, phase, victim, monkeypatch):
-    monkeypatch.setattr("thinwire.collectives.rounds.sparse_butterfly.HOLD", 1)
+    monkeypatch.setattr("thinwire.collectives.rounds.data_planes.sparse_butterfly.HOLD", 1)
 
     async def main():
         s = sieve(6, seed=victim)
@@ -139,7 +139,7 @@ def test_sparse_butterfly_last_survivor_continues_without_loss(sieve):
 
 @pytest.mark.parametrize("phase", ["announce", "vote"])
 def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sieve, phase, monkeypatch):
-    monkeypatch.setattr("thinwire.collectives.rounds.sparse_butterfly.HOLD", 1)
+    monkeypatch.setattr("thinwire.collectives.rounds.data_planes.sparse_butterfly.HOLD", 1)
 
     async def main():
         s = sieve(3, rounds=8)

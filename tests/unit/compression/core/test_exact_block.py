@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.aggregation.means import clip
-from thinwire.collectives.rounds.owner_results import Reducer
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import CodecError

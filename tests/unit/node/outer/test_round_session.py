@@ -11,7 +11,7 @@ from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Sc
 from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.collectives.rounds.sparse_butterfly import OwnerResiduals
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.node.outer.verification.own_contributions import name_of
 from thinwire.node.peer.quorum_waits import recover, stalls
 from thinwire.node.runtime.asyncio_extra import at_once

@@ -17,7 +17,7 @@ from threading import Event, Thread
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.contributions import summarize
+from thinwire.collectives.rounds.data_planes.contributions import summarize
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica, dealt

@@ -10,8 +10,8 @@ import pytest
 from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes_of, mean
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
-from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.owner_results import AuditData, Reducer
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.owner_results import AuditData, Reducer
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.node.outer.verification.own_contributions import name_of

@@ -25,10 +25,10 @@ from typing import Any
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.blame import BROKEN
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
-from thinwire.collectives.rounds.owner_results import Reducer
-from thinwire.collectives.rounds.ring_schedule import RingPosition, joined
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.owner_dependent_butterfly import OwnerDependentButterfly
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
+from thinwire.collectives.rounds.data_planes.ring_schedule import RingPosition, joined
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.norm_clip import CLIP_FROM

@@ -12,7 +12,7 @@ import numpy as np
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.deterministic_rounding import encode
-from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError

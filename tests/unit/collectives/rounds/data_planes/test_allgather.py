@@ -20,8 +20,8 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound, vote_for
-from thinwire.collectives.rounds.allgather import AllGather
-from thinwire.collectives.rounds.allgather_payload import EMPTY, cut_up, put_together, room
+from thinwire.collectives.rounds.data_planes.allgather import AllGather
+from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, cut_up, put_together, room
 from thinwire.collectives.topology.piece_requests import SOON
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -344,7 +344,7 @@ def test_early_payloads_are_bounded_by_round_size(monkeypatch):
             super().__init__(total, each, nbytes)
             bounds.append(nbytes)
 
-    monkeypatch.setattr("thinwire.collectives.rounds.data_plane.PendingFrames", Noted)
+    monkeypatch.setattr("thinwire.collectives.rounds.data_planes.data_plane.PendingFrames", Noted)
     Harness()
     assert bounds == [room(CUT) * CUT.total]
 

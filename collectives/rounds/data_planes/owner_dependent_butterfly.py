@@ -8,7 +8,7 @@ them again. Results are identified by hash, so the ballot in which a peer obtain
 
 from __future__ import annotations
 
-from thinwire.collectives.rounds.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Record, Result

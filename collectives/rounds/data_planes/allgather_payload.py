@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import blake3
-from thinwire.collectives.rounds.contributions import Contributions
+from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.topology.relay_plan import PLANS
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.compression.core.types import Buffer

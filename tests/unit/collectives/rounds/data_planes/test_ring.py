@@ -22,8 +22,8 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
-from thinwire.collectives.rounds.result_store import digest_of
-from thinwire.collectives.rounds.ring import Ring
+from thinwire.collectives.rounds.data_planes.result_store import digest_of
+from thinwire.collectives.rounds.data_planes.ring import Ring
 from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,

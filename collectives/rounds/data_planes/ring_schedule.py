@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from thinwire.collectives.rounds.owner_results import ChunkReducer
+from thinwire.collectives.rounds.data_planes.owner_results import ChunkReducer
 from thinwire.collectives.topology.shards import shares
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, PeerId, Proposal

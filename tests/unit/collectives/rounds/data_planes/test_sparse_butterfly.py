@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from thinwire.collectives.rounds.sparse_butterfly import HOLD, PARTS, OwnerResiduals, parts, steady
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import HOLD, PARTS, OwnerResiduals, parts, steady
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.sparse.sharded import Portions
 from thinwire.compression.sparse.topk import Sparse

@@ -5,7 +5,7 @@ import math
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.rounds.contributions import Contributions, Summary, announced_norm, summarize
+from thinwire.collectives.rounds.data_planes.contributions import Contributions, Summary, announced_norm, summarize
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression import registry
 from thinwire.swarm.messages.registry import Contribution

@@ -17,10 +17,16 @@ from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.blocking_work import WORTH, LatestWork, Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions, ResultScreen, Summary, norm_bytes
-from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.owner_results import AuditData, ChunkReducer, OwnerRecords, Reducer, audit_data
-from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.rounds.data_planes.contributions import Contributions, ResultScreen, Summary, norm_bytes
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.owner_results import (
+    AuditData,
+    ChunkReducer,
+    OwnerRecords,
+    Reducer,
+    audit_data,
+)
+from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_pace import OwnerPace
 from thinwire.collectives.topology.shards import Grid, Key, owners

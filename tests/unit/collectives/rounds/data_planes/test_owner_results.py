@@ -22,8 +22,8 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.owner_results import OwnerRecords, Reducer, audit_data, basis_of
-from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.rounds.data_planes.owner_results import OwnerRecords, Reducer, audit_data, basis_of
+from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Record
 

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.owner_dependent_butterfly import OwnerDependentButterfly
+from thinwire.collectives.rounds.data_planes.owner_dependent_butterfly import OwnerDependentButterfly
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats

@@ -22,10 +22,10 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.allgather_payload import EMPTY, Payloads, Slots, room, slot_hashes
-from thinwire.collectives.rounds.contributions import Contributions, Screen
-from thinwire.collectives.rounds.data_plane import DataPlane
-from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, Payloads, Slots, room, slot_hashes
+from thinwire.collectives.rounds.data_planes.contributions import Contributions, Screen
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from kit.real.late_executor import LateWork
 from kit.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
-from thinwire.collectives.rounds import butterfly
-from thinwire.collectives.rounds.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes import butterfly
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.swarm.messages.registry import Chunk, Contribution, Ready, Record, Result, Vote
 
 OTHER = PEERS[2]

@@ -15,8 +15,8 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.contributions import Contributions, Summary, summarize
-from thinwire.collectives.rounds.result_store import Results
+from thinwire.collectives.rounds.data_planes.contributions import Contributions, Summary, summarize
+from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.timing import Halfway
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.rounds.ring_schedule import RingPosition, joined, result, ring, ways
+from thinwire.collectives.rounds.data_planes.ring_schedule import RingPosition, joined, result, ring, ways
 from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 IDS = [bytes([i]) * 32 for i in range(9)]

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 
 from thinwire.collectives.consensus.blame import SUBTOTAL, UNSUMMED
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.butterfly import Butterfly
-from thinwire.collectives.rounds.contributions import Contributions
-from thinwire.collectives.rounds.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.contributions import Contributions
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
 from thinwire.collectives.topology.shards import Key
 from thinwire.swarm.frame import Frame

@@ -23,7 +23,7 @@ from kit.round_harness import (
 from thinwire.collectives.aggregation.screening import outliers
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.proposal import RoundTerms, propose, sound
-from thinwire.collectives.rounds.hierarchy import Hierarchy
+from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
 from thinwire.collectives.topology.clusters import clusters
 from thinwire.collectives.topology.hierarchy_routes import Routes
 from thinwire.swarm.messages.registry import (
