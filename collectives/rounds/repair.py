@@ -117,7 +117,7 @@ class Repair:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
             wait = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
-        if now >= max(self._requests.at, self._exchange.moved) + wait * patience:
+        if now >= max(self._requests.at, self._exchange.progress.moved) + wait * patience:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
@@ -195,14 +195,13 @@ class ResultServer:
         agreement, exchange, proposal = self._agreement, self._exchange, self._exchange.proposal
         round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, exchange.results.chunks
         whole = exchange.results.digest == message.digest
-        if proposal is None or not (whole or exchange.names_contributors(message.digest)):
+        if proposal is None or not exchange.serves(sender, message):
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
         paced = not known and self._paced(sender, round)
         waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
         if waiting > 2 * IN_FLIGHT:
             return  # the peer has not read what it asked for before
-        exchange.note_request(sender, message.indices)
         if whole:
             everything = tuple(range(len(chunks)))
             hashes = exchange.results.hashes(everything)

@@ -187,7 +187,7 @@ class Round:
     @property
     def moved(self) -> float:
         """Time at which useful data last arrived."""
-        return self.exchange.moved
+        return self.exchange.progress.moved
 
     @property
     def complete(self) -> bool:
@@ -200,7 +200,7 @@ class Round:
         It is later while whole frames come or leave, so that a round may take as long as its links need: until STALL patiences
         after the last one, and MAX_MOVING seconds in all.
         """
-        stalled = self.exchange.transferred + STALL * self.agreement.terms.patience
+        stalled = self.exchange.progress.transferred + STALL * self.agreement.terms.patience
         return max(began + give_up, min(stalled, began + MAX_MOVING))
 
     # --- events
@@ -227,7 +227,7 @@ class Round:
                 self.exchange.announced(sender)
         self.pump()
         if isinstance(message, ShownReady):
-            self.exchange.recheck()
+            self.exchange.announcement_shown()
             self.pump()
 
     def spent(self, peer: PeerId) -> None:
@@ -270,20 +270,18 @@ class Round:
         self._count_partial_frames(now)
         self.agreement.tick(now)
         exchange, committed = self.exchange, self.agreement.commit is not None
-        proposal, results = exchange.proposal, exchange.results
+        proposal = exchange.proposal
         self._repair.tick(now)
         if not committed:
-            exchange.watch()
-        if proposal is not None and not committed and results.missing:
-            exchange.request_missing()
+            exchange.tick()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
-        if proposal is not None and not committed and exchange.waits and now >= exchange.moved + patience:
+        if proposal is not None and not committed and exchange.waits and now >= exchange.progress.moved + patience:
             if self.me in proposal.alive and self._accused != proposal.ballot:
                 found = exchange.culprit(proposal)
                 early = (
                     found is not None
-                    and now < exchange.moved + exchange.accusation_patiences.get(found[1], 1) * patience
+                    and now < exchange.progress.moved + exchange.accusation_patiences.get(found[1], 1) * patience
                 )
                 if not early:
                     self._accused = proposal.ballot
@@ -303,7 +301,7 @@ class Round:
         self._received = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
         if grown >= TRICKLE * (now - then):
-            self.exchange.note_partial_frames()
+            self.exchange.progress.partly_arrived()
 
     def pump(self) -> None:
         """Act on the agreement's decisions and send its messages."""

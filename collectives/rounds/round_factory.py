@@ -252,7 +252,7 @@ class RoundFactory:
             self._settle(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
-                self._patience.observe(current.exchange.duration_without_late_peers(took))
+                self._patience.observe(current.exchange.progress.duration_without_late_peers(took))
         return outcome
 
     async def until_given_up(

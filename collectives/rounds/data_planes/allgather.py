@@ -296,7 +296,7 @@ class AllGather(DataPlane):
         if not self._take(slot, frame.payload, frame.hashed):
             return False
         self._payloads.put(self._slots.split(slot)[0], self.results.hashes((slot,)), frame.payload)
-        self._progress()
+        self.progress.arrived()
         self._arrived(slot)
         self.check()
         return True
@@ -342,7 +342,7 @@ class AllGather(DataPlane):
         self._phase(self.round, "vote")
         self._vote(digest)
 
-    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
+    def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""
         lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(proposal.contributors)
         return [proposal.contributors[place].peer for place in range(count) if place not in lacks]
@@ -359,7 +359,13 @@ class AllGather(DataPlane):
 
     # --- missing pieces from other peers
 
-    def request_missing(self) -> None:
+    def tick(self) -> None:
+        """Let time pass before the commit: also ask for announced pieces that do not arrive."""
+        super().tick()
+        if self.results.missing:
+            self._request_missing()
+
+    def _request_missing(self) -> None:
         """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
         proposal, now, patience = self.proposal, self._now(), self.agreement.terms.patience
         if proposal is None or self.me not in proposal.alive or not self._requests.due(now, patience):
@@ -370,17 +376,20 @@ class AllGather(DataPlane):
             if self.results.expected_hash(slot) is not None
         ]
         live = self.agreement.reachable
-        found = self._requests.plan(proposal, pieces, live, moved=self.moved, now=now, patience=patience)
+        found = self._requests.plan(proposal, pieces, live, moved=self.progress.moved, now=now, patience=patience)
         for peer, part in found.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
-    def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:
-        """Note that a peer asked us for pieces of our payload."""
-        proposal, count = self.proposal, len(self.pieces)
-        if proposal is not None and self.agreement.commit is None:
-            ours = [slot % count for slot in indices if slot < len(self.owners) and self.owners[slot] == self.me]
-            self._relay_plan.wanted(sender, ours)
+    def serves(self, sender: PeerId, message: Fetch) -> bool:
+        """Return whether a peer may get the pieces that it asks for, also before all are here.
 
-    def names_contributors(self, digest: Digest) -> bool:
-        """Return whether `digest` names the contributors of the open ballot."""
-        return digest == self._key
+        Note those of our payload: its helper failed to forward them.
+        """
+        proposal, count = self.proposal, len(self.pieces)
+        served = super().serves(sender, message) or message.digest == self._key
+        if served and proposal is not None and self.agreement.commit is None:
+            lost = [
+                slot % count for slot in message.indices if slot < len(self.owners) and self.owners[slot] == self.me
+            ]
+            self._relay_plan.wanted(sender, lost)
+        return served

@@ -258,7 +258,7 @@ class Butterfly(DataPlane):
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return
-        self._progress()
+        self.progress.arrived()
         self._reduce(index)
         self._record()
 
@@ -312,15 +312,16 @@ class Butterfly(DataPlane):
             self._stirred()
 
     def halt(self) -> None:
-        """Cancel queued computations: this round is over here."""
+        """Drop what waits for more data or computation: this round is over here."""
+        super().halt()
         self._computing.clear()
         self._stirred = _nothing
 
     def _publish(self, proposal: Proposal, index: int, result: Buffer, found: Digest | None = None) -> None:
         self.results.put(index, result, found)
         self._records.note_computed(index)
-        self._progress()
-        self._pace.came(self.me, self.moved)
+        self.progress.arrived()
+        self._pace.came(self.me, self.progress.moved)
         self.check()
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
@@ -350,6 +351,14 @@ class Butterfly(DataPlane):
 
     # --- receiving results
 
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """Take a frame, including a Claim."""
+        if isinstance(frame.message, Claim):
+            self._records.take_claim(frame.message)
+            self.check()
+        else:
+            super().take(sender, frame)
+
     def _is_result_source(self, sender: PeerId, index: int) -> bool:
         """Return whether a result from this peer is accepted before its hash is signed."""
         return sender == self.owners[index]
@@ -364,9 +373,9 @@ class Butterfly(DataPlane):
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
         elif taken:
-            self._progress()
+            self.progress.arrived()
             if sender == self.owners[index]:
-                self._pace.came(sender, self.moved)
+                self._pace.came(sender, self.progress.moved)
             if self.proposal is not None:
                 self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()
@@ -383,7 +392,7 @@ class Butterfly(DataPlane):
                 self._replay()
             self.check()
 
-    def recheck(self) -> None:
+    def announcement_shown(self) -> None:
         """Check adopted results by the norms in announcements that have come later; vote if all are right."""
         proposal = self.proposal
         if proposal is None or proposal.adopted is None or self.agreement.results_confirmed(proposal):
@@ -395,10 +404,6 @@ class Butterfly(DataPlane):
             except CodecError:
                 self.results.drop(index)
                 self.agreement.refuse_leader(proposal)
-        self.check()
-
-    def _take_claim(self, claim: Claim) -> None:
-        self._records.take_claim(claim)
         self.check()
 
     def claims(self) -> Sequence[Claim]:
@@ -413,7 +418,6 @@ class Butterfly(DataPlane):
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""
         super().settle()
-        self.halt()
         commit = self.agreement.commit
         if self._audited and commit is not None:
             tools = self._reducer, self.codec, self.grid
@@ -444,7 +448,7 @@ class Butterfly(DataPlane):
         late = [e.peer for e in proposal.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
         return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
-    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
+    def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose chunks that we own are all here."""
         held = self._contributions
         return [
@@ -453,7 +457,7 @@ class Butterfly(DataPlane):
             if self._mine and all(held.has((entry.peer, entry.attempt), index) for index in self._mine)
         ]
 
-    def _servers(self) -> Collection[PeerId]:
+    def _finished_owners(self) -> Collection[PeerId]:
         """Return the owners whose results are all here, and signed for."""
         lacking = {
             self.owners[index]

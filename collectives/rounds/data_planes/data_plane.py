@@ -17,7 +17,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, Summary, summarize
 from thinwire.collectives.rounds.data_planes.result_store import Results
-from thinwire.collectives.timing import Halfway
+from thinwire.collectives.rounds.data_planes.transfer_progress import TransferProgress
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
@@ -28,18 +28,12 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Claim,
     Digest,
-    Partial,
+    Fetch,
     PeerId,
     Proposal,
     Record,
     Result,
 )
-
-PARTIAL_FRAMES = 30
-"""Patiences for which bytes being received count as progress while nothing useful completes.
-
-The limit exists because a peer may send junk for ever.
-"""
 
 
 class DataPlane(ABC):
@@ -52,6 +46,8 @@ class DataPlane(ABC):
     """Patiences without progress before settled but missing results are requested from their holders."""
     accusation_patiences: ClassVar[Mapping[str, float]] = {}
     """Patiences without progress before a peer is accused for a reason, if more than one."""
+    compares_peers: ClassVar[bool] = True
+    """True if enough peers send directly to us to compare them, so that some may be late."""
 
     def __init__(
         self,
@@ -70,14 +66,7 @@ class DataPlane(ABC):
         """The ballot in progress at this peer."""
         self.owners: tuple[PeerId, ...] = ()
         """The owner of each result in that ballot."""
-        self.moved = 0.0
-        """Time when useful data last arrived or was being received."""
-        self.whole = 0.0
-        """Time when useful data last arrived completely."""
-        self._last_arrival = self._last_departure = 0.0
-        """Times when the last useful frame arrived, and when the last one of our data left."""
-        self._sent_by, self._served_by = Halfway(), Halfway()
-        """When half of the contributors, and of the owners, have sent us everything."""
+        self.progress = TransferProgress(agreement, send_queue, now, compares=self.compares_peers)
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
         self._send_queue, self._now, self._phase = send_queue, now, phase
@@ -105,49 +94,19 @@ class DataPlane(ABC):
         out = commit.proposal.excluded if commit is not None else ()
         return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}
 
-    def _senders(self, proposal: Proposal) -> Collection[PeerId]:
+    def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
         return ()
 
-    def _servers(self) -> Collection[PeerId]:
+    def _finished_owners(self) -> Collection[PeerId]:
         """Return the owners whose results are all here."""
         return ()
 
-    def watch(self) -> None:
-        """Note how many peers have sent us everything, and whether our own data leaves; call it often.
-
-        While it leaves, all others may wait for it: that is progress, and we do not count as a peer that has sent everything.
-        """
-        proposal, now, sending = self.proposal, self._now(), self._send_queue.sending(self.round, self.fragment)
-        if proposal is None:
-            return
-        left = self._send_queue.left(self.round, self.fragment)
-        if sending and left > self._last_departure:
-            self._last_departure = left
-            self._live()
-        ours = {self.me} if sending else set()
-        contributors, owners = {entry.peer for entry in proposal.contributors}, set(self.owners)
-        self._sent_by.note(len(contributors.intersection(self._senders(proposal)) - ours), len(contributors), now)
-        self._served_by.note(len(owners.intersection(self._servers()) - ours), len(owners), now)
-
-    @property
-    def _late(self) -> bool:
-        """True if the contributors or owners that have not sent everything are late.
-
-        Then their data is no progress. They get as much more time than half of all as a late announcement. Our patience does
-        not matter: a peer that is slow on purpose would enlarge it.
-        """
-        wait = self.agreement.terms.limit
-        return self._now() >= min(self._sent_by.late_at(wait), self._served_by.late_at(wait))
-
-    def duration_without_late_peers(self, took: float) -> float:
-        """Return the seconds of a round without the wait for contributors that were too slow.
-
-        took: what it took here. With such contributors it is at most twice what half of all took.
-        """
-        commit, half = self.agreement.commit, self._sent_by.longest
-        late = commit is not None and any(entry.reason == MISSING for entry in commit.proposal.excluded)
-        return min(took, 2 * half) if late and half else took
+    def tick(self) -> None:
+        """Let time pass before the commit: note which peers have sent us everything."""
+        if (proposal := self.proposal) is not None:
+            contributors, owners = {entry.peer for entry in proposal.contributors}, set(self.owners)
+            self.progress.look(contributors, self._finished_contributors(proposal), owners, self._finished_owners())
 
     @property
     def complete(self) -> bool:
@@ -182,13 +141,14 @@ class DataPlane(ABC):
     def settle(self) -> None:
         """Free the round's data: everything committed is here."""
         self._source = ()
-        self._early.clear()
+        self.halt()
         if self.agreement.commit is not None:
             self.ratios = self._contributions.ratios(self.agreement.commit.proposal.contributors)
         self._contributions.settle(self._key, learns=self._learns)
 
-    def halt(self) -> None:  # noqa: B027  only planes that compute aside have something to cancel
-        """Cancel queued computations: this round is over here."""
+    def halt(self) -> None:
+        """Drop what waits for more data or computation: this round is over here."""
+        self._early.clear()
 
     @property
     def _learns(self) -> bool:
@@ -220,8 +180,9 @@ class DataPlane(ABC):
         if self.proposal is self.agreement.proposal:
             self.agreement.complete(digest, self._now())
 
-    def recheck(self) -> None:  # noqa: B027  only butterflies check results by announcements
-        """Check adopted results again by announcements that have come after them."""
+    def announcement_shown(self) -> None:
+        """Handle an announcement that another peer has shown to us: adopted results may count with it."""
+        self.check()
 
     @property
     def waits(self) -> bool:
@@ -232,12 +193,6 @@ class DataPlane(ABC):
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
-    def request_missing(self) -> None:  # noqa: B027  only for planes in which other peers can supply results
-        """React to time without progress: ask other peers for missing data."""
-
-    def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:  # noqa: B027  only the all-gather uses it
-        """Note that a peer asked us for these results."""
-
     @property
     def unclaimed(self) -> bool:
         """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
@@ -247,12 +202,9 @@ class DataPlane(ABC):
         """Return the claims of owners to the results."""
         return ()
 
-    def names_contributors(self, digest: Digest) -> bool:
-        """Return whether `digest` names the open contributors.
-
-        Their results may be requested from any peer before a verdict.
-        """
-        return False
+    def serves(self, sender: PeerId, message: Fetch) -> bool:
+        """Return whether a peer may get the results that it asks for; note the request."""
+        return self.results.digest == message.digest
 
     def announced(self, sender: PeerId) -> None:
         """Handle an announcement: free obsolete chunks of its sender, and take frames that arrived before it."""
@@ -262,29 +214,33 @@ class DataPlane(ABC):
         self._replay()
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """Take a Chunk, Partial, Result, Record or Claim; ignore messages of other planes."""
+        """Take a Chunk, Result or Record; ignore messages of other planes.
+
+        A frame that has overtaken the message that explains it is stored for later.
+        """
         message = frame.message
-        if isinstance(message, Claim):
-            self._take_claim(message)
-            return
-        if not isinstance(message, (Chunk, Partial, Result, Record)):
-            return
         if isinstance(message, Chunk):
             ready = self.agreement.ready.get(sender)
-            waits = ready is None or message.attempt > ready.attempt
-        else:
-            waits = not self._key or self._keys.get(message.ballot) != self._key
-        if waits:
-            if self._fits(frame) and not self.complete:
-                self._early.put(sender, frame)
-        elif isinstance(message, Chunk):
-            self._take_chunk(sender, message, frame)
-        elif isinstance(message, Record):
-            self._take_record(sender, message, frame.signature)
-        elif isinstance(message, Partial):
-            self._take_partial(sender, message, frame)
-        else:
-            self._take_result(sender, message, frame)
+            if ready is None or message.attempt > ready.attempt:
+                self._keep_early(sender, frame)
+            else:
+                self._take_chunk(sender, message, frame)
+        elif isinstance(message, (Result, Record)):
+            if not self._belongs(message.ballot):
+                self._keep_early(sender, frame)
+            elif isinstance(message, Record):
+                self._take_record(sender, message, frame.signature)
+            else:
+                self._take_result(sender, message, frame)
+
+    def _belongs(self, ballot: Ballot) -> bool:
+        """Return whether a ballot is known here and has the same results as the one in progress."""
+        return bool(self._key) and self._keys.get(ballot) == self._key
+
+    def _keep_early(self, sender: PeerId, frame: Frame) -> None:
+        """Store a frame that has overtaken the message that explains it."""
+        if self._fits(frame) and not self.complete:
+            self._early.put(sender, frame)
 
     @abstractmethod
     def _fits(self, frame: Frame) -> bool:
@@ -293,14 +249,8 @@ class DataPlane(ABC):
     @abstractmethod
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
 
-    def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:  # noqa: B027  only rings have them
-        pass
-
     @abstractmethod
     def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None: ...
-
-    def _take_claim(self, claim: Claim) -> None:  # noqa: B027  only audited butterflies have them
-        pass
 
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
@@ -311,11 +261,9 @@ class DataPlane(ABC):
         Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.
         """
         if self.proposal is not None and self.proposal.adopted is None:
-            self._delivered |= set(self._senders(self.proposal))
-        self.proposal, self.moved = proposal, self._now()
-        self.whole = self.moved
-        self._sent_by.begin(self.moved)
-        self._served_by.begin(self.moved)
+            self._delivered |= set(self._finished_contributors(self.proposal))
+        self.proposal = proposal
+        self.progress.begin()
         key = blake3.blake3(msgspec.msgpack.encode(self._basis(proposal))).digest()
         self._keys[proposal.ballot] = key
         computes = proposal.adopted is None and self.agreement.commit is None
@@ -367,26 +315,3 @@ class DataPlane(ABC):
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for data in this ballot."""
         return [peer for peer in proposal.group if peer != self.me]
-
-    def note_partial_frames(self) -> None:
-        """Note that bytes of an incomplete frame are arriving."""
-        if not self._late and self._now() < self.whole + PARTIAL_FRAMES * self.agreement.terms.patience:
-            self._live()
-
-    @property
-    def transferred(self) -> float:
-        """Time at which the last useful frame arrived or left; 0.0 without any.
-
-        A peer with a slow uplink may get nothing while all wait for its data.
-        """
-        return max(self._last_arrival, self._last_departure)
-
-    def _progress(self) -> None:
-        """Note useful data."""
-        if not self._late:
-            self.whole = self._last_arrival = self._now()
-            self._live()
-
-    def _live(self) -> None:
-        self.moved = self._now()
-        self.agreement.progress(self.moved)

@@ -37,6 +37,8 @@ class Hierarchy(Butterfly):
     The other arguments are those of Butterfly.
     """
 
+    # A relay gets contributions only from its own site, an owner one value of each site, others results from their relays.
+    compares_peers: ClassVar[bool] = False
     # A peer that itself waits for others gets the time to name them.
     accusation_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
@@ -156,7 +158,7 @@ class Hierarchy(Butterfly):
         else:
             (entry,) = cluster.entries
             self._contributions.lend((entry.peer, entry.attempt), index, self._totals, name)
-        self._progress()
+        self.progress.arrived()
         return True
 
     def _send_subtotal(self, cluster: Cluster, index: int) -> None:
@@ -182,7 +184,7 @@ class Hierarchy(Butterfly):
         # A single cluster's value is encoded already.
         result = values[0] if single else self._reducer.result(values, weights, self.grid.size(index))
         self.results.put(index, result)
-        self._progress()
+        self.progress.arrived()
         self.check()
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
@@ -223,7 +225,7 @@ class Hierarchy(Butterfly):
             return
         self._totals.own(name, 0, index, frame.payload)
         self._given[name, index] = sender
-        self._progress()
+        self.progress.arrived()
         self._reduce(index)
         self._record()
 
@@ -238,15 +240,6 @@ class Hierarchy(Butterfly):
         return self._routes is not None and sender in self._routes.sources(self.me, index)
 
     # --- blame
-
-    @property
-    def _late(self) -> bool:
-        """False: too few peers send directly to us to compare them.
-
-        A relay gets contributions only from its own site, an owner one value of each site, other peers results only from
-        their relays.
-        """
-        return False
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as values may be made of any peer's data."""

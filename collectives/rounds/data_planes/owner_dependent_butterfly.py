@@ -84,7 +84,7 @@ class OwnerDependentButterfly(Butterfly):
             if self._fits(frame):
                 self._early.put(sender, frame)
         elif taken:
-            self._progress()
+            self.progress.arrived()
         return taken
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:

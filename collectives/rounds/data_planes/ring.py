@@ -146,7 +146,7 @@ class Ring(OwnerDependentButterfly):
         before, size = way.before[place], self.grid.size(index)
         made = joined(self._adder, passed, before, own, weights, size)
         lap.passed.pop(index, None)
-        self._progress()
+        self.progress.arrived()
         if way.stations[-1] == self.me:
             self.results.put(index, made)
             self.check()
@@ -202,6 +202,16 @@ class Ring(OwnerDependentButterfly):
         limit = (place - 1 + LONGER) / place * heavier * own
         return 0.0 < limit < self._contributions.norm((left, PASSED), index)
 
+    def take(self, sender: PeerId, frame: Frame) -> None:
+        """Take a frame, including a Partial."""
+        message = frame.message
+        if not isinstance(message, Partial):
+            super().take(sender, frame)
+        elif self._belongs(message.ballot):
+            self._take_partial(sender, message, frame)
+        else:
+            self._keep_early(sender, frame)
+
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
         """Take the left neighbour's partial sum."""
         lap, index = self._lap, message.index
@@ -216,7 +226,7 @@ class Ring(OwnerDependentButterfly):
             self.agreement.accuse(sender, BROKEN, self._now())
             return
         lap.passed[index] = frame.payload
-        self._progress()
+        self.progress.arrived()
         self._reduce(index)
 
     def _forward(self, index: int) -> None:

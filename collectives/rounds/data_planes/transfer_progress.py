@@ -1,4 +1,4 @@
-"""Progress of a round's data at one peer: when useful data last moved, and from when slow peers count as late."""
+"""Progress of a round's data at one peer: when useful data last moved, and which peers are late."""
 
 from __future__ import annotations
 

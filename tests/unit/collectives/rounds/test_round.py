@@ -33,9 +33,9 @@ from kit.round_harness import (
 from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
-from thinwire.collectives.rounds.data_planes.data_plane import PARTIAL_FRAMES
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
+from thinwire.collectives.rounds.data_planes.transfer_progress import PARTIAL_FRAMES
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.shards import Grid
