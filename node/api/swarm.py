@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from thinwire.node.api.allreduce import Average, Pending, Some, prepare
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from thinwire.node.api.model_access import ModelAccess, checked
-from thinwire.node.api.optimizer import SwarmOptimizer
+from thinwire.node.api.optimizer import SwarmOptimizer, samples
 from thinwire.node.api.ranks import check_alone
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Status
@@ -37,7 +38,7 @@ class Swarm:
         """Open the peer. `alone`: no group was given, so no other process may train with this one."""
         self._background_peer, self._alone = background_peer, alone
         self._optimizer: SwarmOptimizer | None = None
-        self._left = False
+        self._left, self._process = False, os.getpid()
         try:
             background_peer.open()
         except BaseException:
@@ -156,13 +157,12 @@ class Swarm:
         Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
         trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
         GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
-        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a negative batch,
-        and in a second call; and what `check` raises.
+        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a batch
+        that is no whole number or negative, and in a second call; and what `check` raises.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
-        if batch < 0:
-            raise ValueError(f"batch must be a number of samples, not {batch}")
+        batch = samples("batch", batch)
         if method not in (None, self.manifest.outer.method):
             raise ManifestMismatch(
                 f"this run's method is {self.manifest.outer.method!r}, not {method!r}",
@@ -352,11 +352,16 @@ class Swarm:
     def leave(self) -> None:
         """Save a checkpoint, serve other peers what they still need, announce the departure, and close.
 
-        A second call does nothing. Raises background failures, once everything is closed.
+        A second call does nothing, and neither does one in a forked child. Raises background failures, once everything is
+        closed.
         """
         self._end(linger=True)
 
     def _end(self, *, linger: bool) -> None:
+        if (
+            os.getpid() != self._process
+        ):  # A forked child shares descriptors and locks with the peer, but has no thread.
+            return
         atexit.unregister(self.leave)
         if self._left:
             return

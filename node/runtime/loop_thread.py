@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ class LoopThread:
         self._calls: set[asyncio.Task[Any]] = set()
         self._started: set[concurrent.futures.Future[Any]] = set()
         self._failure: BaseException | None = None
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -73,6 +75,11 @@ class LoopThread:
                 f"the swarm's thread failed: {type(failure).__name__}: {failure}",
                 "please report this error with the traceback",
             ) from failure
+        if os.getpid() != self._process:
+            raise SwarmError(
+                "this process is a fork of the one that joined the swarm, and has no peer",
+                "call the swarm only in the process that called thinwire.join",
+            )
         if not self._thread.is_alive():
             raise SwarmError("this peer has left the swarm", "call thinwire.join again to continue")
 

@@ -14,6 +14,9 @@ from typing import ClassVar
 from thinwire.swarm.identity.address import subnet_of
 from thinwire.swarm.identity.errors import HintedError
 
+BACKLOG = 512
+"""Connections that may wait to be accepted."""
+
 
 class PortTaken(HintedError):
     """The address to listen on is not available."""
@@ -51,7 +54,7 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     # At most 64 tries: if a range is nearly full, the next dial tries other ports.
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:
-            server = await loop.create_server(factory, host, port, backlog=512, family=_family(host))
+            sock = _listening(host, port)
         except UnicodeError:
             reason, hint = "not a host name", "name an address of this machine with --host, such as 0.0.0.0"
             break
@@ -66,9 +69,30 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
                 hint = "this machine does not have that address: choose another with --host, such as 0.0.0.0"
                 break
             continue
-        return server, server.sockets[0].getsockname()[1]
+        server = await loop.create_server(factory, sock=sock, backlog=BACKLOG)
+        return server, sock.getsockname()[1]
     text = str(ports.start) if len(ports) == 1 else f"{ports.start}-{ports.stop - 1}"
     raise PortTaken(f"cannot listen on {host} port {text}: {reason}", hint)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises OSError; UnicodeError if `host` is no name.
+
+    uvloop would look up even a numeric host in a thread of libuv, after which a forked child of this process crashes when it
+    exits: libuv waits for threads that the child does not have.
+    """
+    sock = socket.socket(_family(host))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _family(host: str) -> int:

@@ -652,3 +652,38 @@ def test_gpu_without_room_for_encoding_leaves_it_to_the_host(found, monkeypatch)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert failed and "no room to encode" in swarm.status.alarm
+
+
+FORK = """
+import os, sys, pathlib, thinwire, torch
+run, home = sys.argv[1:]
+model = torch.nn.Linear(2, 2)
+swarm = thinwire.join(run, home=home, host="127.0.0.1", port=0)
+optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+optimizer.step()
+child = os.fork()
+if not child:
+    try:
+        swarm.check()
+    except thinwire.SwarmError as error:
+        print(error, flush=True)
+    sys.exit(7)  # runs the functions that are registered for the end of the process
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+optimizer.step()
+swarm.leave()
+print(swarm.round, len(list(pathlib.Path(home).glob("state/runs/*/checkpoints/*/private.safetensors"))))
+"""
+
+
+def test_forked_child_ends_without_touching_the_peer(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        MANIFEST.format(rounds=0, steps=1, outer="", codec="fp32", exchange="", model="")
+    )
+    command = [sys.executable, "-W", "ignore", "-c", FORK, tmp_path / "run.toml", tmp_path / "home"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.splitlines() == [
+        "this process is a fork of the one that joined the swarm, and has no peer",
+        "7",
+        "2 2",
+    ], ended.stderr
+    assert ended.returncode == 0
