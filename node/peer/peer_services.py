@@ -92,11 +92,11 @@ class PeerServices:
     ) -> None:
         """Wait until `count` peers, this one included, hold the state and take part; at most for some seconds.
 
-        The first exchange waits for their contributions. Return early if `stopping`, or if the swarm has continued without
-        us.
+        A member takes part; other peers announce it. The first exchange waits for the contributions of the latter. Return
+        early if `stopping`, or if the swarm has continued without us.
         """
         peer, report, until, shown = self._peer, self._report, self._now() + seconds, 0
-        while (here := len({*peer.session.ready, peer.session.me})) < count:
+        while (here := self._taking_part()) < count:
             if stopping() or peer.rounds.overtaken:
                 return
             if self._now() > until:
@@ -109,6 +109,10 @@ class PeerServices:
             await asyncio.sleep(LOOK_SECONDS)
         if count > 1:
             self._gathered = frozenset(peer.session.ready)
+
+    def _taking_part(self) -> int:
+        session, members = self._peer.session, self._peer.replica.members
+        return len({session.me, *session.ready, *session.live.intersection(members)})
 
     async def _others_contribute(self) -> None:
         """Wait for the contributions of the peers that `gather` counted, before the first one of a member.

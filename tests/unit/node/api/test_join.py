@@ -105,12 +105,14 @@ def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):
         assert one.status.name == "the attic" and two.status.name
 
 
-def test_founder_waits_for_the_peers_it_was_told_to_wait_for(run, tmp_path, caplog):
+@pytest.mark.parametrize("count", [1, 2])
+def test_founder_waits_for_the_peers_it_was_told_to_wait_for(run, tmp_path, caplog, count):
+    """Also if the joiner itself waits for `count` peers: the first round has both."""
     with ThreadPoolExecutor() as pool, thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", wait_for=2) as one:
         training = pool.submit(train, one, 4)
         while one.status.phase != "waiting":
             assert not training.done()
-        with thinwire.join(one.invite, home=tmp_path / "two", host="127.0.0.1") as two:
+        with thinwire.join(one.invite, home=tmp_path / "two", host="127.0.0.1", wait_for=count) as two:
             pool.submit(train, two, 4).result()
             training.result()
             assert one.round == two.round == 2 and one.digest == two.digest

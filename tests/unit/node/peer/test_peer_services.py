@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.peer.peer_services import LOOK_SECONDS, PeerServices
+from thinwire.node.peer.peer_services import GATHER_SECONDS, LOOK_SECONDS, PeerServices
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.manifest.parser import parse
 
@@ -97,6 +97,20 @@ def test_exchange_waits_for_nobody_if_no_member_waits_for_peers_that_are_no_memb
     """Two peers that waited for each other would both waste the longest wait."""
     (first, second), told = first_exchange(nothing, **given)
     assert first == second == 0.0 and not told
+
+
+def test_joiner_counts_live_members_which_announce_nothing_before_their_first_contribution():
+    """A founder that waits for a joiner would otherwise be waited for by it."""
+
+    async def main():
+        training = Training((OTHER, THIRD))
+        training.session.ready, training.session.live = [], {OTHER}
+        await training.gather(2)
+        assert training.began == 0.0 and not training.told
+        await training.gather(3)
+        assert training.began >= GATHER_SECONDS, "a member that is away does not count"
+
+    virtual_loop.run(main(), seed=1)
 
 
 def test_exchange_waits_for_those_that_came_although_others_are_missing():
