@@ -12,7 +12,7 @@ from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST, Vector
 from thinwire.node.api.model_access import ModelAccess
 from thinwire.node.api.ranks import GroupError, Ranks
-from thinwire.node.state.layout import Layout, Piece
+from thinwire.node.state.layout import Layout, Piece, check_unchanged
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -80,8 +80,7 @@ class GroupAccess(ModelAccess):
         digest = blake3.blake3()
         for piece in self.layout.pieces:
             parameter = self.module.get_parameter(piece.name).detach()
-            if tuple(parameter.shape) != piece.shape:
-                raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")
+            check_unchanged(piece, parameter)
             if not isinstance(parameter, DTensor):
                 digest.update(self._keep(piece, parameter).view(np.uint8).data)
         if self.layout.buffers.size:

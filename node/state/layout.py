@@ -145,9 +145,19 @@ class Layout:
             raise ValueError(f"expected flat float32, not {vector.dtype} {tuple(vector.shape)}")
         for piece, inner, outer in self.touched(start, start + len(vector)):
             parameter = module.get_parameter(piece.name).detach()
-            if tuple(parameter.shape) != piece.shape:
-                raise ValueError(f"{piece.name} is {tuple(parameter.shape)} now, it was {piece.shape}")
+            check_unchanged(piece, parameter)
             yield parameter, inner, outer
+
+
+def check_unchanged(piece: Piece, parameter: Tensor) -> None:
+    """Raise ValueError if a parameter has another shape or element type than when its layout was made."""
+    shape, dtype = tuple(parameter.shape), _name_of(parameter.dtype)
+    if (shape, dtype) != (piece.shape, piece.dtype):
+        raise ValueError(f"{piece.name} is {dtype} {shape} now, it was {piece.dtype} {piece.shape}")
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def layout_of(
@@ -157,8 +167,8 @@ def layout_of(
 
     Skip frozen ones. `buffers`: which persistent buffers are state, see `buffers_of`.
 
-    Raises ValueError for parameters that are not real floating-point numbers or have no values yet (lazy, meta device).
-    Pass the module itself, not the result of torch.compile, which has other names.
+    Raises ValueError for parameters that are not real floating-point numbers, have no values yet (lazy, meta device) or
+    cannot be written in place. Pass the module itself, not the result of torch.compile, which has other names.
     """
     pieces: list[Piece] = []
     position = 0
@@ -171,7 +181,13 @@ def layout_of(
             raise ValueError(f"{name} has no values yet: run one forward pass or move the module to a device first")
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}: only real floating-point parameters can be averaged")
-        shape, dtype = tuple(parameter.shape), str(parameter.dtype).removeprefix("torch.")
+        if parameter.is_inference():
+            raise ValueError(
+                f"{name} was made in torch.inference_mode: such tensors cannot be trained, so copy it first"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+            raise ValueError(f"{name} is an expanded view, whose elements share memory: make it contiguous first")
+        shape, dtype = tuple(parameter.shape), _name_of(parameter.dtype)
         pieces.append(Piece(name, shape, dtype, position, position + parameter.numel()))
         position += parameter.numel()
         digest.update(f"{len(name.encode())} {name} {dtype} {shape}\n".encode())

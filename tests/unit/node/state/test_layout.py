@@ -134,6 +134,15 @@ def test_layout_refuses_parameters_that_cannot_be_averaged() -> None:
         layout_of(nn.LazyLinear(3))
     with pytest.raises(ValueError, match="no values"):
         layout_of(nn.Linear(2, 2, device="meta"))
+    module.wave = nn.Parameter(torch.zeros(1, 3).expand(2, 3))
+    with pytest.raises(ValueError, match="wave is an expanded view"):
+        layout_of(module)
+    module.wave = nn.Parameter(torch.zeros(1, 3).expand(1, 3))
+    assert layout_of(module).total == 3
+    with torch.inference_mode():
+        other = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"bias was made in torch\.inference_mode"):
+        layout_of(other)
 
 
 def test_layout_refuses_wrong_arrays_and_ranges() -> None:
@@ -147,6 +156,8 @@ def test_layout_refuses_wrong_arrays_and_ranges() -> None:
         layout.read(module, np.zeros(20))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it was"):
         layout.read(nn.Linear(5, 3), np.zeros(20, np.float32))
+    with pytest.raises(ValueError, match=r"bias is float64 \(5,\) now, it was float32 \(5,\)"):
+        layout.read(nn.Linear(3, 5).double(), np.zeros(20, np.float32))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
