@@ -9,13 +9,24 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
+
+
+def samples(name: str, value: SupportsInt) -> int:
+    """Return a number of samples as an int, for example from a tensor. Raises ValueError if it is no whole number from 0."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
+        number = -1
+    if number < 0 or number != value:
+        raise ValueError(f"{name} must be a whole number of samples, not {value!r}")
+    return number
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
@@ -45,6 +56,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._losses: float | Tensor = 0.0
         self._heard, self._loss_of_step = 0, loss_of_step
         self._untold: deque[RoundReport] = deque(maxlen=1024)
+        self._known = {id(one) for one in self._trainable()}
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not set yet: the object is being copied
@@ -52,7 +64,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
         return getattr(self._inner, name)
 
     def step(
-        self, closure: Callable[[], Any] | None = None, *, weight: int | None = None, loss: float | Tensor | None = None
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        weight: SupportsInt | None = None,
+        loss: float | Tensor | None = None,
     ) -> Any:
         """Run one inner step, and block for a round when it is due.
 
@@ -64,8 +80,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
         `weight`: samples (or tokens) of this step, 0 or more; by default `batch` of `wrap`. `loss`: a number, or a tensor of
         one element, for display here and at other peers, as the mean over the steps of a round; by default the value of the
         closure. Returns the result of the inner optimizer's step. Once the run is over, the closure is called, and the
-        parameters stay as the swarm left them. Raises ValueError for a negative weight, what `Swarm.check` raises, and the
-        exceptions of `on_round`.
+        parameters stay as the swarm left them. Raises ValueError for a weight that is no whole number or negative, what
+        `Swarm.check` raises, and the exceptions of `on_round`.
         """
         result = self._step(closure, weight, loss)
         # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.
@@ -73,12 +89,10 @@ class SwarmOptimizer(torch.optim.Optimizer):
             self._on_round(self._untold.popleft())
         return result
 
-    def _step(self, closure: Callable[[], Any] | None, weight: int | None, loss: float | Tensor | None) -> Any:
+    def _step(self, closure: Callable[[], Any] | None, weight: SupportsInt | None, loss: float | Tensor | None) -> Any:
         peer = self._background_peer
         peer.refresh()
-        weight = self._batch if weight is None else weight
-        if weight < 0:
-            raise ValueError(f"weight must be a number of samples, not {weight}")
+        weight = self._batch if weight is None else samples("weight", weight)
         if peer.done:
             return None if closure is None else closure()
         while peer.gathers and not peer.done:
@@ -91,12 +105,28 @@ class SwarmOptimizer(torch.optim.Optimizer):
         if peer.under_way and self._steps >= peer.overlap:
             self._book(peer.finish())
         if not peer.under_way and (self._steps >= peer.steps or peer.overtaken) and not peer.done:
+            self._warn_of_local_parameters()
             steps, self._steps, self._sent = self._steps, 0, self._weight
             exchange = peer.begin if peer.overlap else peer.exchange
             report = exchange(steps=steps, weight=self._weight, loss=self._mean_loss())
             if report is not None:
                 self._book(report)
         return result
+
+    def _trainable(self) -> list[Tensor]:
+        return [one for group in self._inner.param_groups for one in group["params"] if one.requires_grad]
+
+    def _warn_of_local_parameters(self) -> None:
+        """Warn, once for each, of parameters that became trainable after `wrap`: each peer trains them apart."""
+        new = [one for one in self._trainable() if id(one) not in self._known]
+        if not new:
+            return
+        self._known.update(map(id, new))
+        text = (
+            f"parameters that became trainable after wrap are not averaged ({len(new)}, the first of shape "
+            f"{tuple(new[0].shape)}), so peers differ in them; make them trainable before wrap"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _hear(self, loss: Any) -> None:
         """Add the loss of a step; it stays on its device, so that nothing waits for it before the round."""

@@ -1,8 +1,10 @@
 """The optimizer wrapper, with a swarm that only counts calls."""
 
+import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from thinwire.node.api.background_peer import RoundReport
@@ -229,7 +231,33 @@ def test_optimizer_calls_on_round_after_all_exchanges_of_a_step():
     assert calls == ["begin", "finish", "begin", "told"], "otherwise other ranks of the group would wait"
 
 
-def test_optimizer_refuses_negative_weight():
-    _, _, _, optimizer = make()
-    with pytest.raises(ValueError, match="must be a number of samples"):
-        optimizer.step(weight=-1)
+@pytest.mark.parametrize("weight", [-1, 2.5, math.nan, math.inf, "8", [8], torch.ones(2)])
+def test_optimizer_refuses_weight_that_is_no_whole_number_from_0(weight):
+    model, _, _, optimizer = make(steps=1)
+    before = model.weight.detach().clone()
+    backward(model)
+    with pytest.raises(ValueError, match="weight must be a whole number of samples, not"):
+        optimizer.step(weight=weight)
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("weight", [8.0, np.int64(8), torch.tensor(8), torch.tensor([8.0])])
+def test_peer_gets_weights_of_other_types_as_int(weight):
+    model, swarm, _, optimizer = make(steps=1)
+    backward(model)
+    optimizer.step(weight=weight)
+    assert swarm.calls == [(1, 8, None)] and type(swarm.calls[0][1]) is int
+
+
+def test_optimizer_warns_once_of_parameters_that_become_trainable_after_wrap():
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2).requires_grad_(False))
+    swarm, inner = Counting(1), torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SwarmOptimizer(swarm, inner, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            model[1].requires_grad_(step > 0)
+            backward(model)
+            optimizer.step()
+    (warning,) = caught
+    assert "not averaged (2, the first of shape (2, 2))" in str(warning.message) and warning.filename == __file__
