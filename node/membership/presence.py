@@ -107,6 +107,9 @@ class Timed(Protocol):
         ...
 
 
+STOPPED_SECONDS = 5.0
+"""Seconds without a tick after which an event reports that this process did not run."""
+
 TOLD_SECONDS = 5.0
 """Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
 
@@ -278,6 +281,9 @@ class Presence:
             now = self._now()
             if (lag := now - last - tick) > limit:
                 roster.stalled(lag, now)
+                if lag > STOPPED_SECONDS:
+                    detail = f"for {lag:.0f} s: the process was suspended, or the machine was overloaded"
+                    self._emit("stopped", {"detail": detail})
             last = now
             if now >= roster.due:
                 if letters := roster.tick(now):

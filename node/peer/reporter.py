@@ -26,7 +26,7 @@ DEBUG, INFO, WARNING = 10, 20, 30
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that go only to the log file."""
 
-NOTABLE = frozenset({"waiting", "waited"})
+NOTABLE = frozenset({"waiting", "waited", "stopped"})
 """Events that a training loop of the user's own shows, too."""
 
 PLAN_SECONDS = 10.0

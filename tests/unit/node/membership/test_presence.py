@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
 from thinwire.node.membership.peer_diagnosis import TELL_SECONDS
-from thinwire.node.membership.presence import Family, Handler, Presence, family_of
+from thinwire.node.membership.presence import STOPPED_SECONDS, Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -526,6 +526,20 @@ async def test_time_in_which_the_event_loop_stood_still_is_reported_to_the_roste
         lost[0] += 3.0
         await asyncio.sleep(WAN.tick + MOMENT)
         assert scene.roster.awareness.score == 1
+
+
+@simulated
+async def test_time_in_which_the_process_was_suspended_is_reported_to_people():
+    lost = [0.0]
+    scene = Scene(lost=lost)
+    async with scene.running():
+        lost[0] += STOPPED_SECONDS / 2
+        await asyncio.sleep(1.0)
+        assert not scene.events
+        lost[0] += 112.0
+        await asyncio.sleep(1.0)
+    text = "for 112 s: the process was suspended, or the machine was overloaded"
+    assert scene.events == [("stopped", {"detail": text})]
 
 
 # --- deadlines
