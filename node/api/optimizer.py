@@ -19,7 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def samples(name: str, value: SupportsInt) -> int:
-    """Return a number of samples as an int, for example from a tensor. Raises ValueError if it is no whole number from 0."""
+    """Return a number of samples, for example of a tensor, as an int.
+
+    Raises ValueError if it is no whole number, or negative.
+    """
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements

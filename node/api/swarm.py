@@ -358,9 +358,8 @@ class Swarm:
         self._end(linger=True)
 
     def _end(self, *, linger: bool) -> None:
-        if (
-            os.getpid() != self._process
-        ):  # A forked child shares descriptors and locks with the peer, but has no thread.
+        # A forked child shares descriptors and locks with the peer, but has no thread.
+        if os.getpid() != self._process:
             return
         atexit.unregister(self.leave)
         if self._left:
