@@ -33,7 +33,7 @@ class StubSession:
         self.me, self.replica, self.number, self._table = me, replica, number, table
         self.manifest = table.manifest
         self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
-        self.own_lineage, self.over = SimpleNamespace(stalled=asyncio.Event()), asyncio.Event()
+        self.own_lineage = SimpleNamespace(stalled=asyncio.Event())
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds
         exchange = SimpleNamespace(summarize=summarize)
@@ -90,7 +90,11 @@ class ReplicaSlot:
                 for number, fragment in self.replica.fragments.items()
             }
             self.session = SimpleNamespace(
-                replica=self.replica, sessions=sessions, now=lambda: 0.0, late=lambda proposal, at: 0.0
+                replica=self.replica,
+                sessions=sessions,
+                committed={number: asyncio.Event() for number in sessions},
+                now=lambda: 0.0,
+                late=lambda proposal, at: 0.0,
             )
         self.rounds: RoundLoop = method.rounds(self.session, manifest, read=read, write=write, work=table.work)
         self.tokens, self.tail = 0, 0

@@ -33,7 +33,9 @@ from thinwire.node.methods.powersgd.two_phase_schedule import TwoPhase
 from thinwire.node.methods.sparse.replica import DemoReplica, SparseReplica, chunks_of
 from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
 from thinwire.node.outer.outer_loop import OuterLoop, Schedule
+from thinwire.node.outer.round_loop import RoundLoop
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.session import Session, SessionContext
 from thinwire.node.state.fragments import fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
@@ -50,8 +52,8 @@ class Method:
     """Parts of one outer method."""
 
     replica: type[Any]
-    session: Callable[..., Any]
-    rounds: Callable[..., Any]
+    session: Callable[[SessionContext, Any], Session]
+    rounds: Callable[..., RoundLoop]
     codec: Callable[[Manifest, Layout], Any]
     cut: Callable[[Manifest, Layout, Any], Grid] = lambda manifest, layout, codec: grid(layout.total, codec)
     smaller: str = "choose a codec with fewer bits per value, or another method, such as sparseloco"

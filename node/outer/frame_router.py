@@ -63,7 +63,7 @@ class FrameRouter:
         trials: Trials,
         audits: Audits,
     ) -> None:
-        self.strays = 0
+        self.dropped_frames = 0
         """Dropped frames of past or distant rounds."""
         self._replica, self._fragment, self._now, self._current = replica, fragment, now, current
         self._live, self._send_queue = presence.live, presence.send_queue
@@ -168,7 +168,7 @@ class FrameRouter:
                 self._history.follow(peer, number)
             past.on_frame(peer, frame)
             return
-        self.strays += 1
+        self.dropped_frames += 1
         verdict = self._history.verdict(number, peer)
         if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
             self._send_queue.control(peer, verdict)
@@ -178,7 +178,7 @@ class FrameRouter:
     def _route_later(self, peer: PeerId, frame: Frame, number: int) -> None:
         current = self._current()
         if number > current.round + 1:
-            self.strays += 1
+            self.dropped_frames += 1
         elif not memoryview(frame.payload).nbytes:
             self._pending_frames.put(peer, frame)
         if isinstance(frame.message, Ready):

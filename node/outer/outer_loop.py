@@ -18,7 +18,7 @@ from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
-from thinwire.node.outer.round_loop import Meanwhile, RoundLoop
+from thinwire.node.outer.round_loop import Meanwhile, ReplicaLoop
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.verification.trials import Score
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
@@ -96,7 +96,7 @@ class Schedule:
         """Follow again."""
 
 
-class OuterLoop(RoundLoop):
+class OuterLoop(ReplicaLoop):
     """Rounds of one replica, by a schedule.
 
     `read` copies a range of the model's parameters, `write` sets them from the outer parameters; both run in `work`.
@@ -138,6 +138,10 @@ class OuterLoop(RoundLoop):
     def follow(self, report: Callable[[Outcome], None]) -> None:
         """Report rounds that end outside `sync` to `report`."""
         self.schedule.follow(report)
+
+    def take_part(self) -> None:
+        if self.follows:
+            self.session.take_part()
 
     async def rest(self) -> None:
         """Leave the replica as it is until `resume`."""
@@ -241,8 +245,8 @@ class OuterLoop(RoundLoop):
         session, before = self.session, self.replica.chain
         fetched = await session.catch_up.newer(self.work)
         if fetched is None:
-            session.again()
-            await session.pause()
+            session.resume_round()
+            await session.wait_before_retry()
             return outcome
         merges = self._merges and bool(before) and lineage_of(fetched.chain) != lineage_of(before)
         await uninterrupted(self._take_over(fetched, write=not merges))

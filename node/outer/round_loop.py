@@ -1,13 +1,13 @@
-"""Interface of all round loops towards training, and how a peer enters a running swarm."""
+"""Interface of all loops over rounds to training, and the entry of one replica into a running swarm."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.state_sync import OtherModelState
+from thinwire.node.outer.session import ReplicaSession, Session
 from thinwire.node.outer.verification.trials import Score
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.manifest.manifest import ManifestMismatch
@@ -24,7 +24,7 @@ Meanwhile = Callable[[], Awaitable[None]]
 
 
 class RoundLoop(ABC):
-    """Rounds of one replica: contribute, average, then commit or roll back.
+    """Rounds of one peer: contribute, average, then commit or roll back.
 
     The defaults suit a loop that has no work left when `sync` ends.
     """
@@ -41,19 +41,20 @@ class RoundLoop(ABC):
     next_cut: int = 0
     """Inner steps to skip before the next round, because this peer is late."""
 
-    _session: Any
+    _session: Session
 
     @property
+    @abstractmethod
     def turn(self) -> int:
         """Rounds that the swarm has completed, as far as this peer knows; they count the inner steps."""
-        round: int = self._session.replica.round
-        return round
 
     @property
     def overtaken(self) -> bool:
         """True if training on the old state is useless: the swarm has committed the round without us."""
-        found: bool = self._session.overtaken
-        return found
+        return self._session.overtaken
+
+    def take_part(self) -> None:  # noqa: B027
+        """Become a member of the next round without a contribution, if the loop follows rounds."""
 
     def follow(self, report: Callable[[Outcome], None]) -> None:  # noqa: B027
         """Start to report rounds that end outside `sync` to `report`, and to follow those of other peers."""
@@ -82,6 +83,7 @@ class RoundLoop(ABC):
         """Return the score of another peer for people, and why it does not count; empty without a score."""
         return ""
 
+    @abstractmethod
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
@@ -92,6 +94,26 @@ class RoundLoop(ABC):
         `alone` consecutive attempts in which no reachable peer had a state (0: never). `lost`: called when no peer has a
         state; it is given twice the `tries`. Raises ManifestMismatch if the swarm trains another model.
         """
+
+    @abstractmethod
+    async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
+        """Run one round after the inner steps.
+
+        `weight`: tokens of the inner steps. `loss`, `speed`: for display. `meanwhile`: trains while the round is in
+        progress.
+        """
+
+
+class ReplicaLoop(RoundLoop):
+    """Loop over the rounds of one replica."""
+
+    _session: ReplicaSession
+
+    @property
+    def turn(self) -> int:
+        return self._session.replica.round
+
+    async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         session, tried, lonely = self._session, 0, 0
         while not await self.catch_up():
             if session.catch_up.foreign is not None:
@@ -107,16 +129,8 @@ class RoundLoop(ABC):
                 return True
             if alone and lonely >= alone:
                 return False
-            await session.pause()
+            await session.wait_before_retry()
         return True
-
-    @abstractmethod
-    async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
-        """Run one round after the inner steps.
-
-        `weight`: tokens of the inner steps. `loss`, `speed`: for display. `meanwhile`: trains while the round is in
-        progress.
-        """
 
     @abstractmethod
     async def catch_up(self) -> bool:

@@ -1,4 +1,4 @@
-"""Session: the rounds of one peer, one after the other.
+"""Session of rounds with agreement, one after the other.
 
 Everything runs on the event loop. The session averages encoded chunks for `OuterLoop` and does not know the model. Its parts
 start a round (`round_starter`), route what arrives (`frame_router`), store past rounds (`round_history`), serve and fetch the
@@ -12,82 +12,65 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.collectives.consensus.chain import Prove, checked, proven
-from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
+from thinwire.collectives.consensus.chain import Check, Prove, checked, proven
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
-from thinwire.collectives.timing import TICK
-from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.frame_router import FrameRouter
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
+from thinwire.node.outer.session import ReplicaSession, SessionContext
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.outer.verification.own_contributions import OwnContributions
 from thinwire.node.outer.verification.trials import Trials
 from thinwire.node.runtime.asyncio_extra import Result, Work
-from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
-from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
     Ask,
     Commit,
-    Digest,
     Fork,
     PeerId,
     Ready,
 )
 
 
-class RoundSession:
-    """Frame handler of the rounds of one `fragment`; call `advance` after a commit was applied.
+class RoundSession(ReplicaSession):
+    """Session of a replica whose rounds need agreement; call `advance` after a commit was applied.
 
-    `pending_frames`: see RoundFactory. `turn`: see CatchUp. `announced`: latest announcement of each peer. Sessions
-    of other fragments share these three.
-
-    `entered`: True if our state is that of the swarm, False if it must be compared with the others' first. `votes`: opens the
-    memory of our votes. `patience`: seconds without progress before a peer acts; adapts to the duration of rounds. `on_commit`:
-    called when a round commits, before it is applied: training on the old state may stop. `founder`: see Lineages.
+    `announced`, `pending_frames` (see RoundFactory) and `turn` (see CatchUp) are shared by the sessions of all fragments of
+    a peer. `on_advance`: called when the next round begins; by default our progress is announced to the other peers then.
     """
+
+    current: Round
+    """The round in progress."""
 
     def __init__(
         self,
-        identity: Identity,
-        manifest: Manifest,
-        run_id: Digest,
-        *,
-        presence: Presence,
+        context: SessionContext,
         replica: Replica,
-        now: Callable[[], float],
-        emit: Emit,
-        entered: bool,
-        patience: float,
-        votes: OpenVotes = open_in_memory,
         fragment: int = 0,
+        *,
+        announced: dict[PeerId, Ready] | None = None,
         pending_frames: PendingFrames | None = None,
         turn: asyncio.Semaphore | None = None,
-        announced: dict[PeerId, Ready] | None = None,
-        on_commit: Callable[[], None] = lambda: None,
-        founder: bytes = b"",
+        on_advance: Callable[[], None] | None = None,
     ) -> None:
-        self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment = identity.peer_id, fragment
-        self.votes = votes(fragment)
-        self.presence, self.roster, self.live = presence, presence.roster, presence.live
-        self.replica = replica
-        self.announced = {} if announced is None else announced
+        super().__init__(context, replica, fragment)
+        identity, manifest, run_id, presence = context.identity, context.manifest, context.run_id, context.presence
+        now, emit = context.now, context.emit
+        if announced is not None:
+            self.announced = announced
+        self.votes = context.votes(fragment)
         self.history = RoundHistory(replica.state.nbytes, now)
         """Past rounds that other peers may still need."""
-        self._now, self._emit, self._on_commit = now, emit, on_commit
-        self._send_queue = presence.send_queue
+        self._on_commit, self._on_advance = context.on_commit, on_advance or self._announce_progress
         staged = bool(manifest.pipeline.stages)  # a stage that no peer holds delays all rounds, so nothing is paced
         needed = bool(manifest.admission.trial) or manifest.audited
         self._own_contributions = OwnContributions(replica, presence.send_queue, fragment, needed=needed)
@@ -101,27 +84,21 @@ class RoundSession:
             emit=emit,
         )
         self.starter = RoundStarter(
-            identity,
-            manifest,
-            run_id,
-            presence=presence,
-            replica=replica,
-            fragment=fragment,
+            context,
+            replica,
+            fragment,
             votes=self.votes,
-            now=now,
-            patience=patience,
             phase=self._phase,
             pending_frames=pending_frames,
             trials=self.trials,
             own_contributions=self._own_contributions,
-            emit=emit,
             paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
-        rules: dict[str, Any] = dict(fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
-        self.prove: Prove = partial(proven, **rules)
+        check_chain: Check = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
+        self.prove: Prove = partial(proven, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
         """Checks chains of this run."""
-        entered = entered and self.me in replica.members
+        entered = context.entered and self.me in replica.members
         self.states = StateServer(
             replica,
             presence.send_queue,
@@ -139,12 +116,12 @@ class RoundSession:
             presence,
             fragment,
             now=now,
-            check=partial(checked, **rules),
+            check=check_chain,
             current=lambda: self.current,
             quorate=lambda: self.own_lineage.since is None,
             entered=lambda: self.states.entered,
             # A lost pipeline stage begins again with the peer that makes it.
-            founder=b"" if staged else founder,
+            founder=b"" if staged else context.founder,
         )
         self.own_lineage = OwnLineage(
             replica,
@@ -160,7 +137,7 @@ class RoundSession:
             current=lambda: self.current,
             founded=self._founded,
         )
-        self.catch_up = CatchUp(
+        self.catch_up: CatchUp = CatchUp(
             replica,
             self.states,
             presence=presence,
@@ -198,20 +175,6 @@ class RoundSession:
 
     # --- rounds
 
-    @property
-    def grid(self) -> Grid:
-        """Chunk grid of the round in progress."""
-        return self.replica.grid
-
-    @property
-    def sessions(self) -> dict[int, RoundSession]:
-        """Sessions by fragment number: only this one."""
-        return {self.fragment: self}
-
-    @property
-    def codec(self) -> Any:
-        return self.replica.codec
-
     def make_room(self) -> None:
         """Free memory before a contribution is encoded."""
         self._own_contributions.make_room()
@@ -248,7 +211,6 @@ class RoundSession:
 
     @property
     def patience(self) -> float:
-        """Seconds without progress before a peer acts."""
         return self.factory.patience
 
     @property
@@ -268,40 +230,25 @@ class RoundSession:
 
     @property
     def ready(self) -> Collection[PeerId]:
-        """Peers that hold the state and take part in the round in progress."""
         return self.current.agreement.ready
 
     def waiting_for(self) -> Collection[PeerId]:
-        """Return the peers that the round in progress waits for."""
         return self.current.agreement.waiting_for()
 
     def stalled(self) -> str:
-        """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
         return self.own_lineage.wait_text()
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return size and limit of each buffer, by name."""
         return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.exchange.early}
 
     @property
-    def strays(self) -> int:
-        """Dropped frames of past or distant rounds."""
-        return self._router.strays
+    def dropped_frames(self) -> int:
+        return self._router.dropped_frames
 
-    async def pause(self) -> None:
-        """Wait for one patience before a retry; less if no peer was here and one appears."""
-        alone, until = not self.live, self._now() + self.patience
-        while self._now() < until and not (alone and self.live):
-            await asyncio.sleep(TICK)
-
-    def again(self) -> None:
+    def resume_round(self) -> None:
         """Continue the round in progress, which was given up for a swarm ahead of us that does not exist."""
         if self.current.agreement.commit is None:
             self.current.resume()
-
-    def report(self, name: str, detail: str, **fields: object) -> None:
-        """Emit an event about this peer."""
-        self._emit(name, {"peer": self.me.hex(), "detail": detail, **fields})
 
     def fail(self, error: Exception) -> None:
         """Report an error that no caller would notice soon."""
@@ -340,7 +287,7 @@ class RoundSession:
         for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)
         self.trials.advance(done if committed else None)
-        self.advanced()
+        self._on_advance()
         self.states.resume()
         self.own_lineage.advance()
         self.lineages.advance()
@@ -349,8 +296,7 @@ class RoundSession:
         if self.me not in self.replica.members or nonvoter or self.replica.asynchronous:
             self.take_part()
 
-    def advanced(self) -> None:
-        """Announce our progress to the other peers."""
+    def _announce_progress(self) -> None:
         self.roster.progress = self.replica.round
 
     def _report_lost_residuals(self) -> None:
@@ -362,7 +308,6 @@ class RoundSession:
             self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 
     def leave(self) -> None:
-        """Say farewell in the round in progress: the others need not count on our vote."""
         self.current.agreement.leave()
         self.current.pump()
 

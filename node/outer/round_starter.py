@@ -14,48 +14,39 @@ from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.own_lineage import check_votes
+from thinwire.node.outer.session import SessionContext
 from thinwire.node.outer.verification.own_contributions import OwnContributions
 from thinwire.node.outer.verification.owner_audits import Audits
 from thinwire.node.outer.verification.trials import Trials
-from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.evidence import Statement
-from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import MAX_GROUP, Digest, Evidence, PeerId
+from thinwire.swarm.messages.registry import MAX_GROUP, Evidence, PeerId
 
 
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `trials`: newcomers of an open run. `patience`, `phase`, `pending_frames`,
-    `paced`: see RoundFactory.
+    `votes`: memory of our votes. `trials`: newcomers of an open run. `phase`, `pending_frames`, `paced`: see RoundFactory.
     """
 
     def __init__(
         self,
-        identity: Identity,
-        manifest: Manifest,
-        run_id: Digest,
-        *,
-        presence: Presence,
+        context: SessionContext,
         replica: Replica,
         fragment: int,
+        *,
         votes: VoteStore,
-        now: Callable[[], float],
-        patience: float,
         phase: Callable[[int, str], None],
         pending_frames: PendingFrames | None,
         trials: Trials,
         own_contributions: OwnContributions,
-        emit: Emit,
         paced: Paced,
     ) -> None:
+        identity, manifest, run_id, presence = context.identity, context.manifest, context.run_id, context.presence
         exchange, cut = manifest.exchange, replica.plan_grid
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
-        self._me, self._votes, self._now = identity.peer_id, votes, now
+        self._me, self._votes, self._now = identity.peer_id, votes, context.now
         self._members: frozenset[PeerId] = frozenset()
         watch = presence.watch if exchange.slow_peers == "no-ownership" else None
         self.factory = RoundFactory(
@@ -64,10 +55,10 @@ class RoundStarter:
             codec=replica.codec,
             rule=exchange.rule,
             send_queue=presence.send_queue,
-            now=now,
+            now=context.now,
             live=presence.live,
             key_of=self._key_of,
-            patience=patience,
+            patience=context.patience,
             phase=phase,
             collective=exchange.collective,
             by_bandwidth=exchange.chunk_assignment == "bandwidth",
@@ -94,7 +85,7 @@ class RoundStarter:
             own_contributions=own_contributions,
             fragment=fragment,
             backoff=self.factory.peer_backoff,
-            emit=emit,
+            emit=context.emit,
         )
         """Audits of past rounds."""
         self.straggler_grace = StragglerGrace(

@@ -9,8 +9,8 @@ from thinwire.collectives.transport.interface import REFUSED, Contact
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm, Refused
 from thinwire.node.membership.known_peers_file import MOST, KnownPeersFile
 from thinwire.node.membership.lost_peers import contacts_of
-from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.session import Session
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
@@ -115,12 +115,13 @@ class KnownPeers:
             f"start again when they can; if they are gone for good, remove {self._path} first",
         )
 
-    async def found_again(self, sessions: RoundSession | FragmentSessions, work: Work, fragment: int) -> bool:
+    async def found_again(self, peer_session: Session, work: Work, fragment: int) -> bool:
         """Continue alone, or found the run again if the peers that joined since have no state.
 
         Implements round_loop.Lost.
         """
-        session = sessions.sessions[fragment]
+        session = peer_session.sessions[fragment]
+        assert isinstance(session, RoundSession)  # GossipLoop does not call this.
         me = session.me
         if not set(session.roster.peers.view.peers) - {me} <= set(session.states.without):
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.

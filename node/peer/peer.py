@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from thinwire.collectives.transport.interface import Transport
@@ -23,7 +23,7 @@ from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.outer.own_lineage import continue_alone, report
 from thinwire.node.outer.round_loop import Lost, RoundLoop
-from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.session import Session, SessionContext
 from thinwire.node.peer.admission import Admission
 from thinwire.node.peer.known_peers import KnownPeers
 from thinwire.node.peer.workload import Workload
@@ -61,7 +61,7 @@ OWN_SEEDS = 2
 class Peer:
     """Peer of one run. Call `found` (the run's first peer) or `arrive` (with an invite), then `take_up`."""
 
-    session: RoundSession
+    session: Session
     rounds: RoundLoop
     workload: Workload
     replica: Replica
@@ -157,7 +157,7 @@ class Peer:
         """Become a member with the state of our own checkpoint or of the swarm, whichever is newer.
 
         `theta`: first parameters, the same on every peer (derived from the manifest's seed), unless the founder was given
-        others. `beside`: like `work`, while that trains. `on_commit`: see RoundSession. `device` has the parameters. Raises
+        others. `beside`: like `work`, while that trains. `on_commit`: see SessionContext. `device` has the parameters. Raises
         ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the manifest's
         codec, or cannot be held in parts, WeightsError if the manifest names first parameters which a founder lacks.
         """
@@ -212,18 +212,20 @@ class Peer:
                 if (fork := await work(begin_alone)) is not None:
                     forks.append(fork)
         self.session = method.session(
-            self.identity,
-            self.manifest,
-            self.run_id,
-            presence=self.presence,
-            replica=self.replica,
-            now=self.environment.now,
-            emit=self.emit,
-            entered=not joins,
-            votes=votes.__getitem__,
-            patience=PATIENCE,
-            on_commit=on_commit,
-            founder=peer_id_of(self.admission.known.signed.author),
+            SessionContext(
+                identity=self.identity,
+                manifest=self.manifest,
+                run_id=self.run_id,
+                presence=self.presence,
+                now=self.environment.now,
+                emit=self.emit,
+                entered=not joins,
+                patience=PATIENCE,
+                votes=votes.__getitem__,
+                on_commit=on_commit,
+                founder=peer_id_of(self.admission.known.signed.author),
+            ),
+            self.replica,
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
@@ -245,8 +247,7 @@ class Peer:
                 raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)
         else:
             await work(lambda: self.replica.write_model(write))
-            if self.rounds.follows:
-                self.session.take_part()
+            self.rounds.take_part()
         self.drop_anchor()
         for one in self._tasks:
             self.presence.attend(one())
@@ -303,7 +304,8 @@ class Peer:
     @property
     def fragments(self) -> FragmentSessions:
         """Sessions of a run whose fragments have separate rounds."""
-        return cast(FragmentSessions, self.session)
+        assert isinstance(self.session, FragmentSessions)
+        return self.session
 
     @property
     def running(self) -> asyncio.Task[None]:

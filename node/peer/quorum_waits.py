@@ -25,9 +25,8 @@ def recover(peer: Peer) -> int:
 
 
 def _waiting(peer: Peer) -> list[RoundSession]:
-    if not peer.ready or not peer.session.stalled():
-        return []
-    return [session for session in peer.session.sessions.values() if session.own_lineage.since is not None]
+    sessions = peer.session.sessions.values() if peer.ready else ()
+    return [one for one in sessions if isinstance(one, RoundSession) and one.own_lineage.since is not None]
 
 
 def _stall(session: RoundSession, now: float) -> Stall:

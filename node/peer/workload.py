@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thinwire.node.outer.round_loop import RoundLoop
-from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.session import Session
 from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.replica import Replica
 from thinwire.node.training.learner import WorkShare
@@ -19,7 +19,7 @@ class Workload:
     """
 
     def __init__(
-        self, manifest: Manifest, me: PeerId, *, replica: Replica, session: RoundSession, rounds: RoundLoop
+        self, manifest: Manifest, me: PeerId, *, replica: Replica, session: Session, rounds: RoundLoop
     ) -> None:
         self._manifest, self._me = manifest, me
         self._replica, self._session, self._rounds = replica, session, rounds

@@ -108,7 +108,7 @@ class SwarmInvariants:
                 theta = fragments.replica.fragments[number].part.take(theta)
             if isinstance(session, GossipSession):
                 self._read[machine.index] = theta.copy(), trained
-            else:
+            elif isinstance(session, RoundSession):
                 round, attempt = session.replica.round + 1, session.current.attempt + 1
                 commits.encoded(machine.identity.peer_id, round, attempt, theta, trained, learner.draws)
 

@@ -116,8 +116,8 @@ def _false_report(process: Process) -> None:
     sessions = process.peer.session.sessions
 
     def change(to: PeerId, message: Message) -> Message:
-        if isinstance(message, Promise):
-            proposal = sessions[message.fragment].current.agreement.proposal
+        if isinstance(message, Promise) and isinstance(session := sessions[message.fragment], RoundSession):
+            proposal = session.current.agreement.proposal
             if proposal is not None and proposal.ballot < message.ballot:
                 return replace(message, voted=proposal, digest=bytes([7]) * 32)
         return message

@@ -263,8 +263,9 @@ def _copy_honest(process: Process) -> None:
         if victim is None or not victim.ready or not isinstance(own, RoundSession):
             return ()
         theirs = victim.peer.session.sessions[own.fragment]
-        same = isinstance(theirs, RoundSession) and theirs.current.round == own.current.round
-        return theirs.current.exchange.source if same else ()
+        if not isinstance(theirs, RoundSession) or theirs.current.round != own.current.round:
+            return ()
+        return theirs.current.exchange.source
 
     def begin(session: RoundSession | GossipSession) -> None:
         async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:

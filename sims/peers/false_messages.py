@@ -22,7 +22,8 @@ def fail(error: BaseException) -> None:
 
 def sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
     """Return the session of a peer, or those of its fragments."""
-    return tuple(process.peer.session.sessions.values())
+    found = process.peer.session.sessions.values()
+    return tuple(one for one in found if isinstance(one, (RoundSession, GossipSession)))
 
 
 def change_outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:

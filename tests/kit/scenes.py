@@ -121,7 +121,10 @@ async def replay(s, *, stored=False):
     s.start()
     await s.finish()
     s.check()
-    assert victim.session.strays == len(new) + (0 if stored else len(old)) and s.nodes[1].session.strays == 0
+    assert (
+        victim.session.dropped_frames == len(new) + (0 if stored else len(old))
+        and s.nodes[1].session.dropped_frames == 0
+    )
     assert not any(node.missing[r] for node in s.nodes.values() for r in range(2, 7))
     assert not any(name == "synced" for _, name, _ in victim.log)
 

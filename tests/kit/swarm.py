@@ -16,6 +16,7 @@ from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Family, Presence
 from thinwire.node.methods.registry import METHODS
+from thinwire.node.outer.session import SessionContext
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Latency
@@ -94,17 +95,19 @@ class Node:
         )
         self.stop = asyncio.Event()
         self.session = method.session(
-            self.identity,
-            swarm.manifest,
-            RUN,
-            presence=self.presence,
-            replica=self.replica,
-            now=loop.time,
-            emit=self._emit,
-            entered=not life,
-            votes=lambda fragment: MemoryVoteStore(random.Random(f"votes/{index}/{life}/{fragment}")),
-            patience=swarm.patience,
-            on_commit=lambda: self.stop.set(),
+            SessionContext(
+                identity=self.identity,
+                manifest=swarm.manifest,
+                run_id=RUN,
+                presence=self.presence,
+                now=loop.time,
+                emit=self._emit,
+                entered=not life,
+                votes=lambda fragment: MemoryVoteStore(random.Random(f"votes/{index}/{life}/{fragment}")),
+                patience=swarm.patience,
+                on_commit=lambda: self.stop.set(),
+            ),
+            self.replica,
         )
         self.presence.attach(Family.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=at_once)

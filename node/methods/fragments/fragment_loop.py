@@ -57,6 +57,7 @@ class FragmentLoop(RoundLoop):
     """Loop over the turns of the fragments; each call of `sync` is one turn."""
 
     overlaps_calls = True
+    _session: FragmentSessions
 
     def __init__(
         self,
@@ -103,16 +104,6 @@ class FragmentLoop(RoundLoop):
         for pending in flights.values():
             if not pending.task.done():
                 await cancelled(pending.task)
-
-    async def catch_up(self) -> bool:
-        """Take over newer states of all held fragments; return True if there was one."""
-        found = [await schedule.loop.catch_up() for schedule in self.schedules.values()]
-        return any(found)
-
-    async def adopt(self) -> None:
-        """Set the model to the outer parameters of all held fragments, and begin their next rounds."""
-        for schedule in self.schedules.values():
-            await schedule.loop.adopt()
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter the rounds of all held fragments in parallel, see `RoundLoop.enter`.
@@ -299,7 +290,7 @@ class FragmentLoop(RoundLoop):
         stalled = session.own_lineage.stalled
         later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
         if not pending.schedule.late_for:
-            missed = [one.over for number, one in self._session.sessions.items() if number not in self._pending]
+            missed = [event for number, event in self._session.committed.items() if number not in self._pending]
             events = [event.wait() for event in (*later, *missed, stalled)]
             await self._first(pending.task, *events, self._until_circular(session))
         if not (pending.task.done() or stalled.is_set()):

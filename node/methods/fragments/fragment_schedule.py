@@ -138,8 +138,8 @@ class FragmentSchedule(Overlap):
             if outcome.commit is not None:
                 await uninterrupted(self._go_along(outcome))
             elif not await self.loop.catch_up():
-                session.again()
-                await session.pause()
+                session.resume_round()
+                await session.wait_before_retry()
             session.take_part()
 
     async def _go_along(self, outcome: Outcome) -> None:

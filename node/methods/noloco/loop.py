@@ -16,7 +16,7 @@ from thinwire.collectives.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.replica import step_of
 from thinwire.node.methods.noloco.session import GossipSession
-from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
+from thinwire.node.outer.round_loop import Lost, Meanwhile, ReplicaLoop
 from thinwire.node.runtime.asyncio_extra import Work, uninterrupted
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.manifest.manifest import Manifest
@@ -24,8 +24,10 @@ from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Exclu
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
 
-class GossipLoop(RoundLoop):
+class GossipLoop(ReplicaLoop):
     """Loop over rounds with drawn partners. A round always commits; without partners as a step alone."""
+
+    _session: GossipSession
 
     def __init__(
         self,

@@ -9,35 +9,30 @@ round begins, and again when the view changes until this peer is ready, so that 
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
 from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
-from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology import matching
 from thinwire.compression.core.types import Buffer
-from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.noloco.catch_up import GossipCatchUp
 from thinwire.node.methods.noloco.early_messages import EarlyMessages
 from thinwire.node.methods.noloco.partner_wait import PartnerWait
 from thinwire.node.methods.noloco.progress_poll import ASKED, ProgressPoll
 from thinwire.node.methods.noloco.replica import GossipReplica
+from thinwire.node.outer.session import ReplicaSession, SessionContext
 from thinwire.node.outer.state_server import STATE, StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
-from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity.identity import Identity, short
-from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import Ask, Base, Behind, Chunk, Decline, Digest, Fetch, PeerId, Ready
+from thinwire.swarm.identity.identity import short
+from thinwire.swarm.messages.registry import Ask, Base, Behind, Chunk, Decline, Fetch, PeerId, Ready
 
 EARLY = 128
 """Peers whose announcements of later rounds, or of groups that we may still draw, are stored."""
@@ -49,45 +44,26 @@ SOURCES = 4
 """Peers that are asked for their state, one after the other, before this peer waits."""
 
 
-class GossipSession:
-    """Frame handler of the rounds with partners; call `advance` after the replica has made its step.
+class GossipSession(ReplicaSession):
+    """Session of a replica that averages with partners; call `advance` after it has made its step.
 
-    `patience`: least seconds to wait for an answer or progress. `entered` and `votes` are ignored, since no
-    votes exist.
-    `on_commit`: called when training may stop, because the partner has waited long enough.
+    Whether it has `entered` follows from the replica, and no votes exist. Training may stop (`on_commit`) because the partner
+    has waited long enough.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        manifest: Manifest,
-        run_id: Digest,
-        *,
-        presence: Presence,
-        replica: GossipReplica,
-        now: Callable[[], float],
-        emit: Emit,
-        entered: bool = True,
-        votes: OpenVotes = open_in_memory,
-        patience: float = 2.0,
-        on_commit: Callable[[], None] = lambda: None,
-        founder: bytes = b"",
-    ) -> None:
-        self.identity, self.manifest, self.run_id = identity, manifest, run_id
-        self.me, self.fragment = identity.peer_id, 0
-        self.presence, self.roster, self.live = presence, presence.roster, presence.live
-        self.replica, self.codec, self.grid = replica, replica.codec, replica.grid
+    replica: GossipReplica
+
+    def __init__(self, context: SessionContext, replica: GossipReplica) -> None:
+        super().__init__(context, replica)
+        manifest, presence, now = context.manifest, context.presence, context.now
+        self._on_commit = context.on_commit
         codec, grid = replica.codec, replica.grid
-        self.strays = 0
-        """Dropped frames of past or distant rounds."""
-        self.announced: dict[PeerId, Ready] = {}
-        """Latest (loss, tokens/s, round) that each peer announced."""
+        self._dropped_frames = 0
         self.usual = 0.0
         """Running norm of contributions, see `aggregation.outliers`."""
-        self._now, self._emit, self._send_queue, self._on_commit = now, emit, presence.send_queue, on_commit
         self._entered = self.me in replica.members
         self._states = StateServer(
-            replica, presence.send_queue, now, entered=self._entered, emit=emit, report=self.report, paced=False
+            replica, presence.send_queue, now, entered=self._entered, emit=context.emit, report=self.report, paced=False
         )
         self.catch_up = GossipCatchUp(
             replica, self._states, draw=lambda: self._some(SOURCES), patience=lambda: self.patience
@@ -100,7 +76,7 @@ class GossipSession:
         self._life = presence.roster.record.sequence // 1000 % 2**31
         self._early = EarlyMessages(EARLY)
         self._drawn: tuple[int, int, tuple[PeerId, ...]] = (-1, -1, ())
-        self._pace = PartnerWait(now, patience=patience, entered=self._entered)
+        self._pace = PartnerWait(now, patience=context.patience, entered=self._entered)
         self._inquiry = ProgressPoll(now)
         self._past: GossipGroup | None = None
         self._present: set[PeerId] = set()
@@ -129,7 +105,6 @@ class GossipSession:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for an answer or progress."""
         return self._pace.patience
 
     def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
@@ -144,40 +119,25 @@ class GossipSession:
         self.report("refused", f"what {short(peer)} sent: {reason}")
 
     @property
-    def sessions(self) -> dict[int, GossipSession]:
-        """Sessions by fragment number: only this one."""
-        return {0: self}
-
-    @property
     def overtaken(self) -> bool:
         """True if inner steps should end now: a state must be fetched, or partners have waited long enough."""
         return self.catch_up.behind.is_set() or self._pace.keeps_waiting(self.current)
 
     @property
     def ready(self) -> Collection[PeerId]:
-        """Peers that have announced that they have a state."""
         return self._present
 
+    @property
+    def dropped_frames(self) -> int:
+        return self._dropped_frames
+
     def waiting_for(self) -> tuple[PeerId, ...]:
-        """Return the partners that the round in progress waits for."""
         return self.current.outstanding
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return size and limit of each buffer, by name."""
         return {"early": (len(self._early), self._early.most)}
 
-    async def pause(self) -> None:
-        """Wait for one patience before a retry; less if no peer was here and one appears."""
-        alone, until = not self.live, self._now() + self.patience
-        while self._now() < until and not (alone and self.live):
-            await asyncio.sleep(TICK)
-
-    def report(self, name: str, detail: str) -> None:
-        """Emit an event about this peer."""
-        self._emit(name, {"peer": self.me.hex(), "detail": detail})
-
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
-        """Run `how`, which changes the replica, in `work`. The state is not offered until `advance`."""
         self.presence.wake()
         return await self._states.change(work, how)
 
@@ -248,13 +208,6 @@ class GossipSession:
 
     # --- frame handler
 
-    def leave(self) -> None:
-        """Do nothing: no votes exist."""
-
-    def stalled(self) -> str:
-        """Return an empty string: no quorum is needed."""
-        return ""
-
     def on_link_up(self, peer: PeerId) -> None:
         for group in (self._past, self.current):
             if group is not None:
@@ -284,7 +237,7 @@ class GossipSession:
         elif isinstance(message, (Base, Ready, Fetch, Chunk, Decline)):
             self._route_round(peer, frame, message.round)
         else:
-            self.strays += 1
+            self._dropped_frames += 1
 
     def on_tick(self) -> None:
         # Short, because most ticks change nothing: a group has deadlines and may not be drawn again once we are ready.
@@ -340,7 +293,7 @@ class GossipSession:
         elif isinstance(message, Fetch):
             self._send_queue.control(peer, Decline(number, 0, "late"))
         else:
-            self.strays += 1
+            self._dropped_frames += 1
 
     # --- progress of other peers
 

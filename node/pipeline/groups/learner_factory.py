@@ -12,9 +12,9 @@ from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.membership.presence import Family, Handler
 from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
-from thinwire.node.methods.fragments.fragment_sessions import FragmentSession
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted
+from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.host_learner import HostLearner
 from thinwire.node.pipeline.groups.host_readiness import HostReadiness
@@ -171,7 +171,7 @@ def keep(
     return buddy
 
 
-def _session_of(peer: Peer, stage: int) -> FragmentSession:
+def _session_of(peer: Peer, stage: int) -> RoundSession:
     return peer.fragments.sessions[stage]
 
 

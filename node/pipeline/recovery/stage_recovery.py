@@ -7,8 +7,9 @@ from functools import partial
 
 import numpy as np
 from thinwire.compression.core.types import Floats
-from thinwire.node.methods.fragments.fragment_sessions import FragmentSession, FragmentSessions
+from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
+from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.checkfree import between
 from thinwire.node.pipeline.recovery.holders import holders
@@ -98,7 +99,7 @@ class StageRecovery:
         return lost | ({stage - 1, stage + 1} if self._tried >= NEIGHBOUR_TRIES + stage else set())
 
     async def _between(
-        self, fragments: FragmentSessions, session: FragmentSession, choice: StageSource, will: Bequest
+        self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, will: Bequest
     ) -> Floats | None:
         """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
         found = []

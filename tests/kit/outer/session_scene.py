@@ -14,6 +14,7 @@ from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.transport.own_bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.session import SessionContext
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
@@ -88,6 +89,8 @@ class Scene:
         sequence=5_000,
         kept=None,
         watch=None,
+        fragment=0,
+        pending_frames=None,
         **options,
     ):
         self.now, self.events, self.queue, self.newcomers, self.convicted = 0.0, [], Queue(), set(), []
@@ -125,19 +128,18 @@ class Scene:
             spans=tuple,
         )
         self.session = RoundSession(
-            KEYS[ME],
-            manifest,
-            RUN,
-            presence=presence,
-            replica=self.replica,
-            now=lambda: self.now,
-            emit=lambda name, fields: self.events.append((name, fields)),
-            **{
-                "votes": lambda fragment: MemoryVoteStore(random.Random(fragment)),
-                "entered": True,
-                "patience": 2.0,
-                **options,
-            },
+            SessionContext(
+                identity=KEYS[ME],
+                manifest=manifest,
+                run_id=RUN,
+                presence=presence,
+                now=lambda: self.now,
+                emit=lambda name, fields: self.events.append((name, fields)),
+                **{"votes": lambda fragment: MemoryVoteStore(random.Random(fragment)), **options},
+            ),
+            self.replica,
+            fragment,
+            pending_frames=pending_frames,
         )
 
     def on_message(self, sender, message, payload=b""):

@@ -372,7 +372,7 @@ def test_ring_frames_of_other_rounds_are_dropped_and_counted(swarm):
         s.start()
         await s.finish()
         s.check()
-        assert victim.session.strays == 4 and s.nodes[1].session.strays == 0
+        assert victim.session.dropped_frames == 4 and s.nodes[1].session.dropped_frames == 0
 
     virtual_loop.run(main(), seed=4)
 

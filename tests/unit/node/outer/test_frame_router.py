@@ -84,7 +84,7 @@ def test_message_of_a_forgotten_round_is_answered_with_our_progress():
         scene.sent(Ready)
         terms = scene.session.current.agreement.terms
         scene.on_message(ANN, Ready(1, 0, 1, terms.base, terms.plan, 0, b"", True, 0.0, 0.0))
-        assert scene.sent(Behind) == [Behind(1, 0)] and scene.session.strays == 1
+        assert scene.sent(Behind) == [Behind(1, 0)] and scene.session.dropped_frames == 1
 
     asyncio.run(main())
 
@@ -95,7 +95,7 @@ def test_message_of_a_past_round_is_answered_with_its_commit():
         await scene.finish_round()
         scene.sent(Commit)
         scene.on_message(ANN, Ask(1, 0))
-        assert [message.proposal.round for message in scene.sent(Commit)] == [1] and scene.session.strays == 0
+        assert [message.proposal.round for message in scene.sent(Commit)] == [1] and scene.session.dropped_frames == 0
         assert scene.sent(Behind) == []
 
     asyncio.run(main())
@@ -113,16 +113,16 @@ def test_message_of_a_dropped_round_is_answered_with_its_commit_and_our_progress
         assert scene.sent(Commit) == [] and scene.sent(Behind) == [Behind(2, 0)]
         scene.on_message(ANN, Ask(1, 0))
         assert [message.proposal.round for message in scene.sent(Commit)] == [1]
-        assert scene.sent(Behind) == [Behind(2, 0)] and scene.session.strays == 2
+        assert scene.sent(Behind) == [Behind(2, 0)] and scene.session.dropped_frames == 2
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("ahead", "stored", "strays"), [(1, 1, 0), (2, 0, 1), (3, 0, 1)])
-def test_message_of_the_next_round_waits_and_of_a_later_one_is_counted(ahead, stored, strays):
+@pytest.mark.parametrize(("ahead", "stored", "dropped"), [(1, 1, 0), (2, 0, 1), (3, 0, 1)])
+def test_message_of_the_next_round_waits_and_of_a_later_one_is_counted(ahead, stored, dropped):
     scene = Scene()
     scene.on_message(ANN, Ready(1 + ahead, 0, 1, bytes(32), bytes(32), 0, b"", True, 0.0, 0.0))
-    assert scene.session.sizes()["stash"][0] == stored and scene.session.strays == strays
+    assert scene.session.sizes()["stash"][0] == stored and scene.session.dropped_frames == dropped
     assert scene.session.current.agreement.past == {ANN} and scene.sent(Behind) == []
 
 

@@ -41,7 +41,7 @@ def test_session_applies_rounds_and_remembers_them():
     async def main():
         commits: list[int] = []
         scene = Scene(on_commit=lambda: commits.append(scene.replica.round))
-        assert scene.session.strays == 0
+        assert scene.session.dropped_frames == 0
         for number in (1, 2):
             assert scene.announce().voter, "it has a vote"
             await scene.finish_round()
@@ -314,7 +314,7 @@ def test_retry_waits_for_one_patience_or_until_the_first_peer_comes(live, soon):
         scene = Scene()
         scene.session.live.clear()
         scene.session.live.update(live)
-        waits = asyncio.create_task(scene.session.pause())
+        waits = asyncio.create_task(scene.session.wait_before_retry())
         await asyncio.sleep(1.0)
         scene.now = 1.9
         await asyncio.sleep(1.0)
@@ -334,7 +334,7 @@ def test_retry_ends_after_one_patience_without_any_peer(end):
     async def main():
         scene = Scene()
         scene.session.live.clear()
-        waits = asyncio.create_task(scene.session.pause())
+        waits = asyncio.create_task(scene.session.wait_before_retry())
         await asyncio.sleep(1.0)
         assert not waits.done()
         scene.now = end
@@ -352,7 +352,7 @@ def test_round_that_was_given_up_continues_unless_it_has_committed(committed):
     if committed:
         scene.deliver_round()
     scene.session.current.agreement.overtaken()
-    scene.session.again()
+    scene.session.resume_round()
     scene.session.current.pump()
     assert scene.session.current.agreement.diverged == committed and len(commits) == committed
 

@@ -34,7 +34,9 @@ def test_line_of_a_round_names_what_was_saved_only_if_bytes_were_sent(sent, text
     report.fp32_bytes = 8000
     alone = peer(FORK)
     alone.replica.after = lambda outcome: (6, IDS, b"d")
-    alone.session = SimpleNamespace(roster=SimpleNamespace(peers=SimpleNamespace(view=IDS[:1])), strays=0, live=IDS[:1])
+    alone.session = SimpleNamespace(
+        roster=SimpleNamespace(peers=SimpleNamespace(view=IDS[:1])), dropped_frames=0, live=IDS[:1]
+    )
     alone.traffic = lambda: (sent, 0)
     report.round(
         alone, SimpleNamespace(missing={}, contributors=IDS[:1], commit=None), loss=2.0, seconds=0.0, steps=0, weight=0
