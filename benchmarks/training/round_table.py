@@ -33,7 +33,7 @@ class StubSession:
         self.me, self.replica, self.number, self._table = me, replica, number, table
         self.manifest = table.manifest
         self.catch_up = SimpleNamespace(behind=asyncio.Event(), lone=False)
-        self.own_lineage = SimpleNamespace(stalled=asyncio.Event())
+        self.quorum_wait = SimpleNamespace(begun=asyncio.Event())
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds
         exchange = SimpleNamespace(summarize=summarize)

@@ -8,6 +8,8 @@ from thinwire.collectives.consensus.chain import Check, decode
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.quorum_wait import QuorumWait
+from thinwire.node.outer.state_server import StateServer
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import (
@@ -28,9 +30,9 @@ DECODED = 512
 class Lineages:
     """Lineages of other peers, compared with that of our replica.
 
-    `current`: returns the round in progress; `quorate`: returns False if that has no quorum; `entered`: returns True if our
-    state is the swarm's. `check` checks chains. `founder`: the peer that has founded the run, as the author of its manifest; a
-    peer without a state believes no other beginning. Empty: any.
+    `current`: returns the round in progress. `quorum_wait`: wait for its quorum. `states.entered`: True if our state is the
+    swarm's. `check` checks chains. `founder`: the peer that has founded the run, as the author of its manifest; a peer
+    without a state believes no other beginning. Empty: any.
     """
 
     def __init__(
@@ -42,13 +44,13 @@ class Lineages:
         now: Callable[[], float],
         check: Check,
         current: Callable[[], Round],
-        quorate: Callable[[], bool],
-        entered: Callable[[], bool],
+        quorum_wait: QuorumWait,
+        states: StateServer,
         founder: bytes,
     ) -> None:
         self._replica, self._fragment, self._now, self._check = replica, fragment, now, check
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
-        self._current, self._quorate, self._entered, self._founder = current, quorate, entered, founder
+        self._current, self._quorum_wait, self._states, self._founder = current, quorum_wait, states, founder
         self._name = replica.lineage
         """Our lineage in the round in progress."""
         self._names: dict[PeerId, bytes] = {}
@@ -163,7 +165,7 @@ class Lineages:
             return False
         if not descends(chain, self._replica.lineage):
             return True
-        return not self._quorate() or not self._entered()
+        return self._quorum_wait.since is not None or not self._states.entered
 
     @property
     def _newest(self) -> Chain:
@@ -187,7 +189,7 @@ class Lineages:
     def adoptable(self) -> Fork | None:
         """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up."""
         ours = self._replica.chain
-        for peer in () if self._quorate() else sorted(self.prevailing()):
+        for peer in sorted(self.prevailing()) if self._quorum_wait.since is not None else ():
             chain = self._chains[peer]
             fork = chain[-1].fork
             if len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest:

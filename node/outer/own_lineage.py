@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import end_of
@@ -10,6 +9,7 @@ from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
+from thinwire.node.outer.quorum_wait import PATIENCES, QuorumWait
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import sign_message
@@ -18,9 +18,6 @@ from thinwire.swarm.lineage import founded_by, name_of_fork
 from thinwire.swarm.lineage_founding import Founding
 from thinwire.swarm.messages.registry import Fork, Found, Message, PeerId
 
-PATIENCES = 3
-"""Least number of patiences without a quorum before a lineage is founded."""
-
 SETTLE = 1.0
 """Patiences for which members are waited for that have not stated the founders they see."""
 
@@ -28,9 +25,8 @@ SETTLE = 1.0
 class OwnLineage:
     """Lineage of one peer's replica, and the founding of the next one with the reachable peers.
 
-    `orphan`: seconds without a quorum before this peer founds a lineage; 0: never. `lineages`: those of other peers. `votes`:
-    ours. `current`: returns the round in progress. `founded`: called with the fork of a lineage that this peer and others have
-    founded.
+    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: ours. `current`: returns the round
+    in progress. `founded`: called with the fork of a lineage that this peer and others have founded.
     """
 
     def __init__(
@@ -39,8 +35,8 @@ class OwnLineage:
         presence: Presence,
         fragment: int,
         lineages: Lineages,
+        quorum_wait: QuorumWait,
         *,
-        orphan: float,
         now: Callable[[], float],
         emit: Emit,
         sign: Callable[[Message], bytes],
@@ -49,52 +45,19 @@ class OwnLineage:
         current: Callable[[], Round],
         founded: Callable[[Fork], None],
     ) -> None:
-        self._replica, self._fragment, self._lineages, self._orphan = replica, fragment, lineages, orphan
+        self._replica, self._fragment, self._lineages, self._quorum_wait = replica, fragment, lineages, quorum_wait
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._now, self._emit, self._sign, self._key_of = now, emit, sign, key_of
         self._votes, self._current, self._founded = votes, current, founded
         self._founding: Founding | None = None
         self._missing = 0, 0.0
         """Results that the round in progress lacks, and the time since which there are so many."""
-        self.since: float | None = None
-        """Time since which the round in progress has had no quorum; None if it has one."""
-        self.stalled = asyncio.Event()
-        """Set while `since` is not None."""
-        self._asked: float | None = None
-        """Time at which a person asked for a lineage, see `recover`."""
-
-    @property
-    def until(self) -> float | None:
-        """Time at which this peer begins to found a lineage; None: not at all, as things are."""
-        if self.since is not None and self._asked is None:
-            return self.since + self._wait if self._orphan else None
-        return self._asked
-
-    def wait_text(self) -> str:
-        """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
-        since, until = self.since, self.until
-        if since is None:
-            return ""
-        absent = ", ".join(map(short, self._current().agreement.absent)) or "the results of the round"
-        text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
-        if until is None:
-            return f"{text}; `thinwire recover` continues without them"
-        return f"{text}; a lineage continues in {max(0.0, until - self._now()):.0f} s"
-
-    def recover(self) -> None:
-        """Wait no longer for a quorum, unless one is here."""
-        if self.since is not None and self._asked is None:
-            self._asked = self._now()
-
-    @property
-    def _wait(self) -> float:
-        return max(self._orphan, PATIENCES * self._current().agreement.terms.patience)
 
     def advance(self) -> None:
         """Begin a round: its quorum is not known to be missing."""
         founding, ours = self._founding, self._replica.chain
         self._founding, self._missing = None, (0, 0.0)
-        self._able()
+        self._quorum_wait.end()
         if ours and founding is not None and founding.began(ours[-1].fork):
             report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
 
@@ -116,18 +79,17 @@ class OwnLineage:
         lost = current.missing_results and now >= self._missing[1] + PATIENCES * agreement.terms.patience
         able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
         if not self._replica.members or current.complete or able:
-            self._able()
+            self._quorum_wait.end()
             return
-        if self.since is None:
-            self.since = self._missing[1] if lost else now
-            self.stalled.set()
+        self._quorum_wait.begin(self._missing[1] if lost else now)
         if (fork := self._lineages.adoptable()) is not None:
             self._begin(fork)
             return
         if agreement.diverged:
             return
         called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))
-        due = self.until is not None and now >= self.until
+        until = self._quorum_wait.until
+        due = until is not None and now >= until
         if not due and not called:
             return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
         if not agreement.abstain():
@@ -139,10 +101,6 @@ class OwnLineage:
                 self._send_queue.control(peer, found)
         if (begun := self._begun.fork) is not None:
             self._begin(begun)
-
-    def _able(self) -> None:
-        self.since, self._asked = None, None
-        self.stalled.clear()
 
     @property
     def _begun(self) -> Founding:

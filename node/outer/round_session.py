@@ -23,6 +23,7 @@ from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.frame_router import FrameRouter
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
+from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.outer.session import ReplicaSession, SessionContext
@@ -107,10 +108,10 @@ class RoundSession(ReplicaSession):
             fragment=fragment,
             emit=emit,
             report=self.report,
-            replay=lambda: self.history.replay,
-            spent=self.history.spent,
+            history=self.history,
             paced=not staged,
         )
+        self.quorum_wait = QuorumWait(manifest.exchange.orphan, now=now, current=lambda: self.current)
         self.lineages = Lineages(
             replica,
             presence,
@@ -118,8 +119,8 @@ class RoundSession(ReplicaSession):
             now=now,
             check=check_chain,
             current=lambda: self.current,
-            quorate=lambda: self.own_lineage.since is None,
-            entered=lambda: self.states.entered,
+            quorum_wait=self.quorum_wait,
+            states=self.states,
             # A lost pipeline stage begins again with the peer that makes it.
             founder=b"" if staged else context.founder,
         )
@@ -128,7 +129,7 @@ class RoundSession(ReplicaSession):
             presence,
             fragment,
             self.lineages,
-            orphan=manifest.exchange.orphan,
+            self.quorum_wait,
             now=now,
             emit=emit,
             sign=lambda message: sign_message(message, b"", identity, run_id),
@@ -236,7 +237,7 @@ class RoundSession(ReplicaSession):
         return self.current.agreement.waiting_for()
 
     def stalled(self) -> str:
-        return self.own_lineage.wait_text()
+        return self.quorum_wait.text
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.exchange.early}

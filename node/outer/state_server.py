@@ -20,7 +20,7 @@ from thinwire.collectives.state_sync import (
 )
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
-from thinwire.node.outer.round_history import HURRY
+from thinwire.node.outer.round_history import HURRY, RoundHistory
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -55,8 +55,7 @@ class StateServer:
 
     When the replica is about to change, it leaves a state with readers to them, see `Replica.twin`. A peer that takes part
     in a round reads no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it
-    has no state. `replay`: returns the number of past rounds whose results are served too, and their bytes. `spent`:
-    returns the part of their limits that the rounds after the given one take. `paced`: chunks for joiners take a small
+    has no state. `history`: past rounds whose results are served too; None: none are. `paced`: chunks for joiners take a small
     part of the uplink (send_priority.py); but members are not delayed, because rounds may wait for them, and neither are
     readers of a state so old that they would soon find no stored rounds to follow it.
     """
@@ -71,14 +70,14 @@ class StateServer:
         fragment: int = 0,
         emit: Emit = lambda name, fields: None,
         report: Callable[[str, str], None] = lambda name, detail: None,
-        replay: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        spent: Callable[[int], float] = lambda round: 0.0,
+        history: RoundHistory | None = None,
         paced: bool = True,
     ) -> None:
         self.entered = entered
         """True if this peer is part of the swarm."""
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
-        self._emit, self._report, self._replay, self._spent = emit, report, replay, spent
+        self._emit, self._report = emit, report
+        self._history = RoundHistory(0, now) if history is None else history
         self._paced, self._hurried = paced, set[PeerId]()
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
@@ -200,14 +199,14 @@ class StateServer:
         if any(self._send_queue.later(peer, StateChunk, self._fragment) for peer in snapshot.readers):
             snapshot.used = self._now()  # its pauses may be longer
         old = self._now() > snapshot.used + SNAPSHOT_SECONDS
-        return None if old or self._spent(snapshot.offer.round) >= 1 else snapshot
+        return None if old or self._history.spent(snapshot.offer.round) >= 1 else snapshot
 
     def _pace(self) -> None:
         """Decide which readers have pauses."""
         hurried: set[PeerId] = set()
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None:
-                late = not self._paced or self._spent(snapshot.offer.round) > HURRY
+                late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
                 hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
@@ -293,7 +292,7 @@ class StateServer:
                 self._fragment,
                 replica.lives,
                 replica.lineage,
-                *self._replay(),
+                *self._history.replay,
             )
             if replica.chain and not replica.proof and not self._warned:
                 self._warned = True

@@ -20,17 +20,17 @@ def recover(peer: Peer) -> int:
     """Found lineages without a quorum, and wait no longer; return in how many fragments."""
     waiting = _waiting(peer)
     for session in waiting:
-        session.own_lineage.recover()
+        session.quorum_wait.recover()
     return len(waiting)
 
 
 def _waiting(peer: Peer) -> list[RoundSession]:
     sessions = peer.session.sessions.values() if peer.ready else ()
-    return [one for one in sessions if isinstance(one, RoundSession) and one.own_lineage.since is not None]
+    return [one for one in sessions if isinstance(one, RoundSession) and one.quorum_wait.since is not None]
 
 
 def _stall(session: RoundSession, now: float) -> Stall:
-    agreement, lineage, members = session.current.agreement, session.own_lineage, session.replica.members
+    agreement, wait, members = session.current.agreement, session.quorum_wait, session.replica.members
     here = [peer for peer in members if peer in session.live and peer not in agreement.nonvoters]
     obstacle = ""
     if session.states.held:
@@ -43,7 +43,7 @@ def _stall(session: RoundSession, now: float) -> Stall:
         members=tuple(peer.hex() for peer in members),
         absent=tuple(peer.hex() for peer in agreement.absent if peer != session.me),
         founders=tuple(peer.hex() for peer in sorted({session.me, *here})),
-        seconds=max(0.0, now - (lineage.since or 0.0)),
-        until=None if lineage.until is None else max(0.0, lineage.until - now),
+        seconds=max(0.0, now - (wait.since or 0.0)),
+        until=None if wait.until is None else max(0.0, wait.until - now),
         obstacle=obstacle,
     )

@@ -287,7 +287,7 @@ class FragmentLoop(RoundLoop):
         if pending.left:
             return
         session = pending.schedule.loop.session
-        stalled = session.own_lineage.stalled
+        stalled = session.quorum_wait.begun
         later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
         if not pending.schedule.late_for:
             missed = [event for number, event in self._session.committed.items() if number not in self._pending]

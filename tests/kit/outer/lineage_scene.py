@@ -14,6 +14,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
+from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
@@ -85,7 +86,7 @@ class Scene:
 
     def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
-        self.entered, self.waiting, self.verified = True, 0, 0
+        self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             rationed=RationedWork(lambda: self.now),
@@ -98,6 +99,7 @@ class Scene:
             roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )
         self.current = self.next_round()
+        self.quorum_wait = QuorumWait(orphan, now=lambda: self.now, current=lambda: self.current)
         self.lineages = Lineages(
             self.replica,
             presence,
@@ -105,8 +107,8 @@ class Scene:
             now=lambda: self.now,
             check=partial(checked, fraction=0.5, verifier=lambda keys: self._verify),
             current=lambda: self.current,
-            quorate=lambda: self.own_lineage.since is None,
-            entered=lambda: self.entered,
+            quorum_wait=self.quorum_wait,
+            states=self.states,
             founder=founder,
         )
         self.own_lineage = OwnLineage(
@@ -114,7 +116,7 @@ class Scene:
             presence,
             0,
             self.lineages,
-            orphan=orphan,
+            self.quorum_wait,
             now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
             sign=lambda message: sign(me, message),

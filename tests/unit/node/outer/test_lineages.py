@@ -237,7 +237,7 @@ def test_peer_that_is_no_member_gives_way_to_a_lineage_of_strangers():
 def test_returning_member_gives_way_to_a_lineage_of_strangers(round):
     """They had the state, and no member was there."""
     scene = Scene(live=(CAT,), round=round)
-    scene.entered = False
+    scene.states.entered = False
     base = scene.replica.digest
     scene.on_chain(
         CAT, branch(STRANGER, chain=scene.replica.chain, round=round, base=base, before=scene.replica.members)

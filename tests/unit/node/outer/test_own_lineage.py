@@ -30,7 +30,8 @@ from kit.outer.lineage_scene import (
 )
 from thinwire.collectives.consensus.chain import extended
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.node.outer.own_lineage import PATIENCES, SETTLE, continue_alone
+from thinwire.node.outer.own_lineage import SETTLE, continue_alone
+from thinwire.node.outer.quorum_wait import PATIENCES
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import verify_message
 from thinwire.swarm.identity.identity import Identity
@@ -51,12 +52,12 @@ from thinwire.swarm.messages.registry import (
 def test_peer_without_a_quorum_founds_a_lineage_after_the_orphan_time():
     scene = Scene(live=())
     scene.run(ORPHAN)
-    assert scene.own_lineage.until == pytest.approx(0.5 + ORPHAN) and not scene.forks
+    assert scene.quorum_wait.until == pytest.approx(0.5 + ORPHAN) and not scene.forks
     assert scene.store.record is None
     scene.run(1.0)
     (fork,) = scene.forks
     assert (fork.round, fork.members, fork.before) == (ROUND, (ME,), IDS) and proved(fork, 0, verify)
-    assert scene.own_lineage.until is None, "it is a quorum of its lineage"
+    assert scene.quorum_wait.until is None, "it is a quorum of its lineage"
     assert [name for name, _ in scene.events] == ["lineage", "alarm"]
     assert scene.events[1][1]["detail"].startswith("1 of 5 members continue as lineage ")
 
@@ -66,10 +67,10 @@ def test_timer_is_reset_when_a_quorum_is_back():
     for _ in range(10):
         scene.lose(ANN, BEN)
         scene.run(0.9 * ORPHAN)
-        assert scene.own_lineage.until is not None
+        assert scene.quorum_wait.until is not None
         scene.link(ANN, BEN)
         scene.run(0.5)
-        assert scene.own_lineage.until is None
+        assert scene.quorum_wait.until is None
     assert not scene.forks and scene.store.record is None
 
 
@@ -80,13 +81,13 @@ def test_timer_is_reset_by_a_commit():
     scene.current = scene.next_round()
     scene.advance()
     scene.run(0.9 * ORPHAN)
-    assert not scene.forks and scene.own_lineage.until > scene.now
+    assert not scene.forks and scene.quorum_wait.until > scene.now
 
 
 def test_peer_with_a_quorum_never_founds_a_lineage():
     scene = Scene(live=(ANN, BEN))
     scene.run(100 * ORPHAN)
-    assert not scene.forks and not scene.take(Found) and scene.own_lineage.until is None
+    assert not scene.forks and not scene.take(Found) and scene.quorum_wait.until is None
 
 
 def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_here():
@@ -102,7 +103,7 @@ def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_her
 def test_orphan_time_is_at_least_three_patiences_and_zero_means_never(orphan, patience, wait):
     scene = Scene(live=(), orphan=orphan, patience=patience)
     scene.run(0.5)
-    assert scene.own_lineage.until == (None if wait is None else 0.5 + wait)
+    assert scene.quorum_wait.until == (None if wait is None else 0.5 + wait)
     scene.run(1000.0)
     assert bool(scene.forks) == (wait is not None)
 
@@ -111,27 +112,27 @@ def test_orphan_time_is_at_least_three_patiences_and_zero_means_never(orphan, pa
 def test_recover_founds_a_lineage_at_once(orphan):
     scene = Scene(live=(), orphan=orphan)
     scene.run(2.0)
-    scene.own_lineage.recover()
-    assert scene.own_lineage.until == scene.now
+    scene.quorum_wait.recover()
+    assert scene.quorum_wait.until == scene.now
     scene.run(0.5)
-    assert [fork.members for fork in scene.forks] == [(ME,)] and scene.own_lineage.until is None
+    assert [fork.members for fork in scene.forks] == [(ME,)] and scene.quorum_wait.until is None
     assert [name for name, _ in scene.events] == ["lineage", "alarm"]
 
 
 def test_recover_with_a_quorum_has_no_effect_now_or_later():
     scene = Scene(live=(ANN, BEN), orphan=0)
     scene.run(1.0)
-    scene.own_lineage.recover()
+    scene.quorum_wait.recover()
     scene.lose(ANN, BEN)
     scene.run(100.0)
-    assert not scene.forks and scene.own_lineage.until is None
+    assert not scene.forks and scene.quorum_wait.until is None
 
 
 @pytest.mark.parametrize("how", ["quorum", "commit"])
 def test_recover_has_no_effect_after_a_quorum_was_here_again(how):
     scene = Scene(live=(ANN,), orphan=0)
     scene.run(1.0)
-    scene.own_lineage.recover()
+    scene.quorum_wait.recover()
     if how == "quorum":
         scene.link(BEN)
         scene.run(1.0)
@@ -156,7 +157,7 @@ def test_peer_that_waits_for_ever_joins_a_founding_that_a_member_has_begun(calle
 def test_founder_that_fetches_the_state_of_a_faster_one_reports_the_lineage_once():
     scene = Scene(live=(ANN,), orphan=0)
     scene.run(1.0)
-    scene.own_lineage.recover()
+    scene.quorum_wait.recover()
     scene.run(0.5)
     assert scene.take(Found) and not scene.events
     fork = branch(ME, ANN)[-1].fork
@@ -215,10 +216,10 @@ def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_
     scene = Scene(live=(ANN, BEN))
     scene.current.missing_results = 1
     scene.run(PATIENCES * PATIENCE - 0.5)
-    assert scene.own_lineage.since is None and not scene.own_lineage.stalled.is_set()
+    assert scene.quorum_wait.since is None and not scene.quorum_wait.begun.is_set()
     scene.run(1.5)
-    assert scene.own_lineage.stalled.is_set()
-    assert scene.own_lineage.since == 0.5, "from the beginning: no round could commit"
+    assert scene.quorum_wait.begun.is_set()
+    assert scene.quorum_wait.since == 0.5, "from the beginning: no round could commit"
     scene.run(ORPHAN)
     assert scene.take(Found)
 

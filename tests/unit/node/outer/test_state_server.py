@@ -1,6 +1,7 @@
 """Serving states to joiners, and its memory."""
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -62,7 +63,7 @@ class Server:
             lambda: self.now,
             entered=True,
             report=lambda name, detail: self.told.append(name),
-            spent=lambda round: self.spent * (self.replica.round - round),
+            history=SimpleNamespace(replay=(0, 0), spent=lambda round: self.spent * (self.replica.round - round)),
             paced=paced,
         )
 
