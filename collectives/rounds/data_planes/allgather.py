@@ -115,7 +115,7 @@ class AllGather(DataPlane):
 
     def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send our payload to all participants."""
-        changed = self._name(proposal)
+        changed = self._note_ballot(proposal)
         self._relay_plan.open(proposal, changed=changed)
         self._slots.open(proposal)
         if changed:
@@ -334,10 +334,10 @@ class AllGather(DataPlane):
         if not self._payloads.sound(self._slots.keys):
             return
         if wanted is None:
-            far = self._contributions.beyond(proposal.contributors, self._key, 0)
-            for peer in far:
+            outliers = self._contributions.outliers(proposal.contributors, self._key, 0)
+            for peer in outliers:
                 self.agreement.accuse(peer, "norm", self._now())
-            if far:
+            if outliers:
                 return
         self._phase(self.round, "vote")
         self._vote(digest)

@@ -14,11 +14,12 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import NormBound
-from thinwire.collectives.blocking_work import WORTH, LatestWork, Work, at_once
+from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, ResultScreen, Summary, norm_bytes
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.owned_chunks import OwnedChunks
 from thinwire.collectives.rounds.data_planes.owner_results import (
     AuditData,
     ChunkReducer,
@@ -34,7 +35,7 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.frame import Frame, nbytes
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
@@ -112,13 +113,12 @@ class Butterfly(DataPlane):
         self.grid, self.codec = grid, codec
         self._seed = seed
         self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
-        self._aside, self._stirred = aside, stirred
-        self._computing = LatestWork[int](aside, send_queue.fail)
-        """Computations of our results in the ballot in progress whose inputs are complete, by chunk."""
-        self._mine: list[int] = []
-        self._takers: tuple[PeerId, ...] = ()
+        self._stirred = stirred
+        self._owned = OwnedChunks(self.results, self._contributions, aside, send_queue.fail)
+        self._collectors: tuple[PeerId, ...] = ()
+        """Peer that receives the contributions to each chunk in the ballot in progress."""
         self._recorded: Ballot | None = None
-        self._sources: dict[Key, Digest] = {}  # announcement with which we have checked the data of each contributor
+        """Ballot for which we have signed our results."""
         self._pace = OwnerPace()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announcements.find)
         self._records = OwnerRecords(agreement, self.results, audited=audited)
@@ -128,48 +128,14 @@ class Butterfly(DataPlane):
         self.audit_data: AuditData | None = None
         """After an audited round: what an audit of its owners needs."""
 
-    @property
-    def failed(self) -> set[PeerId]:
-        """Return peers that must not own chunks in the next rounds.
-
-        These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
-        other than the settled one, and owners with many chunks that are slower than they announced.
-        """
-        if self.proposal is None:
-            return set()
-        nbytes = self.codec.nbytes(self.grid.chunk)
-        return self._records.contradicted | self._pace.failed(self.proposal, self.agreement.ready, nbytes)
-
-    def summarize(self, source: Sequence[Buffer]) -> Summary:
-        """Return hashes and, if they count, norms of our encoded chunks."""
-        return self._screen.summarize(source)
-
-    def _check_result(self, chunk: Buffer, index: int) -> None:
-        """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
-        proposal = self.proposal
-        try:
-            free = proposal is None or self.agreement.results_confirmed(proposal)
-            self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
-        except CodecError as error:
-            self._overlong = str(error) if error.reason == "bound" else ""
-            raise
-
-    def reach(self, peer: PeerId) -> None:
-        """Send a newly connected peer its chunks and our results."""
-        proposal = self.proposal
-        if proposal is not None and peer in proposal.alive and self.agreement.commit is None:
-            self._scatter(proposal)
-            for index in self._mine:
-                self._send_result(proposal, index, (peer,))
-
     # --- a ballot opens
 
     def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
         self._pace.open(proposal, self._now())
-        if self._name(proposal):
+        if self._note_ballot(proposal):
             self._recorded = None
-            self._renew(proposal)
+            self._drop_results(proposal)
         before = self.owners
         self._assign(proposal)
         self._records.open(proposal, self.owners)
@@ -179,28 +145,32 @@ class Butterfly(DataPlane):
         self._begin(proposal)
         self._resume(proposal)
         self._replay()
-        self._record()
+        self._send_record()
         self.check()
 
-    def _renew(self, proposal: Proposal) -> None:
+    def _drop_results(self, proposal: Proposal) -> None:
         """Drop results and computations: they do not belong to this ballot."""
-        self._computing.clear()
+        self._owned.clear()
         self.results.clear()
         self._records.clear()
 
     def _assign(self, proposal: Proposal) -> None:
         """Determine the owner of each chunk and the peer that receives the contributions to it."""
         working = [peer for peer in proposal.alive if peer not in proposal.idle]
-        self.owners = self._takers = self._shared(proposal, working)
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in proposal.alive]
+        self._set_owners(proposal, self._choose_owners(proposal, working))
+        self._collectors = self.owners
 
-    def _shared(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _set_owners(self, proposal: Proposal, owners: tuple[PeerId, ...]) -> None:
+        self.owners = owners
+        self._owned.indices = [i for i, owner in enumerate(owners) if owner == self.me and self.me in proposal.alive]
+
+    def _choose_owners(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk, one of the `working` peers."""
         return owners(len(self.grid), proposal.group, working, self._seed, proposal.shares, self.fragment)
 
     def _resume(self, proposal: Proposal) -> None:
         """Send or compute our results as the new ballot requires."""
-        for index in self._mine:
+        for index in self._owned.indices:
             here = self.results.chunks[index] is not None
             if here and self._records.computes and not self._records.computed((index,)):
                 self.results.drop(index)  # We would sign for the result of an earlier owner, which may have lied.
@@ -209,10 +179,45 @@ class Butterfly(DataPlane):
             else:
                 self._reduce(index)
 
+    def reach(self, peer: PeerId) -> None:
+        """Send a newly connected peer its chunks and our results."""
+        proposal = self.proposal
+        if proposal is not None and peer in proposal.alive and self.agreement.commit is None:
+            self._scatter(proposal)
+            for index in self._owned.indices:
+                self._send_result(proposal, index, (peer,))
+
+    def _fits(self, frame: Frame) -> bool:
+        """Return whether a frame's index and length fit this round."""
+        message, size = frame.message, memoryview(frame.payload).nbytes
+        if not isinstance(message, (Chunk, Partial, Result, Subtotal)):
+            return True  # a record
+        return message.index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))
+
+    def halt(self) -> None:
+        """Drop what waits for more data or computation: this round is over here."""
+        super().halt()
+        self._owned.clear()
+        self._stirred = _nothing
+
+    def settle(self) -> None:
+        """Free the round's data; store what an audit needs."""
+        super().settle()
+        commit = self.agreement.commit
+        if self._audited and commit is not None:
+            tools = self._reducer, self.codec, self.grid
+            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.settle(), *tools)
+
+    # --- contributing
+
+    def summarize(self, source: Sequence[Buffer]) -> Summary:
+        """Return hashes and, if they count, norms of our encoded chunks."""
+        return self._screen.summarize(source)
+
     def _scatter(self, proposal: Proposal) -> None:
         if not self._names_our_contribution(proposal):
             return
-        for index, owner in enumerate(self._takers):
+        for index, owner in enumerate(self._collectors):
             if owner == self.me:
                 self._take_own(index)
             elif (owner, index) not in self._sent:
@@ -230,13 +235,6 @@ class Butterfly(DataPlane):
         else:
             self._contributions.own(self.me, self._attempt, index, self._source[index])
 
-    def _fits(self, frame: Frame) -> bool:
-        """Return whether a frame's index and length fit this round."""
-        message, size = frame.message, memoryview(frame.payload).nbytes
-        if not isinstance(message, (Chunk, Partial, Result, Subtotal)):
-            return True  # a record
-        return message.index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))
-
     # --- owning chunks
 
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None:
@@ -253,25 +251,25 @@ class Butterfly(DataPlane):
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
         norm = norm_bytes(ready.norms, index) if self._screen.bounded else None
-        self._sources[key] = ready.digest
+        self._owned.checked(key, ready.digest)
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self._now())
             return
         self.progress.arrived()
         self._reduce(index)
-        self._record()
+        self._send_record()
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
         """Return whether the ballot in progress asks this contributor to send us this chunk.
 
         Other chunks do not count as progress.
         """
-        if self.proposal is None or self._takers[index] != self.me:
+        if self.proposal is None or self._collectors[index] != self.me:
             return False
-        return self._named(key, self.proposal.contributors)
+        return self._names(key, self.proposal.contributors)
 
-    def _named(self, key: Key, entries: Sequence[Contribution]) -> bool:
+    def _names(self, key: Key, entries: Sequence[Contribution]) -> bool:
         """Return whether an entry names this announcement, which we have."""
         return any(
             (one.peer, one.attempt) == key and self.agreement.announcements.find(one) is not None for one in entries
@@ -280,50 +278,38 @@ class Butterfly(DataPlane):
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""
         proposal = self.proposal
-        if proposal is None or self.results.chunks[index] is not None or index in self._computing:
+        payloads = self._owned.inputs(proposal, index) if proposal is not None else None
+        if proposal is None or payloads is None:
             return
-        payloads = self._contributions.of(proposal.contributors, index)
-        if payloads is None or not self._announced(proposal):
-            return
-        for peer in (far := self._contributions.beyond(proposal.contributors, self._key, index)):
+        outliers = self._contributions.outliers(proposal.contributors, self._key, index)
+        for peer in outliers:
             self.agreement.accuse(peer, "norm", self._now())
-        if far:
-            return
-        self._make(proposal, index, payloads, [float(entry.weight) for entry in proposal.contributors])
+        if not outliers:
+            self._compute(index, payloads, [float(entry.weight) for entry in proposal.contributors])
 
-    def _announced(self, proposal: Proposal) -> bool:
-        """Return True if our data of each contributor is that of the announcement in the proposal."""
-        named = [one for one in proposal.contributors if one.announced]
-        return all(self._sources.get((one.peer, one.attempt), one.announced) == one.announced for one in named)
-
-    def _make(self, proposal: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _compute(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Compute the result of a chunk that we own from all contributions to it."""
         make = partial(_computed, self._reducer, payloads, weights, self.grid.size(index))
-        if self._aside is at_once or sum(map(nbytes, payloads)) < WORTH:
-            self._publish(proposal, index, *make())
+        if self._owned.at_once(payloads):
+            self._publish(index, *make())
         else:
-            self._computing.run(index, make, self._on_computed)
+            self._owned.compute(index, make, self._on_computed)
 
     def _on_computed(self, index: int, made: tuple[Buffer, Digest]) -> None:
-        """Publish a computed result with its hash, unless another peer owns the chunk now."""
-        if self.proposal is not None and index in self._mine and self.results.chunks[index] is None:
-            self._publish(self.proposal, index, *made)
-            self._record()
-            self._stirred()
+        """Publish a result that was computed aside, with its hash."""
+        self._publish(index, *made)
+        self._send_record()
+        self._stirred()
 
-    def halt(self) -> None:
-        """Drop what waits for more data or computation: this round is over here."""
-        super().halt()
-        self._computing.clear()
-        self._stirred = _nothing
-
-    def _publish(self, proposal: Proposal, index: int, result: Buffer, found: Digest | None = None) -> None:
+    def _publish(self, index: int, result: Buffer, found: Digest) -> None:
+        """Store a result of ours and send it to the other peers."""
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self.progress.arrived()
         self._pace.came(self.me, self.progress.moved)
         self.check()
-        self._send_result(proposal, index, self._result_receivers(proposal, index))
+        if self.proposal is not None:
+            self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
 
     def _result_receivers(self, proposal: Proposal, index: int) -> Sequence[PeerId]:
         """Return the peers to which we send the result of a chunk."""
@@ -337,13 +323,13 @@ class Butterfly(DataPlane):
                 if peer != self.me:
                     self._send_queue.bulk(peer, frame)
 
-    def _record(self) -> None:
+    def _send_record(self) -> None:
+        """Sign for our results once all of them are here."""
         proposal = self.proposal
-        done = bool(self._mine) and all(self.results.chunks[i] is not None for i in self._mine)
-        if proposal is None or not done or self._recorded == proposal.ballot:
+        if proposal is None or not self._owned.complete or self._recorded == proposal.ballot:
             return
         self._recorded = proposal.ballot
-        record = self._records.sign(proposal, tuple(self._mine))
+        record = self._records.sign(proposal, tuple(self._owned.indices))
         self._phase(self.round, "record")
         for peer in proposal.alive:
             if peer != self.me:
@@ -386,6 +372,16 @@ class Butterfly(DataPlane):
                 self.agreement.refuse_leader(self.proposal)
             self.agreement.accuse(sender, "result", self._now())
 
+    def _check_result(self, chunk: Buffer, index: int) -> None:
+        """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
+        proposal = self.proposal
+        try:
+            free = proposal is None or self.agreement.results_confirmed(proposal)
+            self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
+        except CodecError as error:
+            self._overlong = str(error) if error.reason == "bound" else ""
+            raise
+
     def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
         if self._records.sound(record) and not self.complete:
             if self._records.take(sender, record, signature):
@@ -406,31 +402,6 @@ class Butterfly(DataPlane):
                 self.agreement.refuse_leader(proposal)
         self.check()
 
-    def claims(self) -> Sequence[Claim]:
-        """Return the claims of owners to the results."""
-        return self._records.claims()
-
-    @property
-    def unclaimed(self) -> bool:
-        """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
-        return self._records.unclaimed
-
-    def settle(self) -> None:
-        """Free the round's data; store what an audit needs."""
-        super().settle()
-        commit = self.agreement.commit
-        if self._audited and commit is not None:
-            tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.settle(), *tools)
-
-    @property
-    def waits(self) -> bool:
-        """True if chunks, results, or an owner's signature for its results are missing."""
-        return super().waits or any(owner != self.me and self._unsigned(at) for at, owner in enumerate(self.owners))
-
-    def _unsigned(self, index: int) -> bool:
-        return self.results.wanted is None and not self.results.signed(index)
-
     def check(self) -> None:
         """Vote when every result is here, and signed for or settled."""
         digest, wanted = self.results.digest, self.results.wanted
@@ -442,20 +413,35 @@ class Butterfly(DataPlane):
             self._phase(self.round, "vote")
             self._vote(digest)
 
+    # --- claims of owners, for audits
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the claims of owners to the results."""
+        return self._records.claims()
+
+    @property
+    def unclaimed(self) -> bool:
+        """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
+        return self._records.unclaimed
+
+    # --- peers that we wait for
+
+    @property
+    def waits(self) -> bool:
+        """True if chunks, results, or an owner's signature for its results are missing."""
+        return super().waits or any(owner != self.me and self._unsigned(at) for at, owner in enumerate(self.owners))
+
+    def _unsigned(self, index: int) -> bool:
+        return self.results.wanted is None and not self.results.signed(index)
+
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
-        held, missing = self._contributions, [i for i in self._mine if self.results.chunks[i] is None]
-        late = [e.peer for e in proposal.contributors if any(not held.has((e.peer, e.attempt), i) for i in missing)]
-        return {*late, *(self.owners[index] for index in self.results.lacks())} - {self.me}
+        senders = (entry.peer for entry in self._owned.awaited(proposal))
+        return {*senders, *(self.owners[index] for index in self.results.lacks())} - {self.me}
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose chunks that we own are all here."""
-        held = self._contributions
-        return [
-            entry.peer
-            for entry in proposal.contributors
-            if self._mine and all(held.has((entry.peer, entry.attempt), index) for index in self._mine)
-        ]
+        return self._owned.delivered(proposal)
 
     def _finished_owners(self) -> Collection[PeerId]:
         """Return the owners whose results are all here, and signed for."""
@@ -468,12 +454,22 @@ class Butterfly(DataPlane):
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
+        for entry in self._owned.awaited(proposal):
+            return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         chunks = self.results.chunks
-        for entry in proposal.contributors:
-            key = (entry.peer, entry.attempt)
-            if any(chunks[i] is None and not self._contributions.has(key, i) for i in self._mine):
-                return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         for index, owner in enumerate(self.owners):
             if owner != self.me and (chunks[index] is None or self._unsigned(index)):
                 return owner, "result missing"
         return None
+
+    @property
+    def failed(self) -> set[PeerId]:
+        """Return peers that must not own chunks in the next rounds.
+
+        These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
+        other than the settled one, and owners with many chunks that are slower than they announced.
+        """
+        if self.proposal is None:
+            return set()
+        nbytes = self.codec.nbytes(self.grid.chunk)
+        return self._records.contradicted | self._pace.failed(self.proposal, self.agreement.ready, nbytes)

@@ -206,7 +206,7 @@ class Contributions:
         whole = [payload for payload in found if payload is not None]
         return whole if len(whole) == len(found) else None
 
-    def beyond(self, contributors: Sequence[Contribution], name: bytes, index: int) -> tuple[PeerId, ...]:
+    def outliers(self, contributors: Sequence[Contribution], name: bytes, index: int) -> tuple[PeerId, ...]:
         """Return the contributors whose norm of this chunk is an outlier, see `outliers`.
 
         `name` identifies the contributors together.

@@ -255,7 +255,7 @@ class DataPlane(ABC):
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
-    def _name(self, proposal: Proposal) -> bool:
+    def _note_ballot(self, proposal: Proposal) -> bool:
         """Note a ballot; return whether the results that are here do not count in it.
 
         Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.

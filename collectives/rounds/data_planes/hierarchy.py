@@ -78,10 +78,9 @@ class Hierarchy(Butterfly):
         """Assign owners; our own contribution goes to the relay of our cluster."""
         routes = self._routes
         assert routes is not None
-        self.owners = routes.owners
-        self._mine = [i for i, owner in enumerate(self.owners) if owner == self.me and self.me in proposal.alive]
+        self._set_owners(proposal, routes.owners)
         site, chunks = routes.number.get(self.me), range(len(self.grid))
-        self._takers = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
+        self._collectors = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
 
     def _resume(self, proposal: Proposal) -> None:
         for index in range(len(self.grid)):
@@ -119,7 +118,7 @@ class Hierarchy(Butterfly):
         site = routes.number.get(key[0]) if routes is not None and routes.whole and self.proposal is not None else None
         if routes is None or site is None or routes.collector(site, index) != self.me:
             return False
-        return self._named(key, routes.clusters[site].entries)
+        return self._names(key, routes.clusters[site].entries)
 
     def _reduce(self, index: int) -> None:
         """Compute the values of clusters that we collect, then the result if we own the chunk."""
@@ -147,9 +146,9 @@ class Hierarchy(Butterfly):
             for entry, payload in zip(cluster.entries, payloads, strict=True):
                 if entry.peer == self.me:
                     self._contributions.screen((self.me, entry.attempt), index, payload)
-            for peer in (far := self._contributions.beyond(cluster.entries, cluster.name, index)):
+            for peer in (outliers := self._contributions.outliers(cluster.entries, cluster.name, index)):
                 self.agreement.accuse(peer, "norm", self._now())
-            if far:
+            if outliers:
                 return False
             weights = [float(entry.weight) for entry in cluster.entries]
             value = self._reducer.result(payloads, weights, self.grid.size(index))
@@ -174,10 +173,10 @@ class Hierarchy(Butterfly):
         values = self._totals.of(routes.inputs, index)
         if values is None:
             return
-        far = self._totals.beyond(routes.inputs, self._key, index)
-        for name in far:
+        outliers = self._totals.outliers(routes.inputs, self._key, index)
+        for name in outliers:
             self._accuse_sources(routes, routes.named[name], index)
-        if far:
+        if outliers:
             return
         weights = [float(each.weight) for each in routes.inputs]
         single = len(values) == 1 and any(cluster.sums for cluster in routes.clusters)
@@ -227,7 +226,7 @@ class Hierarchy(Butterfly):
         self._given[name, index] = sender
         self.progress.arrived()
         self._reduce(index)
-        self._record()
+        self._send_record()
 
     # --- towards the peers
 

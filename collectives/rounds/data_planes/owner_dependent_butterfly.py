@@ -23,8 +23,9 @@ class OwnerDependentButterfly(Butterfly):
         """Return the inputs that determine a ballot's results: the adopted digest, if any."""
         return proposal.adopted if proposal.adopted is not None else super()._basis(proposal)
 
-    def _renew(self, proposal: Proposal) -> None:
+    def _drop_results(self, proposal: Proposal) -> None:
         """Clear results of other ballots, but store the last voted ones for peers that adopt them."""
+        self._owned.clear()
         digest = self.results.digest
         if digest is not None:
             self._voted = digest, [chunk for chunk in self.results.chunks if chunk is not None]
@@ -39,7 +40,7 @@ class OwnerDependentButterfly(Butterfly):
         """Assign owners; a ballot that adopts results has none."""
         super()._assign(proposal)
         if proposal.adopted is not None:
-            self._takers, self._mine = (b"",) * len(self.grid), []
+            self._collectors, self._owned.indices = (b"",) * len(self.grid), ()
 
     def _scatter(self, proposal: Proposal) -> None:
         """Send our contribution, unless the ballot adopts results."""

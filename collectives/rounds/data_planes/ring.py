@@ -78,20 +78,20 @@ class Ring(OwnerDependentButterfly):
             return proposal.contributors, proposal.alive, proposal.idle, proposal.order
         return super()._basis(proposal)
 
-    def _renew(self, proposal: Proposal) -> None:
+    def _drop_results(self, proposal: Proposal) -> None:
         """Drop the data of another ballot's ring."""
         if self._lap is not None:
             self._lap = None
             self._send_queue.recall(self.round, self.fragment)
-        super()._renew(proposal)
+        super()._drop_results(proposal)
 
     def _assign(self, proposal: Proposal) -> None:
         """Assign owners and receivers from the ring's schedule."""
         super()._assign(proposal)
         if proposal.adopted is None and proposal.order:
             lap = self._lap = self._lap or RingPosition(self.me, proposal, len(self.grid))
-            self.owners, self._takers = lap.owners, lap.takers
-            self._mine = [index for index, owner in enumerate(lap.owners) if owner == self.me]
+            self._set_owners(proposal, lap.owners)
+            self._collectors = lap.collectors
 
     def _resume(self, proposal: Proposal) -> None:
         """Continue with stored data in a new ballot."""
@@ -151,7 +151,7 @@ class Ring(OwnerDependentButterfly):
             self.results.put(index, made)
             self.check()
             self._send_result(proposal, index, proposal.alive)
-            self._record()
+            self._send_record()
         else:
             lap.made[index] = made
             self._forward(index)
@@ -176,14 +176,14 @@ class Ring(OwnerDependentButterfly):
                 return False
         left = self._lap.left if self._lap is not None and place else None
         judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
-        far = self._contributions.beyond(judged, self._key, index)
-        for peer in far:
+        outliers = self._contributions.outliers(judged, self._key, index)
+        for peer in outliers:
             outside = any(entry.peer == peer for entry in entries) and peer != self.me
             self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
-        if not far and left is not None and self._too_long(left, index, place):
+        if not outliers and left is not None and self._too_long(left, index, place):
             self.agreement.accuse(left, BROKEN, self._now())
             return False
-        return not far
+        return not outliers
 
     def _too_long(self, left: PeerId, index: int, place: int) -> bool:
         """Return whether a partial mean from `place` stations is much longer than our own contribution.

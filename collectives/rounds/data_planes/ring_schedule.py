@@ -97,7 +97,7 @@ class RingPosition:
         peers = ring(proposal)
         self.ways = ways(proposal)
         self.owners = shares(count, peers, fragment=proposal.fragment)
-        self.takers = tuple(self.ways[owner].stations[0] for owner in self.owners)
+        self.collectors = tuple(self.ways[owner].stations[0] for owner in self.owners)
         self.outside = tuple(peer for peer in proposal.alive if peer not in peers)
         at = peers.index(me) if me in peers else None
         self.left = peers[at - 1] if at is not None else None

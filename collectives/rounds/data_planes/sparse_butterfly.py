@@ -199,17 +199,17 @@ class SparseShardedReduce(OwnerDependentButterfly):
             seed=keeps,
             **sharded,
         )
-        self._sifts, self._kept = codec, kept
+        self._codec, self._kept = codec, kept
         self._rests: dict[int, dict[Digest, Floats]] = {}
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
         """Raise CodecError for a result that is no valid sum."""
-        self._sifts.check_sum(chunk, self.grid.size(index))
+        self._codec.check_sum(chunk, self.grid.size(index))
 
     @property
     def due(self) -> tuple[int, ...]:
         """Chunks of ours whose results are not computed yet, in the order of the computation."""
-        return tuple(self._computing)
+        return self._owned.computing
 
     def _basis(self, proposal: Proposal) -> object:
         """Return the inputs that determine the results: also the owners."""
@@ -217,7 +217,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
             return proposal.contributors, proposal.alive, proposal.idle
         return super()._basis(proposal)
 
-    def _shared(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    def _choose_owners(self, proposal: Proposal, working: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return the owner of each chunk."""
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
@@ -226,21 +226,19 @@ class SparseShardedReduce(OwnerDependentButterfly):
         if self.agreement.commit is None:
             super()._reduce(index)
 
-    def _make(self, proposal: Proposal, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
+    def _compute(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
-        make = partial(self._sifts.thin, payloads, weights, self._kept.of(index), size)
-        self._computing.run(index, make, self._on_computed)
+        make = partial(self._codec.thin, payloads, weights, self._kept.of(index), size)
+        self._owned.compute(index, make, self._on_computed)
 
     def _on_computed(self, index: int, made: tuple[Buffer, Any]) -> None:
         """Publish a computed result, and store the residual that it leaves."""
         result, rest = made
-        if self.proposal is None or self.agreement.commit is not None:
-            return
-        self._rests.setdefault(index, {})[blake3.blake3(result).digest()] = rest
-        self._publish(self.proposal, index, result)
-        self._record()
-        self._stirred()
+        if self.agreement.commit is None:
+            found = blake3.blake3(result).digest()
+            self._rests.setdefault(index, {})[found] = rest
+            super()._on_computed(index, (result, found))
 
     def settle(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
@@ -255,4 +253,4 @@ class SparseShardedReduce(OwnerDependentButterfly):
         if commit is None or commit.proposal.adopted is not None:
             return ()
         working = [peer for peer in commit.proposal.alive if peer not in commit.proposal.idle]
-        return {index for index, owner in enumerate(self._shared(commit.proposal, working)) if owner != self.me}
+        return {index for index, owner in enumerate(self._choose_owners(commit.proposal, working)) if owner != self.me}

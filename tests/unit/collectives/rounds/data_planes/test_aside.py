@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from kit.real.late_executor import LateWork
 from kit.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
-from thinwire.collectives.rounds.data_planes import butterfly
+from thinwire.collectives.rounds.data_planes import owned_chunks
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.ring import Ring
 from thinwire.swarm.messages.registry import Chunk, Contribution, Ready, Record, Result, Vote
 
 OTHER = PEERS[2]
@@ -17,9 +18,9 @@ MINE = (2, 3)
 class Harness(DenseHarness):
     """Peer ME of three, which owns chunks 2 and 3, with all contributions to them."""
 
-    def __init__(self):
+    def __init__(self, plane=Butterfly):
         self.work = LateWork()
-        super().__init__(Butterfly, peers=IDS, aside=self.work, stirred=lambda: self.round.pump())
+        super().__init__(plane, peers=IDS, aside=self.work, stirred=lambda: self.round.pump())
         self.open()
         self.sent(Ready)
         for peer in (LEADER, OTHER):
@@ -39,7 +40,7 @@ class Harness(DenseHarness):
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Let the chunks of these tests be large enough for a thread."""
-    monkeypatch.setattr(butterfly, "WORTH", 1)
+    monkeypatch.setattr(owned_chunks, "WORTH", 1)
 
 
 def test_results_are_published_signed_and_voted_for_when_they_are_computed():
@@ -62,9 +63,10 @@ def test_results_are_published_signed_and_voted_for_when_they_are_computed():
     asyncio.run(main())
 
 
-def test_computation_for_other_contributors_is_dropped():
+@pytest.mark.parametrize("plane", [Butterfly, Ring])
+def test_computation_for_other_contributors_is_dropped(plane):
     async def main():
-        harness = Harness()
+        harness = Harness(plane)
         await asyncio.sleep(0)
         left = (LEADER, ME)
         harness.open(ballot=SECOND, contributors=tuple(Contribution(peer, 1, 10) for peer in left))

@@ -66,7 +66,7 @@ def test_dropped_chunk_can_be_replaced():
 def test_contributor_beyond_the_usual_norm_is_named_and_not_learned():
     usual = {0: 1.0}
     found = held(usual, ann=0.5, ben=5000.0)
-    assert found.beyond(entries(ANN, BEN), NAME, 0) == (BEN,)
+    assert found.outliers(entries(ANN, BEN), NAME, 0) == (BEN,)
     assert usual == {0: 1.0}, "before the commit"
     found.settle(NAME)
     assert usual == {0: pytest.approx(0.95)} and len(found) == 0
@@ -75,8 +75,8 @@ def test_contributor_beyond_the_usual_norm_is_named_and_not_learned():
 def test_norms_of_other_contributors_are_not_learned():
     usual = {0: 1.0}
     found = held(usual, ann=0.5, ben=2.0)
-    found.beyond(entries(ANN), OTHER, 0)
-    found.beyond(entries(BEN), NAME, 0)
+    found.outliers(entries(ANN), OTHER, 0)
+    found.outliers(entries(BEN), NAME, 0)
     found.settle(NAME)
     assert usual == {0: pytest.approx(1.1)}
 
@@ -84,7 +84,7 @@ def test_norms_of_other_contributors_are_not_learned():
 def test_round_that_does_not_learn_leaves_the_usual_norm():
     usual = {0: 1.0}
     found = held(usual, ann=0.5)
-    found.beyond(entries(ANN), NAME, 0)
+    found.outliers(entries(ANN), NAME, 0)
     found.settle(NAME, learns=False)
     assert usual == {0: 1.0}
 
@@ -93,22 +93,22 @@ def test_round_that_does_not_learn_leaves_the_usual_norm():
 def test_limit_grows_for_the_next_contributors_after_all_were_beyond(name, next):
     found = held({0: 1.0}, ann=5000.0, ben=7000.0)
     for _ in range(3):
-        assert found.beyond(entries(ANN, BEN), name, 0) == (ANN, BEN), "the same contributors change nothing"
-    assert found.beyond(entries(ANN), next, 0) == ()
+        assert found.outliers(entries(ANN, BEN), name, 0) == (ANN, BEN), "the same contributors change nothing"
+    assert found.outliers(entries(ANN), next, 0) == ()
 
 
 def test_lent_chunk_counts_with_its_norm():
     site, wide = held(ann=5000.0), held({0: 1.0}, ben=1.0)
     site.lend((ANN, 1), 0, wide, (CAT, 7))
     assert wide.of([Contribution(CAT, 7, 1)], 0) == [chunk(5000.0)]
-    assert wide.beyond([Contribution(BEN, 1, 1), Contribution(CAT, 7, 1)], NAME, 0) == (CAT,)
+    assert wide.outliers([Contribution(BEN, 1, 1), Contribution(CAT, 7, 1)], NAME, 0) == (CAT,)
 
 
 def test_own_chunk_is_lent_without_a_norm():
     site, wide = held(), held({0: 1.0}, ben=1.0)
     site.own(ANN, 1, 0, chunk(5000.0))
     site.lend((ANN, 1), 0, wide, (ANN, 1))
-    assert wide.beyond(entries(ANN, BEN), NAME, 0) == ()
+    assert wide.outliers(entries(ANN, BEN), NAME, 0) == ()
 
 
 def test_old_announcements_of_one_peer_are_forgotten():
@@ -120,20 +120,20 @@ def test_old_announcements_of_one_peer_are_forgotten():
 
 def test_limit_grows_when_all_but_empty_contributions_were_beyond():
     found = held({0: 1.0}, ann=5000.0, ben=0.0)
-    assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN,)
-    assert found.beyond(entries(ANN), OTHER, 0) == ()
+    assert found.outliers(entries(ANN, BEN), NAME, 0) == (ANN,)
+    assert found.outliers(entries(ANN), OTHER, 0) == ()
 
 
 def test_limit_stays_when_one_small_contribution_was_not_beyond():
     found = held({0: 1.0}, ann=5000.0, ben=0.5)
-    assert found.beyond(entries(ANN, BEN), NAME, 0) == (ANN,)
-    assert found.beyond(entries(ANN), OTHER, 0) == (ANN,)
+    assert found.outliers(entries(ANN, BEN), NAME, 0) == (ANN,)
+    assert found.outliers(entries(ANN), OTHER, 0) == (ANN,)
 
 
 def test_norms_of_the_first_round_are_its_own_measure():
     usual = {}
     found = held(usual, ann=5000.0, ben=7000.0, cat=9e7)
-    assert found.beyond(entries(ANN, BEN, CAT), NAME, 0) == (CAT,)
+    assert found.outliers(entries(ANN, BEN, CAT), NAME, 0) == (CAT,)
     found.settle(NAME)
     assert usual == {0: pytest.approx(5000.0)}
 

@@ -56,7 +56,7 @@ def test_neighbours_agree_on_source_and_target_of_each_chunk(proposal, count):
         for index in range(count):
             way, place = lap.way(index)
             assert (place is None) == (peer not in way.stations) and (not place or way.stations[place - 1] == lap.left)
-            assert (place == 0) == (lap.takers[index] == peer)
+            assert (place == 0) == (lap.collectors[index] == peer)
     if count >= len(peers):
         assert set(laps[peers[0]].owners) == set(peers)
 
