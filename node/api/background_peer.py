@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +15,13 @@ from thinwire.collectives.timing import TICK
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.api.allreduce import Pending, Prepared, Some, operations_of
+from thinwire.node.api.exchange import ExchangeTask, RoundReport
 from thinwire.node.methods.kernel_compilation import compile_kernels
 from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.asyncio_extra import Result, cancelled, uninterrupted
+from thinwire.node.runtime.asyncio_extra import Result, uninterrupted
 from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
@@ -32,36 +33,6 @@ from thinwire.swarm.manifest.manifest import Manifest
 
 FLUSH_SECONDS = 10.0
 """Seconds for data that we owe to other peers to leave before we do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """Report of an exchange.
-
-    - round: number of the last round committed here. committed: whether this exchange committed one.
-    - adopted: whether the model now has the swarm's parameters. contributors: number of peers whose work is in them.
-    - seconds: time for which the loop waited. missing: ids (hexadecimal) of peers that were left out, with reasons.
-    - members: ids (hexadecimal) of the contributors. loss: mean loss of the steps here, finite; None: unknown.
-    - bytes_up, bytes_down: bytes sent and received on this peer's links since the last report.
-    - steps, weight: inner steps of this exchange, and their samples or tokens. kept: part of the weight that is not in the
-      round, but still in the model and due with the next one. taken: the weight is accounted for, with or without a commit,
-      and must not be given again.
-    """
-
-    round: int
-    committed: bool
-    adopted: bool
-    contributors: int
-    seconds: float
-    missing: Mapping[str, str] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    loss: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
-    steps: int = 0
-    weight: int = 0
-    kept: int = 0
-    taken: bool = False
 
 
 class BackgroundPeer:
@@ -90,20 +61,20 @@ class BackgroundPeer:
             self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due, work=self._between_rounds)
             stack.callback(lambda: self._background.last_call(self._leave()))
             self._resources = stack.pop_all()
-        self._exchanged_at = self.peer.environment.now()
-        self._carried = 0  # weight not yet in any round: the loop gives it again, with that of later steps
-        self._exchange_task: asyncio.Task[RoundReport] | None = None
-        self._begun, self._due = asyncio.Event(), asyncio.Event()
+        self._exchange_task = ExchangeTask()
         self.steps = 0
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
-        self.under_way = False
-        """True while an exchange is in progress."""
-        self._steps_in_flight = 0
+        self._trains_since = self.peer.environment.now()
+        """Time at which the inner steps for the next exchange began."""
+        self._given_again = 0
+        """Weight that is not in any round yet: the loop gives it again, with that of later steps."""
+        self._traffic = (0, 0)
+        self._steps_in_progress: int | None = None
+        """Inner steps of all rounds, that of the exchange in progress included; None: there is none."""
         self.last: RoundReport | None = None
         """Report of the last exchange."""
         self.reports: deque[RoundReport] = deque(maxlen=1024)
         """Reports that were not read yet."""
-        self._traffic = (0, 0)
         self.check, self.ask = self._background.check, self._background.ask
 
     def open(self) -> None:
@@ -160,9 +131,8 @@ class BackgroundPeer:
         self.emit("ready", {"round": self.peer.replica.round, "parameters": layout.total})
         self.ask(self._services.follow)
         self._background.call(self._services.gather(self._wait_for, seconds=self._wait_seconds))
-        self.steps = self.peer.workload.steps(0.0)
+        self.steps, self._trains_since = self.peer.workload.steps(0.0), self.peer.environment.now()
         self._report.phase = "training"
-        self._exchanged_at = self.peer.environment.now()
 
     @property
     def leader(self) -> BackgroundPeer:
@@ -207,10 +177,15 @@ class BackgroundPeer:
         return bool(last) and self.peer.ready and self.peer.replica.round >= last and not self.under_way
 
     @property
+    def under_way(self) -> bool:
+        """True while an exchange is in progress."""
+        return self._steps_in_progress is not None
+
+    @property
     def steps_before(self) -> int:
         """Inner steps of a peer in all rounds up to now, the one in progress included."""
-        if self.under_way:  # The round may have ended already: its steps must not count twice.
-            return self._steps_in_flight
+        if self._steps_in_progress is not None:  # The round may have ended already: its steps must not count twice.
+            return self._steps_in_progress
         return self.peer.manifest.steps_after(self.peer.rounds.turn) if self.peer.ready else 0
 
     @property
@@ -235,7 +210,7 @@ class BackgroundPeer:
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """Run one round after `steps` inner steps on `weight` samples, see `OuterLoop.sync`."""
         self._synchronize()
-        self.ask(self._due.set)
+        self.ask(self._exchange_task.let_end)
         return self._over(self._background.call(self._exchange(steps, weight, loss)))
 
     def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
@@ -244,16 +219,18 @@ class BackgroundPeer:
         Return the report if the exchange is over already; otherwise `finish` is due `overlap` inner steps later.
         """
         self._synchronize()
-        self._steps_in_flight = self.peer.manifest.steps_after(self.peer.rounds.turn + 1)
-        report = self._background.call(self._begin(steps, weight, loss))
-        self.under_way = report is None
-        return None if report is None else self._over(report)
+        steps_in_progress = self.peer.manifest.steps_after(self.peer.rounds.turn + 1)
+        report = self._background.call(self._exchange_task.begin(partial(self._exchange, steps, weight, loss)))
+        if report is not None:
+            return self._over(report)
+        self._steps_in_progress = steps_in_progress
+        return None
 
     def finish(self) -> RoundReport:
         """Finish an exchange: wait for the verdict and set the parameters."""
         self._synchronize()
-        self.under_way = False
-        return self._over(self._background.call(self._finish()))
+        self._steps_in_progress = None
+        return self._over(self._background.call(self._exchange_task.finish()))
 
     def _over(self, report: RoundReport) -> RoundReport:
         self.last = report
@@ -263,12 +240,7 @@ class BackgroundPeer:
 
     def abandon(self) -> None:
         """Cancel an exchange that has begun."""
-        self._background.last_call(self._abandon())
-
-    async def _abandon(self) -> None:
-        if self._exchange_task is not None:
-            await cancelled(self._exchange_task)
-            self._exchange_task = None
+        self._background.last_call(self._exchange_task.cancel())
 
     def copy(self) -> Floats:
         """Return a copy of the outer parameters, and the values of the buffers behind them."""
@@ -279,68 +251,46 @@ class BackgroundPeer:
 
         return self._background.call(self._background.work(copied))
 
-    async def _begin(self, steps: int, weight: int, loss: float | None) -> RoundReport | None:
-        self._begun.clear()
-        self._due.clear()
-        self._exchange_task = task = asyncio.create_task(self._exchange(steps, weight, loss))
-        begun = asyncio.create_task(self._begun.wait())
-        try:
-            await asyncio.wait((task, begun), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            await cancelled(task)
-            raise
-        finally:
-            begun.cancel()
-        return await self._finish() if task.done() else None
-
-    async def _finish(self) -> RoundReport:
-        task, self._exchange_task = self._exchange_task, None
-        assert task is not None, "no exchange has begun"
-        self._due.set()
-        return await task  # if this is cancelled, so is the exchange
-
     async def _until_due(self) -> None:
-        self._exchanged_at = self.peer.environment.now()
-        self._begun.set()
-        await self._due.wait()
+        self._trains_since = self.peer.environment.now()
+        await self._exchange_task.until_due()
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, now = self.peer, self.peer.environment.now
-        if steps and weight > self._carried:
-            self._report.speed = (weight - self._carried) / max(1e-9, now() - self._exchanged_at)
-        self._carried = weight
+        if steps and weight > self._given_again:
+            self._report.speed = (weight - self._given_again) / max(1e-9, now() - self._trains_since)
+        self._given_again = weight
         await peer.rounds.settled()
         before = peer.replica.contents
         try:
             outcome, seconds = await self._services.exchange(steps=steps, weight=weight, loss=loss)
         finally:
             if not peer.manifest.overlap:
-                self._exchanged_at = now()
+                self._trains_since = now()
             self.steps = peer.workload.steps(self._report.speed)
-        missing = {who.hex(): reason for who, reason in outcome.missing.items()}
-        committed = outcome.commit is not None
+        committed, kept = outcome.commit is not None, outcome.kept + outcome.merged
         # Compare last: the digest of a new round is computed later.
         moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
         adopted = committed or outcome.dropped or moved
-        if committed or adopted or outcome.taken:
-            self._carried = outcome.kept + outcome.merged
+        if adopted or outcome.taken:
+            self._given_again = kept
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
-            peer.replica.round,
-            committed,
-            adopted,
-            len(outcome.contributors),
-            seconds,
-            missing,
-            tuple(who.hex() for who in outcome.contributors),
-            loss,
-            up - before_up,
-            down - before_down,
-            steps,
-            weight,
-            outcome.kept + outcome.merged,
-            outcome.taken,
+            round=peer.replica.round,
+            committed=committed,
+            adopted=adopted,
+            contributors=len(outcome.contributors),
+            seconds=seconds,
+            missing={peer_id.hex(): reason for peer_id, reason in outcome.missing.items()},
+            members=tuple(peer_id.hex() for peer_id in outcome.contributors),
+            loss=loss,
+            bytes_up=up - before_up,
+            bytes_down=down - before_down,
+            steps=steps,
+            weight=weight,
+            kept=kept,
+            taken=outcome.taken,
         )
 
     def save(self) -> None:
@@ -393,7 +343,7 @@ class BackgroundPeer:
     async def _leave(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._abandon()
+        await self._exchange_task.cancel()
         try:
             await self._services.written()
         finally:

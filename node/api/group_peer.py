@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.background_peer import BackgroundPeer
+from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.ranks import GroupError, Ranks
 from thinwire.node.runtime.loop_thread import SwarmError
 from thinwire.swarm.manifest.manifest import Manifest

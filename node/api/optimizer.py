@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, SupportsInt
 
 import torch
-from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.background_peer import BackgroundPeer
+from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
-from thinwire.node.api.background_peer import BackgroundPeer, RoundReport
+from thinwire.node.api.background_peer import BackgroundPeer
+from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from thinwire.node.api.model_access import ModelAccess, checked
 from thinwire.node.api.optimizer import SwarmOptimizer, samples

@@ -12,7 +12,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from thinwire.collectives.transport.zeromq.listener import PortTaken
     from thinwire.node.api.allreduce import Average, AverageError, Pending
-    from thinwire.node.api.background_peer import RoundReport
+    from thinwire.node.api.exchange import RoundReport
     from thinwire.node.api.join import join
     from thinwire.node.api.optimizer import SwarmLR, SwarmOptimizer
     from thinwire.node.api.ranks import GroupError
@@ -73,7 +73,7 @@ _HOME = {
     "Pending": "node.api.allreduce",
     "PortTaken": "collectives.transport.zeromq.listener",
     "Refused": "node.membership.join",
-    "RoundReport": "node.api.background_peer",
+    "RoundReport": "node.api.exchange",
     "Status": "node.peer.status",
     "Swarm": "node.api.swarm",
     "SwarmError": "node.runtime.loop_thread",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from thinwire.node.api.background_peer import RoundReport
+from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.optimizer import SwarmOptimizer
 from torch import nn
 
