@@ -29,7 +29,7 @@ Statement = Vote | Announced
 EACH = 4
 """Number of statements of each kind that are stored of a peer in a round, the latest ones."""
 
-Accuse = Callable[[PeerId, tuple[Statement, bytes], tuple[Statement, bytes]], None]
+ReportEquivocation = Callable[[PeerId, tuple[Statement, bytes], tuple[Statement, bytes]], None]
 """Called with a peer and two conflicting statements, each with its signature."""
 
 _decoder = msgspec.msgpack.Decoder(Evidence)
@@ -91,10 +91,13 @@ def decode(data: bytes) -> Evidence | None:
 
 
 class Equivocation:
-    """Signed statements of one round, by peer. accuse: called for each peer once."""
+    """Signed statements of one round, by peer.
 
-    def __init__(self, accuse: Accuse) -> None:
-        self._accuse = accuse
+    report_equivocation: called once for each peer that contradicts itself.
+    """
+
+    def __init__(self, report_equivocation: ReportEquivocation) -> None:
+        self._report_equivocation = report_equivocation
         self._known: dict[tuple[PeerId, type, bool], list[tuple[Statement, bytes]]] = {}
         self._accused: set[PeerId] = set()
 
@@ -104,7 +107,7 @@ class Equivocation:
         other = next((one for one in known if conflicting(one[0], statement)), None)
         if other is not None and peer not in self._accused:
             self._accused.add(peer)
-            self._accuse(peer, other, (statement, signature))
+            self._report_equivocation(peer, other, (statement, signature))
         if all(one != statement for one, _ in known):
             known[:] = [*known[1 - EACH :], (statement, signature)]
 

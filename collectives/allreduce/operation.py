@@ -147,7 +147,7 @@ class Operation:
 
     # --- what comes in
 
-    def hear_call(self, peer: PeerId, call: Call) -> None:
+    def on_call(self, peer: PeerId, call: Call) -> None:
         """Handle another peer's call of this operation."""
         begun, now = self.current is not None, self._place.now()
         if begun and not call.group:
@@ -158,7 +158,7 @@ class Operation:
             self._call_sent_at[peer] = now
             self.answer(peer)  # the peer may have received our earlier call too soon
         if self._callers.on_message(peer, call):
-            self._heed()
+            self._choose_group()
 
     def forget(self, peer: PeerId) -> None:
         """Handle a peer's withdrawal.
@@ -216,7 +216,7 @@ class Operation:
             self.current.on_link_down(peer)
         else:
             self._callers.forget(peer)
-            self._heed()
+            self._choose_group()
 
     def tick(self) -> None:
         """Let time pass."""
@@ -227,38 +227,38 @@ class Operation:
             if not self.ended.done() and now > max(self._started, self.current.moved) + wait * self._patience:
                 self._fail("no majority of the group is left and reachable", "call again with the present peers")
         else:
-            self._heed()
+            self._choose_group()
 
     # --- choosing the group
 
     def _call(self) -> Call:
         return Call(self.name, self.number, self._fresh, self.plan, self.group)
 
-    def _heed(self) -> None:
+    def _choose_group(self) -> None:
         """Join a group that others named, if it is acceptable, or name one."""
         if self.ended.done() or self._voted:
             return
         group = self._callers.named(self.group, begun=self.current is not None)
         if group is None:
             if self.current is None:
-                self._find()
+                self._name_group()
         elif group != self.group:
-            self._take_up(group)
+            self._join(group)
 
-    def _find(self) -> None:
+    def _name_group(self) -> None:
         if differ := self._callers.outvoted:
             self._fail(differ, "call with the same shapes, types, op and codec on all peers")
             return
         group = self._callers.own(self.key)
         if group:
-            self._take_up(group)
+            self._join(group)
         elif group is not None:
             self._give_up(
                 f"{len(self._callers.all)} of at least {self.plan.least} peers have called within {self._grace:g} s",
                 next(iter(self._callers.differing.values()), ""),
             )
 
-    def _take_up(self, group: tuple[PeerId, ...]) -> None:
+    def _join(self, group: tuple[PeerId, ...]) -> None:
         place, (round, fragment) = self._place, self.key
         again = self.current is not None or place.me not in group or not self._voter
         if self.current is not None:
@@ -319,7 +319,7 @@ class Operation:
             self._fail("the other peers started the operation as another group", "call again")
             return
         self._voter = False  # promises made in the other group may have counted there
-        self._take_up(other)
+        self._join(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
         place, reasons = self._place, dict(outcome.missing)

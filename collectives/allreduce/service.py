@@ -116,7 +116,7 @@ class AllreduceService:
         """Handle a new link to a peer."""
         self._gone.discard(peer)
         for operation in list(self._known.values()):
-            _alone(operation, operation.reach, peer)
+            _guarded(operation, operation.reach, peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         """Handle a broken link to a peer."""
@@ -125,20 +125,20 @@ class AllreduceService:
         if gone:
             self._gone.add(peer)
         for operation in list(self._known.values()):
-            _alone(operation, operation.on_link_down, peer)
+            _guarded(operation, operation.on_link_down, peer)
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Route a frame to its operation."""
         message = frame.message
         if isinstance(message, Call):
-            self._called(peer, message)
+            self._on_call(peer, message)
         elif isinstance(message, Over):
-            self._over(peer, message)
+            self._on_over(peer, message)
         else:
             key = getattr(message, "round", 0), getattr(message, "fragment", 0)
             for operation in reversed(self._known.values()):  # recent operations get most frames
                 if operation.key == key:
-                    _alone(operation, operation.on_frame, peer, frame)
+                    _guarded(operation, operation.on_frame, peer, frame)
                     break
 
     def on_tick(self) -> None:
@@ -148,7 +148,7 @@ class AllreduceService:
         for name in dict.fromkeys(name for overs in self._overs.values() for name in overs):
             self._move(name)
         for operation in list(self._known.values()):
-            _alone(operation, operation.tick)
+            _guarded(operation, operation.tick)
         self._prune()
 
     def _prune(self) -> None:
@@ -201,7 +201,7 @@ class AllreduceService:
         if not ended.failure and name in self._next:
             self._with[name] = frozenset(ended.outcome.contributors)
 
-    def _called(self, peer: PeerId, call: Call) -> None:
+    def _on_call(self, peer: PeerId, call: Call) -> None:
         name, number = call.name, call.number
         if number >= LAST:
             return
@@ -209,7 +209,7 @@ class AllreduceService:
         ended = operation is None or operation.ended.done()
         lost = call.fresh and not call.group and number < following - 1
         if operation is not None and not (ended and lost):
-            _alone(operation, operation.hear_call, peer, call)
+            _guarded(operation, operation.on_call, peer, call)
         elif number < following and not waiting:
             self._place.send_queue.control(peer, Over(name, following, False))
         met = operation is not None and peer in operation.group and not lost  # its present call repeats an earlier one
@@ -222,7 +222,7 @@ class AllreduceService:
         if waiting:
             waiting[0].locate(peer, number)
 
-    def _over(self, peer: PeerId, message: Over) -> None:
+    def _on_over(self, peer: PeerId, message: Over) -> None:
         """Handle `peer`'s report that all operations before a number are over, or that it withdrew from them."""
         early = self._early.get(peer, OrderedDict())
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
@@ -234,7 +234,7 @@ class AllreduceService:
                 and operation.number < message.number
                 and (message.withdrawn or not begun)
             ):
-                _alone(operation, operation.forget, peer)
+                _guarded(operation, operation.forget, peer)
         waiting = self._waiting(message.name)
         if waiting and (others := [number for name, number in early if name == message.name]):
             waiting[0].locate(peer, others[-1])  # it has moved to another number
@@ -258,7 +258,9 @@ class AllreduceService:
                 overs.pop(name, None)
             return
         numbers, own = {peer: overs[name] for peer, overs in self._overs.items() if name in overs}, waiting[0].number
-        number = median_high([own, *(numbers.get(peer, own) for peer in self._voices(name, waiting[0], numbers))])
+        number = median_high(
+            [own, *(numbers.get(peer, own) for peer in self._counted_peers(name, waiting[0], numbers))]
+        )
         # Go down only so often: otherwise a peer that tells two peers different numbers could swap them for ever.
         if number > own or (number < own and waiting[0].lowered < DOWN):
             self._shift(name, waiting, number - own)
@@ -276,12 +278,12 @@ class AllreduceService:
             number = operation.number + by
             operation.renumber(number, self._attempt(name, number))
             self._put(operation)
-            _alone(operation, operation.call)
+            _guarded(operation, operation.call)
             self._replay(operation)
         top = 1 + max(one.number for one in {*waiting, *self.running()} if one.name == name)
         self._count(name, top if by < 0 else max(top, self._next.get(name, 0)))
 
-    def _voices(self, name: str, operation: Operation, numbers: Collection[PeerId]) -> set[PeerId]:
+    def _counted_peers(self, name: str, operation: Operation, numbers: Collection[PeerId]) -> set[PeerId]:
         """Return the peers whose numbers count."""
         others = set(self._place.here()) - self._gone - {self._place.me}
         spoken = {*numbers, *operation.callers}
@@ -294,10 +296,10 @@ class AllreduceService:
             call, at = early.pop((operation.name, operation.number), (None, 0.0))
             # A call from long ago is repeated if it is still valid.
             if call is not None and self._place.now() <= at + self._patience:
-                _alone(operation, operation.hear_call, peer, call)
+                _guarded(operation, operation.on_call, peer, call)
 
 
-def _alone(operation: Operation, step: Callable[[*Args], None], *args: *Args) -> None:
+def _guarded(operation: Operation, step: Callable[[*Args], None], *args: *Args) -> None:
     """Run a step so that an error ends this operation only, and not the peer."""
     try:
         step(*args)

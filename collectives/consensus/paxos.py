@@ -45,7 +45,7 @@ from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
-from thinwire.swarm.evidence import Accuse, Equivocation
+from thinwire.swarm.evidence import Equivocation, ReportEquivocation
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ask,
@@ -76,8 +76,8 @@ class Agreement:
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `voter`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
     their data in earlier rounds; `hasty`: peers whose ballots must not stop a leader that makes progress. `store`: our
-    stored votes and life; None: in memory. `accuse`: see Equivocation. `banned`: returns peers that must not become members
-    of the next round. `trial`: see Electorate.
+    stored votes and life; None: in memory. `report_equivocation`: see Equivocation. `banned`: returns peers that must not
+    become members of the next round. `trial`: see Electorate.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Agreement:
         barred: Collection[PeerId] = (),
         hasty: Collection[PeerId] = (),
         store: VoteStore | None = None,
-        accuse: Accuse = lambda peer, first, second: None,
+        report_equivocation: ReportEquivocation = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
@@ -107,7 +107,7 @@ class Agreement:
         """Peers that report to be in a later round."""
         self.sign, self.verify = sign, verify
         self._electorate = Electorate(me, terms, live, verify, trial)
-        equivocation = Equivocation(accuse)
+        equivocation = Equivocation(report_equivocation)
         self.announcements = Announcements(me, self._electorate, equivocation, sign=sign, verify=verify)
         self.ready = self.announcements.newest
         self._check = ProposalCheck(

@@ -243,7 +243,7 @@ class OwnerGroup(GossipGroup):
                 if peer == self._me:
                     self._means[number] = encoded.data
                 else:
-                    self._owner_pairs[peer].give(number, encoded.data)
+                    self._owner_pairs[peer].send_mean(number, encoded.data)
 
     def _refuse(self, peers: Iterable[PeerId], reason: str) -> None:
         for peer in peers:

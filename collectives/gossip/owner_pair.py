@@ -1,7 +1,7 @@
 """One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
 
 A member requests of each other one only the chunks that it owns, and those without an owner. As soon as a chunk of all
-members is here its owner sends the mean to each (`give`). So a member sends and receives 2·(n − 1)/n payloads instead of
+members is here its owner sends the mean to each (`send_mean`). So a member sends and receives 2·(n − 1)/n payloads instead of
 n − 1, where all chunks have owners. Messages are those of a pair
 (`pair`); a mean is a Chunk with a number above those of the two vectors, and has the attempt of the contribution that is
 part of it. It needs no hash: the stream authenticates the owner, and no other member can check a mean.
@@ -44,7 +44,7 @@ class OwnerPair(Pair):
         super().__init__(partner, terms, settled, {*ours, *shared})
         self._owned, self._requestable = frozenset(owned), frozenset((*owned, *shared))
         self._means: dict[int, Buffer] = {}
-        self._given: dict[int, Frame] = {}
+        self._sent_means: dict[int, Frame] = {}
         self._arrived, self._reduced = arrived, reduced
 
     def contribution(self, number: int) -> Buffer | None:
@@ -58,12 +58,12 @@ class OwnerPair(Pair):
         """True while contributions of the partner may still arrive."""
         return self.result is None and not self._refused
 
-    def give(self, number: int, payload: Buffer) -> None:
+    def send_mean(self, number: int, payload: Buffer) -> None:
         """Send the mean of a chunk, of which the partner's contribution is a part."""
         receiver = self._step if number < len(self._grid) else self._base
         if receiver is not None:
             message = Chunk(self.round, self.fragment, receiver.attempt, 2 * len(self._grid) + number)
-            frame = self._given[number] = Frame(message, payload)
+            frame = self._sent_means[number] = Frame(message, payload)
             self._send_queue.bulk(self.partner, frame)
 
     def mean(self, number: int) -> Buffer | None:
@@ -74,7 +74,7 @@ class OwnerPair(Pair):
         """Continue without the partner, and without its means."""
         if self.result is None:
             self._means.clear()
-            self._given.clear()
+            self._sent_means.clear()
         super().fail(reason, tell=tell)
 
     def release(self) -> None:
@@ -86,7 +86,7 @@ class OwnerPair(Pair):
         """Handle a new link: means may have been lost with the old one."""
         broken = not self._linked
         super().reach()
-        for frame in self._given.values() if broken else ():
+        for frame in self._sent_means.values() if broken else ():
             self._send_queue.bulk(self.partner, frame)
 
     @property
@@ -109,15 +109,19 @@ class OwnerPair(Pair):
         if digest_of(base.hashes, count) == before.digest:
             if self._echoed is base:  # It has drawn another group meanwhile, and dropped the means of this one.
                 before.attempt = base.attempt
-                for number in [number for number in self._given if number >= count]:
-                    self.give(number, self._given[number].payload)
-        elif any(number >= count for number in self._given):
+                for number in [number for number in self._sent_means if number >= count]:
+                    self.send_mean(number, self._sent_means[number].payload)
+        elif any(number >= count for number in self._sent_means):
             self.fail("announced again")
 
     def _take_ready(self, ready: Ready) -> None:
         before = self._step
         super()._take_ready(ready)
-        if before is not None and self._step is not before and any(number < len(self._grid) for number in self._given):
+        if (
+            before is not None
+            and self._step is not before
+            and any(number < len(self._grid) for number in self._sent_means)
+        ):
             self.fail("announced again")  # Its former contribution is a part of means that others have.
 
     def _take_chunk(self, message: Chunk, frame: Frame) -> None:

@@ -151,7 +151,7 @@ class Pair:
             self.fail(self._refused, tell=False)
         else:
             self._announced = ChunkSender(ready, source, 0, range(len(self._grid)))
-            self._say()
+            self._announce()
             self._look()
 
     def part(self) -> None:
@@ -206,7 +206,7 @@ class Pair:
             # An earlier Decline concerns slow weights only; the pair may still succeed without early ones.
             self.fail(f"declined: {message.reason.removeprefix('declined: ')}"[:64], tell=False)
 
-    def heard(self) -> None:
+    def note_present(self) -> None:
         """Note that the partner is present, though not ready."""
         self._answered = True
 
@@ -253,7 +253,7 @@ class Pair:
 
     # --- the partner's side
 
-    def _say(self) -> None:
+    def _announce(self) -> None:
         """Announce ourselves; repeat slow weights that the partner has not asked for.
 
         The partner may have chosen us after we sent them.
@@ -263,17 +263,17 @@ class Pair:
         if self.ours is not None:
             self._send_queue.control(self.partner, self.ours)
 
-    def _hear_it(self) -> None:
+    def _note_announcement(self) -> None:
         """Note an announcement of the partner: it is present, and may not have been when we announced."""
         if self.ours is not None and not self._answered:
-            self._say()
+            self._announce()
         self._answered = True
 
     def _take_base(self, base: Base) -> None:
         codec = self._halves.slow
         if codec is None or self.result is not None or self._refused:
             return
-        self._hear_it()
+        self._note_announcement()
         if base.plan != self._plan:
             return self.fail(self._mismatch)
         if len(base.hashes) != 32 * len(self._mixed):
@@ -297,7 +297,7 @@ class Pair:
             self._look()  # We may need no chunk of it.
 
     def _take_ready(self, ready: Ready) -> None:
-        self._hear_it()
+        self._note_announcement()
         if self.result is not None or self._refused:
             if not self.exchanged:
                 self._send_queue.control(self.partner, Decline(self.round, self.fragment, self._refused or "late"))

@@ -39,7 +39,7 @@ from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Collective, Topology
-from thinwire.swarm.evidence import Accuse
+from thinwire.swarm.evidence import ReportEquivocation
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify
@@ -78,8 +78,8 @@ class RoundFactory:
     - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
       peer share them.
     - `aside`: computes large results of chunks that we own. `kept`: unsent residuals of those of a sparse butterfly.
-    - `accuse`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in other planes
-      without effect.
+    - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in
+      other planes without effect.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RoundFactory:
         aside: Work = at_once,
         sick: Callable[[], Collection[PeerId]] = tuple,
         spans: Callable[[], tuple[Span, ...]] = tuple,
-        accuse: Accuse = lambda peer, first, second: None,
+        report_equivocation: ReportEquivocation = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
         opinions: Opinions = lambda: ((), ()),
@@ -132,7 +132,12 @@ class RoundFactory:
         self.peer_backoff, self._audited = PeerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
-        self._accuse, self._banned, self._trial, self._opinions = accuse, banned, trial, opinions
+        self._report_equivocation, self._banned, self._trial, self._opinions = (
+            report_equivocation,
+            banned,
+            trial,
+            opinions,
+        )
         self._paced = paced
         self._ring_backoff = Backoff()
 
@@ -175,7 +180,7 @@ class RoundFactory:
             barred=self.peer_backoff.barred(terms.round),
             hasty=self.peer_backoff.hasty(terms.round),
             store=store,
-            accuse=self._accuse,
+            report_equivocation=self._report_equivocation,
             banned=self._banned,
             trial=self._trial,
         )
@@ -213,7 +218,7 @@ class RoundFactory:
         common |= dict(codec=self._codec, grid=grid)
         if self._collective == "sparse-butterfly":
             common |= dict(aside=self._aside, stirred=stirred)
-            return SparseShardedReduce(agreement, kept=self.kept, keeps=self._run_id, **common)
+            return SparseShardedReduce(agreement, kept=self.kept, ownership_seed=self._run_id, **common)
         common |= dict(rule=self._rule, seed=seed, pool=self._pool)
         if self._topology == "hierarchy":
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)

@@ -44,7 +44,7 @@ ROUND = (Chunk, Partial, Result, Subtotal)
 STATE = (StateChunk, StateOffer)
 """Bulk data of a peer that is no part of the swarm yet."""
 
-WORDS = 512
+MAX_CONTROL = 512
 """Most control frames that wait for one peer: those of ten rounds, or some minutes of probes."""
 
 
@@ -220,7 +220,7 @@ class SendQueue:
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
-        self._put(self._control, to, WORDS, Frame(message), later=isinstance(message, NEWS))
+        self._put(self._control, to, MAX_CONTROL, Frame(message), later=isinstance(message, NEWS))
 
     def bulk(self, to: PeerId, frame: Frame, *, later: bool = False, paced: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent.

@@ -277,7 +277,7 @@ def frames() -> str:
     sealer.seal(head, payload, memoryview(record))
     sealed, first = bytes(record), crypto.LENGTHS.size
     middle = first + len(head) + crypto.TAG
-    heads = f"{HEADER_BYTES + 1} to {crypto.MAX_BULK[0]}, on the express stream to {crypto.MAX_WORD[0]}"
+    heads = f"{HEADER_BYTES + 1} to {crypto.MAX_BULK[0]}, on the express stream to {crypto.MAX_EXPRESS[0]}"
     numbered = f"number of the stream, {crypto.EXPRESS} for the express stream; each once in a session"
     parts = [
         NOTE,

@@ -69,7 +69,7 @@ class RoundStarter:
             aside=presence.aside,
             sick=tuple if watch is None else watch.slow,
             spans=presence.spans,
-            accuse=self._accuse,
+            report_equivocation=self._report_equivocation,
             banned=lambda: presence.roster.peers.banned,
             trial=trials.on_trial,
             opinions=trials.opinions,
@@ -161,7 +161,9 @@ class RoundStarter:
         ready = last.agreement.ready
         return sorted(one for one in live.intersection(ready).difference(members) if not roster.on_trial(one))
 
-    def _accuse(self, peer: PeerId, first: tuple[Statement, bytes], second: tuple[Statement, bytes]) -> None:
+    def _report_equivocation(
+        self, peer: PeerId, first: tuple[Statement, bytes], second: tuple[Statement, bytes]
+    ) -> None:
         if (key := self.factory.key_of(peer)) is not None:
             self.presence.convict(Evidence(key, first[0], second[0], (first[1], second[1])))
 

@@ -189,7 +189,7 @@ class Wire:
         """Return when words of rounds go by their stream both ways."""
         ends = [one.link(other) for one, other in ((first, second), (second, first))]
         async with asyncio.timeout(20):
-            while not all(end.speaks and end.listens for end in ends):
+            while not all(end.sends_express and end.reads_express for end in ends):
                 await asyncio.sleep(0.001)
         return ends
 

@@ -177,8 +177,7 @@ class OwnerResiduals:
 class SparseShardedReduce(OwnerDependentButterfly):
     """Data plane of a sparse butterfly.
 
-    `kept`: residuals, stored by the caller; `keeps`: seed of ownership. The other arguments are those of Butterfly; all
-    results are computed by `aside`.
+    kept: residuals, stored by the caller. The other arguments are those of Butterfly; all results are computed by `aside`.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         codec: ShardedSparseCodec,
         grid: Grid,
         kept: OwnerResiduals,
-        keeps: bytes,
+        ownership_seed: bytes,
         **sharded: Any,
     ) -> None:
         super().__init__(
@@ -196,7 +195,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
             codec=cast(Codec, codec),  # it only needs nbytes and check of it
             grid=grid,
             rule=mean,
-            seed=keeps,
+            seed=ownership_seed,
             **sharded,
         )
         self._codec, self._kept = codec, kept

@@ -84,7 +84,7 @@ class End(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.splice = splice
         self._buffer = memoryview(b"")
-        self._choked = False
+        self._held_back = False
         self._turn: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -130,21 +130,21 @@ class End(asyncio.BufferedProtocol):
             self.splice.moved(len(data))
 
     def pause_writing(self) -> None:
-        self._choke_other(True)
+        self._hold_back_other(True)
 
     def resume_writing(self) -> None:
-        self._choke_other(False)
+        self._hold_back_other(False)
 
-    def _choke_other(self, choked: bool) -> None:
+    def _hold_back_other(self, held_back: bool) -> None:
         if (other := self.splice.other(self)) is not None:
-            other._choked = choked
+            other._held_back = held_back
             other._flow()
 
     def _flow(self) -> None:
         transport = self.transport
         if transport is None or transport.is_closing() or self._ending:
             return
-        held = self._choked or self._turn is not None
+        held = self._held_back or self._turn is not None
         if held and transport.is_reading():
             transport.pause_reading()
         elif not held and not transport.is_reading():

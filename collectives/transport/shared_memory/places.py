@@ -1,4 +1,4 @@
-"""Places of payloads in the other side's region: taken, let go of in any thread, and then reported."""
+"""Places of payloads in the other side's region: taken, released in any thread, and then reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Places:
         self._held: dict[int, int] = {}  # bytes of whole pages by offset
         self._occupied = 0
         """Bytes of these."""
-        self._let_go_of: deque[int] = deque()  # offsets that any thread has added
+        self._released: deque[int] = deque()  # offsets that any thread has added
         self._free: list[int] = []  # offsets to report, in all `_bytes_free` bytes of whole pages
         self._bytes_free = 0
         self._looks = False
@@ -54,9 +54,9 @@ class Places:
         if self._occupied > self._size:
             raise ValueError(f"{self._occupied} bytes of payloads in {self._size} bytes of shared memory")
 
-    def let_go(self, offset: int) -> None:
+    def release(self, offset: int) -> None:
         """Note in any thread that the payload at this offset is not used any more."""
-        self._let_go_of.append(offset)
+        self._released.append(offset)
         if not self._looks and not self._closed:
             self._looks = True
             with suppress(RuntimeError):  # the event loop is closed
@@ -73,8 +73,8 @@ class Places:
         self._looks = False
         if self._closed:
             return
-        while self._let_go_of:
-            self._free.append(self._let_go_of.popleft())
+        while self._released:
+            self._free.append(self._released.popleft())
             self._bytes_free += self._held[self._free[-1]]
         if self._bytes_free >= PROMPT or len(self._free) >= MOST_OFFSETS:
             self._report_all()

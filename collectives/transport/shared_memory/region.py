@@ -1,7 +1,7 @@
 """Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
 Seals prevent that the size changes, and that the other process writes. So no writer can end its reader with SIGBUS. Memory
-that was handed over is never used for anything else, and lives until both sides have let go of it. So what a reader has not
+that was handed over is never used for anything else, and lives until both sides have released it. So what a reader has not
 released stays unchanged, even if the link ends.
 """
 

@@ -45,14 +45,14 @@ _OBSERVER = SocketLimits(
 )
 _HOST = SocketLimits(messages=2, size=HEADER_BYTES + Welcome.limit, window=128 << 10, strict=True)
 
-Judge = Callable[[Hello, PeerRecord], Awaitable[Welcome | Refuse]]
-Wall = Callable[[], int]
+Decide = Callable[[Hello, PeerRecord], Awaitable[Welcome | Refuse]]
+WallClock = Callable[[], int]
 
 
 class AdmissionPort:
     """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
-    def __init__(self, station: SharedSockets, judge: Judge, wall: Wall) -> None:
+    def __init__(self, station: SharedSockets, judge: Decide, wall: WallClock) -> None:
         self.banned: dict[bytes, PeerId] = {}
         self.refused: dict[str, int] = {}
         limits, clock = station.limits, asyncio.get_running_loop().time
@@ -91,7 +91,7 @@ class AdmissionPort:
         control = ControlConnection(
             self._station,
             _VISITOR,
-            self._hear,
+            self._on_message,
             self._left,
             domain=_DOMAIN,
             crowd=self._crowd,
@@ -112,7 +112,7 @@ class AdmissionPort:
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _hear(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
+    def _on_message(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if control in self._tasks or len(parts) != 1:
             control.close("said too much")
             return
@@ -205,7 +205,7 @@ def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
 
 
 async def knock(
-    station: SharedSockets, contact: Contact, hello: Hello, wall: Wall, route: Route | None = None
+    station: SharedSockets, contact: Contact, hello: Hello, wall: WallClock, route: Route | None = None
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 

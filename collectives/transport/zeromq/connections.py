@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
-from thinwire.collectives.transport.zeromq.admission import Wall, knock
+from thinwire.collectives.transport.zeromq.admission import WallClock, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Retry
 from thinwire.collectives.transport.zeromq.link import Link
@@ -38,7 +38,7 @@ class Connections:
     """
 
     def __init__(
-        self, station: SharedSockets, admit: Admit, wall: Wall, *, host: str, ports: range, streams: int
+        self, station: SharedSockets, admit: Admit, wall: WallClock, *, host: str, ports: range, streams: int
     ) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()

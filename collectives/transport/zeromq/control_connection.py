@@ -30,7 +30,7 @@ from thinwire.collectives.transport.zeromq.zmq_socket import (
     as_server,
     bind,
     bounded,
-    speaker,
+    sender_key,
 )
 from thinwire.swarm.frame import Frame, encode, nbytes
 from thinwire.swarm.identity.identity import Identity
@@ -213,7 +213,7 @@ class ControlConnection:
     def _receive(self, frames: list[zmq.Frame]) -> None:
         self.tcp_relay.progress()
         # As a client, CURVE itself pins the server's key; as a server, the ZAP handler vouches for the key.
-        key = self._server_key or speaker(frames)
+        key = self._server_key or sender_key(frames)
         self._received(self, key, [frame.buffer for frame in frames])
 
     def _ended(self, reason: str) -> None:

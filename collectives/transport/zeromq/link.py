@@ -16,7 +16,7 @@ from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
-from thinwire.collectives.transport.zeromq.record_crypto import WORDS, session_of
+from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS, session_of
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, nbytes, verify_message
@@ -82,7 +82,7 @@ class Link:
         self.secret = secret
         self.reason = ""
         """Why the link was lost; "" while it is up."""
-        self.heard = self.since = asyncio.get_running_loop().time()
+        self.last_arrival_at = self.since = asyncio.get_running_loop().time()
         """Monotonic seconds of the last frame, and of the time when the link became ready."""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._station, self._record = station, record
@@ -96,12 +96,12 @@ class Link:
             station,
             secret,
             deliver=self._deliver_bulk,
-            heard=self._hear_word,
+            round_message=self._on_round_message,
             express=self._switch,
             broken=self.close,
         )
-        self.speaks = self.listens = False
-        """True if we send, and read, control messages of rounds on their own stream."""
+        self.sends_express = self.reads_express = False
+        """True if we send, and read, control messages of rounds on the express stream."""
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
@@ -119,7 +119,7 @@ class Link:
 
         def candidate(relay: PeerId = b"") -> asyncio.Protocol:
             control = ControlConnection(
-                station, BOUNDS, link._hear, link._ended, domain=link._domain, crowd=crowd, relay=relay
+                station, BOUNDS, link._on_control, link._ended, domain=link._domain, crowd=crowd, relay=relay
             )
             link._candidates.add(control)
             return control.tcp_relay.outer
@@ -151,7 +151,7 @@ class Link:
     ) -> Link:
         """Take the link that a gate offers; await `ready` to learn whether it works."""
         link = cls(station, record, welcome.secret, True, up=up, lost=lost, gone=gone)
-        control = ControlConnection(station, BOUNDS, link._hear, link._ended, server_key=record.transport_key)
+        control = ControlConnection(station, BOUNDS, link._on_control, link._ended, server_key=record.transport_key)
         link._candidates.add(control)
         link._gate, link.relay = route.gate, route.relay
         control.post([READY])
@@ -174,26 +174,26 @@ class Link:
         control.settle()
         control.pause(self._station.receive_queue.control.full)
         self._candidates.discard(control)
-        self._dismiss("another connection was taken")
+        self._stop_accepting("another connection was taken")
         self._timer.cancel()
         # Bulk data may be blocked on the path while control is not; then sends must fail instead of waiting for ever.
         self._timer = self._loop.call_later(self._station.limits.handshake, self.stream_pool.give_up)
         if not self.dialled:
             control.post([READY])
         self._switch()
-        self.heard = self.since = self._loop.time()
+        self.last_arrival_at = self.since = self._loop.time()
         self._tell_up(self)
         if not self.ready.done():
             self.ready.set_result(True)
 
     def _switch(self) -> None:
         """Move round messages to the express stream once there is one, but not before earlier ones are sent."""
-        if self._control is not None and self.stream_pool.express is not None and not self.speaks:
+        if self._control is not None and self.stream_pool.express is not None and not self.sends_express:
             self._control.post([SWITCH])
-            self.speaks = True
-            self.stream_pool.listen(self.listens and not self._station.receive_queue.control.full)
+            self.sends_express = True
+            self.stream_pool.read_express(self.reads_express and not self._station.receive_queue.control.full)
 
-    def _dismiss(self, reason: str) -> None:
+    def _stop_accepting(self, reason: str) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -210,7 +210,7 @@ class Link:
             return
         self.reason = reason
         self._timer.cancel()
-        self._dismiss(reason)
+        self._stop_accepting(reason)
         if self._task is not None:
             self._task.cancel()
         self.stream_pool.retire()
@@ -263,12 +263,12 @@ class Link:
             if writer is not None:
                 await writer.write_in_turn(head, frame.payload)
             return writer is not None and not self.reason
-        if kind in WORDS and self.speaks:
+        if kind in EXPRESS_KINDS and self.sends_express:
             head = self._station.head(frame)
-            speaker = await self.stream_pool.speaker_in_turn()
-            if speaker is not None:
-                speaker.post(head)
-            return speaker is not None
+            writer = await self.stream_pool.express_writer_in_turn()
+            if writer is not None:
+                writer.post(head)
+            return writer is not None
         control = self._control
         if self.reason or control is None:
             return False
@@ -287,11 +287,11 @@ class Link:
             if (writer := self.stream_pool.idle(nbytes(frame.payload))) is not None:
                 writer.write(frames.encode(frame, None, self._station.run_id), frame.payload)
             return writer is not None
-        if kind not in WORDS or not self.speaks:
+        if kind not in EXPRESS_KINDS or not self.sends_express:
             return False
-        if (speaker := self.stream_pool.speaker()) is not None:
-            speaker.post(self._station.head(frame))
-        return speaker is not None
+        if (writer := self.stream_pool.express_writer()) is not None:
+            writer.post(self._station.head(frame))
+        return writer is not None
 
     def show(self, record: PeerRecord | None) -> None:
         """Send the peer a newer record in its own name as a last message, without waiting."""
@@ -301,7 +301,7 @@ class Link:
         station = self._station
         control.post([frames.encode(Frame(Gossip((record.item,))), station.identity, station.run_id)])
 
-    def _hear(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
+    def _on_control(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if key != self._record.transport_key or self.reason:
             control.close("not the peer this port is for")
             return
@@ -309,9 +309,9 @@ class Link:
             self._up(control)
         if control is not self._control or self.reason or len(parts[0]) == 0:
             return
-        if parts[0] == SWITCH and not self.listens:
-            self.listens = True
-            self.stream_pool.listen(not self._station.receive_queue.control.full)
+        if parts[0] == SWITCH and not self.reads_express:
+            self.reads_express = True
+            self.stream_pool.read_express(not self._station.receive_queue.control.full)
             return
         if parts[0][:1] == BYE:
             text = bytes(parts[0][1:65]).decode("utf-8", "replace")
@@ -319,13 +319,13 @@ class Link:
             return
         self._take(parts[0], parts[1] if len(parts) == 2 else memoryview(b""), len(parts) < 3, _CONTROL)
 
-    def _hear_word(self, head: bytes) -> None:
+    def _on_round_message(self, head: bytes) -> None:
         """Deliver a round message from the express stream, which proves the sender.
 
         Signatures exist to be shown to others, which happens with those of PROOFS. The signature of any other message is
         checked after the message was handled.
         """
-        frame = self._take(memoryview(head), memoryview(b""), True, WORDS, later=True)
+        frame = self._take(memoryview(head), memoryview(b""), True, EXPRESS_KINDS, later=True)
         if frame is not None:
             self._loop.call_soon(self._check, frame)
 
@@ -370,7 +370,7 @@ class Link:
         return None
 
     def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:
-        self.heard = self._loop.time()
+        self.last_arrival_at = self._loop.time()
         self._station.receive_queue.put(Arrival(self.peer, frame), size, bulk=bulk)
 
     def _deliver_bulk(self, frame: Frame, size: int) -> None:
@@ -382,7 +382,7 @@ class Link:
         """Stop or resume reading control messages."""
         if self._control is not None:
             self._control.pause(paused)
-        self.stream_pool.listen(self.listens and not paused)
+        self.stream_pool.read_express(self.reads_express and not paused)
 
     def traffic(self) -> Traffic:
         """Return the bytes so far."""

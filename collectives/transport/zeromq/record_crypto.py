@@ -31,18 +31,20 @@ MAX_BULK = HEADER_BYTES + max(kind.limit for kind in _BULK), max(kind.payload fo
 
 MAX_STREAMS = 16
 EXPRESS = MAX_STREAMS
-"""Number of the express stream, which carries `WORDS` only."""
+"""Number of the express stream, which carries `EXPRESS_KINDS` only."""
 SHARED = MAX_STREAMS + 1
 """Number of the stream that replaces the bulk streams inside one machine."""
 
 _MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull, Hour)
-WORDS = frozenset(kind for kind in TYPES.values() if kind.signed and not kind.payload and kind not in _MEMBERSHIP)
+EXPRESS_KINDS = frozenset(
+    kind for kind in TYPES.values() if kind.signed and not kind.payload and kind not in _MEMBERSHIP
+)
 """Control messages that rounds wait for one after the other.
 
 CURVE and its threads would dominate the time of a small round.
 """
 
-MAX_WORD = HEADER_BYTES + max(kind.limit for kind in WORDS) + SIGNATURE_BYTES, 0
+MAX_EXPRESS = HEADER_BYTES + max(kind.limit for kind in EXPRESS_KINDS) + SIGNATURE_BYTES, 0
 MAX_SEALS = 1 << 32
 """Most seals with one key; a stream that reaches it ends, and the link is dialled again with new keys."""
 

@@ -168,7 +168,7 @@ class SharedMemoryStream(Stream):
         while self._waiting and self._owner is not None and not self._paused and not self._more:
             head, offset, size = self._waiting.popleft()
             if size >= IN_PLACE and offset + size <= self._in_place:
-                payload = reader.view(offset, size, self._held.let_go)
+                payload = reader.view(offset, size, self._held.release)
                 self._opening.run(partial(_hashed, head, payload), self._taken_out, size)
             else:
                 payload = self._pool.lend(size) if size else memoryview(bytearray())
@@ -191,7 +191,7 @@ class SharedMemoryStream(Stream):
     def _copy(self, head: bytes, offset: int, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
         """Copy a payload out, in any thread; return the head of its frame, the copy, and its hash."""
         self._connection.reader.read(offset, payload)
-        self._held.let_go(offset)
+        self._held.release(offset)
         return _hashed(head, payload)
 
     def _taken_out(self, taken: tuple[bytes, memoryview, bytes]) -> None:

@@ -27,7 +27,7 @@ from thinwire.collectives.transport.zeromq.record_crypto import (
     EXPRESS,
     LENGTHS,
     MAX_BULK,
-    MAX_WORD,
+    MAX_EXPRESS,
     OPENING,
     TAG,
     RecordCipher,
@@ -197,7 +197,7 @@ class Stream(asyncio.BufferedProtocol):
     def _start(self, owner: StreamOwner, number: int) -> None:
         owner.joined(self, number)
         self._owner = owner
-        self._most = MAX_WORD if number == EXPRESS else MAX_BULK
+        self._most = MAX_EXPRESS if number == EXPRESS else MAX_BULK
         self.writer.take_next()
 
     def _flushed(self) -> None:

@@ -50,8 +50,8 @@ class Traffic:
 class StreamPool:
     """Streams of one link.
 
-    `deliver(frame, size)` gets incoming bulk frames and `heard(head)` round messages; `broken(reason)` is called when
-    any stream ends, and `express` when the express stream is up, which is read once `listen` allows it.
+    `deliver(frame, size)` gets incoming bulk frames and `round_message(head)` round messages; `broken(reason)` is called when
+    any stream ends, and `express` when the express stream is up, which is read once `read_express` allows it.
 
     Data in a dead stream is lost silently, so the link that owns the pool is lost with it.
     """
@@ -62,16 +62,16 @@ class StreamPool:
         secret: bytes,
         *,
         deliver: Callable[[Frame, int], None],
-        heard: Callable[[bytes], None],
+        round_message: Callable[[bytes], None],
         express: Callable[[], None],
         broken: Callable[[str], None],
     ) -> None:
         self.express: Stream | None = None
         """The stream for round messages, once it is up."""
         self._station, self._secret, self._deliver, self._broken = station, secret, deliver, broken
-        self._heard, self._tell_express = heard, express
+        self._round_message, self._tell_express = round_message, express
         self._streams: dict[int, Stream] = {}
-        self._speakers: deque[asyncio.Future[None]] = deque()
+        self._express_waiters: deque[asyncio.Future[None]] = deque()
         self._idle: deque[Stream] = deque()
         self._waiters: deque[asyncio.Future[Stream | None]] = deque()
         self._closed = self._given_up = False
@@ -133,26 +133,26 @@ class StreamPool:
             return None
         return stream.writer
 
-    def speaker(self) -> RecordWriter | None:
+    def express_writer(self) -> RecordWriter | None:
         """Return the writer of the express stream if it takes a round message at once."""
         express = self.express
         if self._closed or express is None or express.state != "open" or express.writer.crowded:
             return None
         return express.writer
 
-    async def speaker_in_turn(self) -> RecordWriter | None:
+    async def express_writer_in_turn(self) -> RecordWriter | None:
         """Return the writer of the express stream as soon as it takes a round message; None if it has ended."""
-        while (writer := self.speaker()) is None:
+        while (writer := self.express_writer()) is None:
             if self._closed or self.express is None or self.express.state != "open":
                 return None
-            self._speakers.append(self._loop.create_future())
-            await self._speakers[-1]
+            self._express_waiters.append(self._loop.create_future())
+            await self._express_waiters[-1]
         return writer
 
-    def listen(self, listens: bool) -> None:
+    def read_express(self, reads: bool) -> None:
         """Read round messages, or leave them at the sender."""
         if self.express is not None:
-            self.express.pause(not listens)
+            self.express.pause(not reads)
 
     def _first_idle(self) -> Stream | None:
         while self._idle:
@@ -225,13 +225,13 @@ class StreamPool:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
-        self._speak()
+        self._wake_express_waiters()
 
-    def _speak(self) -> None:
-        for speaker in self._speakers:
-            if not speaker.done():
-                speaker.set_result(None)
-        self._speakers.clear()
+    def _wake_express_waiters(self) -> None:
+        for waiter in self._express_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._express_waiters.clear()
 
     # --- called by streams
 
@@ -254,7 +254,7 @@ class StreamPool:
     def flushed(self, stream: Stream) -> None:
         """Give a free stream the next frame."""
         if stream is self.express:
-            self._speak()
+            self._wake_express_waiters()
             return
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -268,7 +268,7 @@ class StreamPool:
         if self._closed:
             return
         if stream is self.express:
-            self._heard(head)
+            self._round_message(head)
             return
         try:
             header = frames.parse_header(head[:HEADER_BYTES])
@@ -284,7 +284,7 @@ class StreamPool:
 
     def broken(self, stream: Stream, reason: str) -> None:
         """Report the end of a stream."""
-        self._speak()
+        self._wake_express_waiters()
         if stream.by_peer and not self._closed:
             self._loop.call_later(GRACE, self._broken, reason)
         else:

@@ -49,10 +49,10 @@ class _End(asyncio.Protocol):
         self._tcp_relay.carry(self._outer, data)
 
     def pause_writing(self) -> None:
-        self._tcp_relay.choke(self._outer, True)
+        self._tcp_relay.hold_back(self._outer, True)
 
     def resume_writing(self) -> None:
-        self._tcp_relay.choke(self._outer, False)
+        self._tcp_relay.hold_back(self._outer, False)
 
     def eof_received(self) -> bool:
         return self._tcp_relay.ended(self._outer)
@@ -96,7 +96,7 @@ class TcpRelay:
         self._doubled = 0
         """Bytes of libzmq's greeting that the relay has sent in its place, and libzmq not yet."""
         self._started = self._ending = False
-        self._full = self._choked = False
+        self._full = self._held_back = False
         self._task: asyncio.Task[None] | None = None
         self.outer, self._inner = _End(self, True), _End(self, False)
 
@@ -236,14 +236,14 @@ class TcpRelay:
         self._closed(CIRCUIT)
         hand_over(transport, protocol)
 
-    def choke(self, outer: bool, choked: bool) -> None:
+    def hold_back(self, outer: bool, held_back: bool) -> None:
         """Stop or resume reading one side while the other takes no data."""
         if outer:
             transport = self._inner.transport
             if transport is not None and not transport.is_closing():
-                transport.pause_reading() if choked else transport.resume_reading()
+                transport.pause_reading() if held_back else transport.resume_reading()
         else:
-            self._choked = choked
+            self._held_back = held_back
             self._flow()
 
     def ended(self, outer: bool) -> bool:
@@ -274,7 +274,7 @@ class TcpRelay:
         transport = self.outer.transport
         if transport is None or self.reason or transport.is_closing():
             return
-        held = self._full or self._choked or (self._started and self._inner.transport is None)
+        held = self._full or self._held_back or (self._started and self._inner.transport is None)
         if held and transport.is_reading():
             transport.pause_reading()
         elif not held and not transport.is_reading():

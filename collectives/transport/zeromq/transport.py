@@ -246,7 +246,13 @@ class ZmqTransport:
                 LinkStats(traffic, False)
                 if link is None
                 else LinkStats(
-                    traffic, True, link.dialled, link.relay, link.stream_pool.shared, link.rtt, now - link.heard
+                    traffic,
+                    True,
+                    link.dialled,
+                    link.relay,
+                    link.stream_pool.shared,
+                    link.rtt,
+                    now - link.last_arrival_at,
                 )
             )
         return found

@@ -220,7 +220,7 @@ class ZapHandler:
         self._channel.post([*parts[:2], b"1.0", request, *verdict, b""])
 
 
-def speaker(frames: list[zmq.Frame]) -> bytes:
+def sender_key(frames: list[zmq.Frame]) -> bytes:
     """Return the transport key of a message's sender, as the handshake proved it; b"" if there is none."""
     try:
         return bytes.fromhex(str(frames[0].get("User-Id")))

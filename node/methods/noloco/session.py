@@ -302,7 +302,7 @@ class GossipSession(ReplicaSession):
         pair = self.current.pairs.get(peer)
         self._present.add(peer)
         if pair is not None and pair.ours is not None and pair.result is None:
-            pair.heard()
+            pair.note_present()
             if round >= pair.round:
                 pair.fail("ahead", tell=False)
                 self._ask_around(peer, round)

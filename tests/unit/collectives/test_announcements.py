@@ -65,10 +65,12 @@ class Scene:
         self.settle()
 
     def made(self, me):
-        def accuse(peer, first, second):
+        def report(peer, first, second):
             self.convicted.setdefault(me, []).append((peer, first, second))
 
-        return Agreement(me, TERMS, sign=lambda message: sign(me, message), verify=verify, live=set(IDS), accuse=accuse)
+        return Agreement(
+            me, TERMS, sign=lambda message: sign(me, message), verify=verify, live=set(IDS), report_equivocation=report
+        )
 
     def tell(self, sender, to, message):
         self.sent.setdefault(to, []).append(message)

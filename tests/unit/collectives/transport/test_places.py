@@ -43,7 +43,7 @@ def test_place_that_is_not_inside_the_region_is_refused(place):
 def test_place_is_free_for_another_payload_once_it_is_reported():
     async def scene(places):
         places.take(PAGE, 2 * PAGE)
-        places.let_go(PAGE)
+        places.release(PAGE)
         for _ in range(2):
             with pytest.raises(ValueError, match=f"a payload at {PAGE} of the shared memory, where another one is"):
                 places.take(PAGE, 1)
@@ -61,7 +61,7 @@ def test_payloads_have_no_more_bytes_than_the_region_until_some_are_reported():
             with pytest.raises(ValueError, match=f"{11 * PAGE} bytes of payloads in {10 * PAGE} bytes"):
                 places.take(9 * PAGE, 1)
             for offset in (*offsets, 9 * PAGE):
-                places.let_go(offset)
+                places.release(offset)
             await asyncio.sleep(2 * DELAY)
 
     assert len(run(scene, size=10 * PAGE)) == 3
@@ -71,7 +71,7 @@ def test_few_places_are_reported_together_after_a_delay():
     async def scene(places):
         for _ in range(2):
             for offset in hold(places, 3):
-                places.let_go(offset)
+                places.release(offset)
                 await asyncio.sleep(0.25 * DELAY)
             await asyncio.sleep(0.4 * DELAY)
 
@@ -85,7 +85,7 @@ def test_few_places_are_reported_together_after_a_delay():
 def test_many_bytes_or_places_are_reported_at_once(count, size):
     async def scene(places):
         for offset in hold(places, count, size):
-            places.let_go(offset)
+            places.release(offset)
 
     found = run(scene)
     assert {time for time, _ in found} == {0.0}
@@ -97,12 +97,12 @@ def test_report_at_once_includes_what_waited_and_the_delay_of_the_next_one_begin
     async def scene(places):
         places.take(0, 1)
         places.take(PAGE, PROMPT)
-        places.let_go(0)
+        places.release(0)
         await asyncio.sleep(DELAY / 2)
-        places.let_go(PAGE)
+        places.release(PAGE)
         await asyncio.sleep(DELAY / 4)
         places.take(0, 1)
-        places.let_go(0)
+        places.release(0)
 
     found = run(scene)
     assert [free for _, free in found] == [[0, PAGE], [0]]
@@ -113,7 +113,7 @@ def test_report_at_once_includes_what_waited_and_the_delay_of_the_next_one_begin
 def test_nothing_is_reported_once_closed(wait):
     async def scene(places):
         for offset in hold(places, 2):
-            places.let_go(offset)
+            places.release(offset)
             await asyncio.sleep(wait)
             places.close()
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from thinwire.collectives.transport.send_priority import PART, STUCK
-from thinwire.collectives.transport.send_queue import LONGEST, WORDS, SendQueue
+from thinwire.collectives.transport.send_queue import LONGEST, MAX_CONTROL, SendQueue
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ballot, Behind, Chunk, Gossip, Partial, Result, StateChunk, StateOffer
@@ -212,13 +212,13 @@ def test_drop_discards_waiting_frames():
     play(story)
 
 
-@pytest.mark.parametrize("longest", [WORDS, LONGEST])
+@pytest.mark.parametrize("longest", [MAX_CONTROL, LONGEST])
 def test_overfull_lane_makes_peer_unreachable(longest):
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1e6
         for index in range(longest + 2):
             assert lost == ([A] if index > longest else [])
-            if longest == WORDS:
+            if longest == MAX_CONTROL:
                 send_queue.control(A, Behind(1))
             else:
                 send_queue.bulk(A, chunk(0))

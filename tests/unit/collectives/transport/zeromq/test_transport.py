@@ -14,7 +14,7 @@ import uvloop
 from thinwire.collectives.transport.zeromq import record_writer
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
-from thinwire.collectives.transport.zeromq.record_crypto import WORDS
+from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
@@ -424,9 +424,9 @@ def test_control_messages_of_rounds_use_a_separate_stream(wire):
             assert sent or await first.transport.send(second.id, frame)
             assert (await second.recv()).frame.message == message
             used = (here.stream_pool.express.writer.up, there.stream_pool.express.down) != before
-            assert used == (type(message) in WORDS), message
-            assert sent or type(message) not in WORDS, "a word does not wait"
-        assert {Ask, Vote, Record} < WORDS and not {Ping, Gossip, Chunk} & WORDS
+            assert used == (type(message) in EXPRESS_KINDS), message
+            assert sent or type(message) not in EXPRESS_KINDS, "a word does not wait"
+        assert {Ask, Vote, Record} < EXPRESS_KINDS and not {Ping, Gossip, Chunk} & EXPRESS_KINDS
         totals = [peer.transport.totals() for peer in (first, second)]
         assert totals[0] == totals[1][::-1], "bytes by that stream are counted"
 
@@ -443,7 +443,7 @@ def test_control_messages_keep_order_while_their_stream_opens(wire, loop):
             while by_stream < 50:
                 for source, sink in ((first, second), (second, first)):
                     assert await source.transport.send(sink.id, Frame(Ask(said, 0)))
-                said, by_stream = said + 1, by_stream + all(end.speaks for end in ends)
+                said, by_stream = said + 1, by_stream + all(end.sends_express for end in ends)
                 await asyncio.sleep(0)
         for sink in (first, second):
             assert [(await sink.recv()).frame.message.round for _ in range(said)] == list(range(said))

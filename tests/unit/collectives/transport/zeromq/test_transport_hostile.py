@@ -17,7 +17,7 @@ from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
 from thinwire.collectives.transport.zeromq.link import Link
 from thinwire.collectives.transport.zeromq.listener import port_of
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_WORD, OPENING, session_of
+from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_EXPRESS, OPENING, session_of
 from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, as_client
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
@@ -397,7 +397,7 @@ def signed(message, seed=1, run_id=b"r" * 32):
         signed(Ping(1, 2, ())),
         frames.encode(Frame(Chunk(1, 1, 1, 1)), None, bytes(32)),
         os.urandom(100),
-        bytes(MAX_WORD[0] + 1),
+        bytes(MAX_EXPRESS[0] + 1),
     ],
     ids=[
         "a vote that is forged",
