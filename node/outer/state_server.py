@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.state_offers import Replay, vouched
+from thinwire.collectives.blocking_work import RationedWork
+from thinwire.collectives.state_offers import LAST_ROUND, Accept, Replay, accept_all, examine
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
-    LAST_ROUND,
-    Accept,
     FetchedState,
     Mail,
     OtherModelState,
@@ -66,6 +65,7 @@ class StateServer:
         send_queue: SendQueue,
         now: Callable[[], float],
         *,
+        rationed: RationedWork,
         entered: bool,
         fragment: int = 0,
         emit: Emit = lambda name, fields: None,
@@ -87,6 +87,8 @@ class StateServer:
         self._warned = False
         """True if the alarm that our chain is too long has been given."""
         self._partial = PartialState()
+        self._rationed = rationed
+        self._accept: Accept = accept_all
         self._mail: asyncio.Queue[Mail] | None = None
         self.offers: dict[PeerId, StateOffer] = {}
         """States that peers have offered since the last `fetch` began, proved or not."""
@@ -172,14 +174,29 @@ class StateServer:
             return
         if self._mail is None:
             return
-        if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
-            self.without.add(peer)
-            if not message.members and not message.round:
-                self.empty.add(peer)
-        elif isinstance(message, StateOffer):
-            self.forget(peer)
-            self.offers[peer] = message
+        if isinstance(message, StateOffer):
+            payload, name = bytes(frame.payload), ("offer", self._fragment)
+            # Of a refused one the peer is asked again.
+            if self._rationed.add(peer, name, len(payload), self._examine(peer, message, payload, self._mail)):
+                self._rationed.run()
+            return
         self._mail.put_nowait((peer, frame))
+
+    def _examine(
+        self, peer: PeerId, offer: StateOffer, payload: bytes, mail: asyncio.Queue[Mail]
+    ) -> Generator[float, None, None]:
+        """Check an offer, and put the answer into `mail`; yields the costs of the parts."""
+        answer = yield from examine(offer, payload, self._accept)
+        if mail is not self._mail:
+            return  # the fetch is over
+        if answer.offered is not None:
+            self.forget(peer)
+            self.offers[peer] = offer
+        else:
+            self.without.add(peer)
+            if not offer.members and not offer.round:
+                self.empty.add(peer)
+        mail.put_nowait((peer, answer))
 
     def forget(self, *peers: PeerId) -> None:
         """Drop earlier messages of these peers that they have no state."""
@@ -223,8 +240,11 @@ class StateServer:
         copy_below: int | None = None,
         reached: Callable[[StateOffer], int | None] = lambda offer: None,
     ) -> FetchedState | OtherModelState | Replay | None:
-        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
-        self._mail, self.offers = asyncio.Queue(), {}
+        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected.
+
+        `accept`: decides which offers count.
+        """
+        self._mail, self.offers, self._accept = asyncio.Queue(), {}, accept
         self.forget(*self.without)
         try:
             fetched = await fetch_state(
@@ -235,7 +255,6 @@ class StateServer:
                 have=self._replica.hashes,
                 nbytes=self._replica.state.nbytes,
                 patience=patience,
-                accept=accept,
                 partial=self._partial,
                 fragment=self._fragment,
                 turn=turn,

@@ -88,8 +88,9 @@ class Scene:
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
+        self.rationed = RationedWork(lambda: self.now)
         presence = SimpleNamespace(
-            rationed=RationedWork(lambda: self.now),
+            rationed=self.rationed,
             live=self.live,
             send_queue=SimpleNamespace(
                 control=lambda to, message: self.sent.append((to, message)),
@@ -163,6 +164,7 @@ class Scene:
     def lose(self, *peers):
         for peer in peers:
             self.live.discard(peer)
+            self.rationed.drop(peer)
             self.current.agreement.on_link_down(peer, self.now)
             self.lineages.on_link_down(peer)
 
@@ -177,6 +179,7 @@ class Scene:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 0.5)
+            self.rationed.run()
             self.lineages.on_tick()
             self.own_lineage.on_tick()
 
