@@ -22,7 +22,7 @@ from itertools import pairwise, takewhile
 
 import blake3
 import msgspec
-from thinwire.swarm.messages.registry import LIFE, Chain, Era, Fork, Found, Message, PeerId
+from thinwire.swarm.messages.registry import LIFE, Chain, ChainEntry, Fork, Found, Message, PeerId
 
 Verify = Callable[[PeerId, Message, bytes], bool]
 """Checks the signature of a peer under a message."""
@@ -44,9 +44,9 @@ def founders_of(fork: Fork) -> list[tuple[PeerId, bytes]]:
     return [(peer, fork.lives[LIFE * at : LIFE * (at + 1)]) for at, peer in enumerate(fork.members)]
 
 
-def newest_round(era: Era) -> int:
+def newest_round(entry: ChainEntry) -> int:
     """Return the newest round of a lineage that a chain proves."""
-    return era.certificates[-1].commit.proposal.round if era.certificates else era.fork.round
+    return entry.certificates[-1].commit.proposal.round if entry.certificates else entry.fork.round
 
 
 def later(chain: Chain, other: Chain) -> bool:
@@ -57,7 +57,7 @@ def later(chain: Chain, other: Chain) -> bool:
 
 def descends(chain: Chain, lineage: bytes) -> bool:
     """Return True if the lineage of `chain` was founded in `lineage`, directly or not."""
-    return lineage in {name_of_fork(era.fork) for era in chain[:-1]}
+    return lineage in {name_of_fork(entry.fork) for entry in chain[:-1]}
 
 
 def contains(chain: Chain, lineage: bytes, round: int) -> bool:
@@ -65,7 +65,7 @@ def contains(chain: Chain, lineage: bytes, round: int) -> bool:
 
     The rounds of a parent lineage after a fork do not.
     """
-    forks = [era.fork for era in chain]
+    forks = [entry.fork for entry in chain]
     after = {name_of_fork(one): next.round for one, next in pairwise(forks)}
     return lineage == lineage_of(chain) or (lineage in after and round <= after[lineage])
 
@@ -97,9 +97,9 @@ def prevails(chain: Chain, over: Chain) -> bool:
     return _rank(chain[common]) > _rank(over[common])
 
 
-def _rank(era: Era) -> tuple[int, int, int, int, bool, int, bytes]:
-    fork, joined = era.fork, set[PeerId]()
-    for one in era.certificates:
+def _rank(entry: ChainEntry) -> tuple[int, int, int, int, bool, int, bytes]:
+    fork, joined = entry.fork, set[PeerId]()
+    for one in entry.certificates:
         joined.update(one.members, one.commit.proposal.members)
     known = [place for place, peer in enumerate(fork.before) if peer in fork.members]  # by seniority
     senior, others = -min(known, default=0), not joined.issubset(fork.members)
@@ -115,7 +115,7 @@ def _rank(era: Era) -> tuple[int, int, int, int, bool, int, bytes]:
     )
 
 
-def by_strangers(parent: Era, child: Era) -> bool:
+def by_strangers(parent: ChainEntry, child: ChainEntry) -> bool:
     """Return True if no founder of `child` is a member of its parent, which has committed a round.
 
     They can only have what the parent lineage published, so they must not take over its members or its newcomers. A lost

@@ -36,8 +36,8 @@ from benchmarks.support import machine
 PEERS = 50
 SEEDS = (0, 1, 2, 3, 5, 8)
 SIZES = (4, 8, 16, 32, 64)
-KIND = dict.fromkeys(("Ready",), "Ready") | dict.fromkeys(("Record", "Vote"), "Record and Vote")
-KIND |= {"Propose": "Propose"} | dict.fromkeys(("Commit", "Decided"), "Commit")
+KIND = dict.fromkeys(("Ready",), "Ready") | dict.fromkeys(("ResultRecord", "Vote"), "Record and Vote")
+KIND |= {"Propose": "Propose"} | dict.fromkeys(("Commit", "CompactCommit"), "Commit")
 KIND |= dict.fromkeys(("Prepare", "Promise", "Blame", "Ask", "Behind", "Decline", "Leave", "Fetch"), "others")
 """Column of each message of a round."""
 MANIFEST = """

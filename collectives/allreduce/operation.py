@@ -26,7 +26,7 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import MAX_GROUP, Ask, Call, Over, PeerId, Plan, Ready
+from thinwire.swarm.messages.registry import MAX_GROUP, Ask, Call, NextNumber, PeerId, Plan, Ready
 
 LOGGER = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Operation:
         if peer not in self.callers and self._located.get(peer) != number:
             self._located[peer] = number
             self._call_sent_at[peer] = self._place.now()
-            self._place.send_queue.control(peer, Over(self.name, self.number, False))
+            self._place.send_queue.control(peer, NextNumber(self.name, self.number, False))
             self.answer(peer)
 
     def renumber(self, number: int, attempt: int) -> None:
@@ -338,7 +338,7 @@ class Operation:
         """Fail, and try to make sure that no peer counts on us any more."""
         if not self.ended.done() and self.current is None:
             for peer in sorted(self._place.live):
-                self._place.send_queue.control(peer, Over(self.name, self.number + 1, True))
+                self._place.send_queue.control(peer, NextNumber(self.name, self.number + 1, True))
         self._fail(failure, hint)
 
     def broke(self, error: Exception) -> None:

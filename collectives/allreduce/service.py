@@ -2,7 +2,7 @@
 
 Peers count the operations of one name alike: the n-th call of one peer meets the n-th call of the others. Counts can
 diverge: new peers have none, calls fail, and in a partition each side counts separately. So a peer that waits at a
-number where the others are not announces that, learns where they are (`Over`), and goes up or down to the median number
+number where the others are not announces that, learns where they are (`NextNumber`), and goes up or down to the median number
 (the higher of two). All peers with the same information choose the same number, and one liar moves no peer with
 two honest ones. A silent peer counts as being at our number: for one patience all present peers, if we are new to a
 name or were alone with it; else our last partners.
@@ -19,7 +19,7 @@ from thinwire.collectives.allreduce.group_round import LocalPart, key_of
 from thinwire.collectives.allreduce.operation import Operation, OperationResult
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import OPERATIONS, Call, Message, Over, PeerId, Plan
+from thinwire.swarm.messages.registry import OPERATIONS, Call, Message, NextNumber, PeerId, Plan
 
 Args = TypeVarTuple("Args")
 
@@ -44,7 +44,7 @@ LAST = 2**31
 
 def is_ours(message: Message) -> bool:
     """Return whether a message belongs to an operation and not to the model's rounds."""
-    if isinstance(message, (Call, Over)):
+    if isinstance(message, (Call, NextNumber)):
         return True
     fragment: int = getattr(message, "fragment", 0)
     return fragment >= OPERATIONS
@@ -132,7 +132,7 @@ class AllreduceService:
         message = frame.message
         if isinstance(message, Call):
             self._on_call(peer, message)
-        elif isinstance(message, Over):
+        elif isinstance(message, NextNumber):
             self._on_over(peer, message)
         else:
             key = getattr(message, "round", 0), getattr(message, "fragment", 0)
@@ -211,7 +211,7 @@ class AllreduceService:
         if operation is not None and not (ended and lost):
             _guarded(operation, operation.on_call, peer, call)
         elif number < following and not waiting:
-            self._place.send_queue.control(peer, Over(name, following, False))
+            self._place.send_queue.control(peer, NextNumber(name, following, False))
         met = operation is not None and peer in operation.group and not lost  # its present call repeats an earlier one
         if not ended or met or not (waiting or number >= following):
             return
@@ -222,7 +222,7 @@ class AllreduceService:
         if waiting:
             waiting[0].locate(peer, number)
 
-    def _on_over(self, peer: PeerId, message: Over) -> None:
+    def _on_over(self, peer: PeerId, message: NextNumber) -> None:
         """Handle `peer`'s report that all operations before a number are over, or that it withdrew from them."""
         early = self._early.get(peer, OrderedDict())
         for name, number in [key for key in early if key[0] == message.name and key[1] < message.number]:
@@ -271,8 +271,8 @@ class AllreduceService:
         if any(one is not None and one not in waiting and not one.ended.done() for one in there):
             return
         for peer in sorted(self._place.live):
-            self._place.send_queue.control(peer, Over(name, waiting[-1].number + 1, True))
-            self._place.send_queue.control(peer, Over(name, waiting[0].number + by, False))
+            self._place.send_queue.control(peer, NextNumber(name, waiting[-1].number + 1, True))
+            self._place.send_queue.control(peer, NextNumber(name, waiting[0].number + by, False))
         for operation in waiting if by < 0 else reversed(waiting):
             del self._known[name, operation.number]
             number = operation.number + by

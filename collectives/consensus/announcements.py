@@ -17,8 +17,8 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Proposal,
     Ready,
-    Said,
     ShownReady,
+    SignedAnnouncement,
 )
 
 
@@ -67,11 +67,11 @@ class Announcements:
         del bases[terms.base]
         return 2 * max(bases.values(), default=0) > len(terms.members)
 
-    def signed(self, peer: PeerId) -> Said | None:
+    def signed(self, peer: PeerId) -> SignedAnnouncement | None:
         """Return the newest announcement of a peer with its signature, None if either is not here."""
         ready = self.newest.get(peer)
         signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
-        return Said(ready.statement(), signature) if ready is not None and signature is not None else None
+        return SignedAnnouncement(ready.statement(), signature) if ready is not None and signature is not None else None
 
     # --- announcements that proposals name
 
@@ -125,7 +125,7 @@ class Announcements:
         pairs = [(entry, self.newest.get(entry.peer)) for entry in proposal.contributors if entry.peer != self._me]
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
-    def other_life(self, proposal: Proposal) -> tuple[PeerId, Said | None]:
+    def other_life(self, proposal: Proposal) -> tuple[PeerId, SignedAnnouncement | None]:
         """Return a member whose life in a free proposal contradicts its announcement, and that announcement.
 
         Return an empty id and None if there is no such member.

@@ -10,7 +10,7 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound, vote_for
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Certificate, Commit, Decided, PeerId, Proposal
+from thinwire.swarm.messages.registry import Certificate, Commit, CompactCommit, PeerId, Proposal
 from thinwire.swarm.messages.wire_form import proofs_of, votes_of
 
 
@@ -49,14 +49,14 @@ def voters(message: Commit, members: Sequence[PeerId], fraction: float, verify: 
     return _voters(message, Electorate(b"", terms, (), verify), verify)
 
 
-def decided(commit: Commit) -> Decided:
+def compact(commit: Commit) -> CompactCommit:
     """Return a commit without its proposal."""
     proposal = commit.proposal
     place = proposal.round, proposal.fragment, proposal.ballot
-    return Decided(*place, name_of(proposal), commit.digest, *votes_of(commit.votes, proposal.alive))
+    return CompactCommit(*place, name_of(proposal), commit.digest, *votes_of(commit.votes, proposal.alive))
 
 
-def with_proposal(message: Decided, known: Iterable[Proposal | None]) -> Commit | None:
+def with_proposal(message: CompactCommit, known: Iterable[Proposal | None]) -> Commit | None:
     """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
     for proposal in known:
         if proposal is not None and proposal.ballot == message.ballot and name_of(proposal) == message.proposal_digest:

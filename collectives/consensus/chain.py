@@ -25,7 +25,7 @@ from thinwire.collectives.consensus.certificates import voters
 from thinwire.collectives.consensus.proposal import electorate_digest, lives_of, next_members
 from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
 from thinwire.swarm.messages import wire_form
-from thinwire.swarm.messages.registry import LIFE, MAX_ERAS, Certificate, Chain, Era, Fork, PeerId
+from thinwire.swarm.messages.registry import LIFE, MAX_CHAIN_ENTRIES, Certificate, Chain, ChainEntry, Fork, PeerId
 
 DECODED = 512
 """Bytes of an encoded chain that are decoded in the time of one signature's check."""
@@ -61,7 +61,7 @@ Check = Callable[[Chain, int, Trusted], Proving]
 
 def founded(chain: Chain, fork: Fork) -> Chain:
     """Return the chain of a lineage that was founded in the lineage of `chain`."""
-    return (*chain, Era(fork))
+    return (*chain, ChainEntry(fork))
 
 
 def extended(chain: Chain, certificate: Certificate) -> Chain:
@@ -70,15 +70,15 @@ def extended(chain: Chain, certificate: Certificate) -> Chain:
     It lacks the certificates that are not needed any more. The new one is not checked: this peer did so when its round
     committed.
     """
-    era = chain[-1]
+    entry = chain[-1]
     agreed = {proof.peer for proof in certificate.commit.votes}
-    at, here = 0, _start(era.fork)
-    while at < len(era.certificates) and not _follows(certificate, here, agreed):
-        here = _after(era.certificates[at], here.lineage)
+    at, here = 0, _start(entry.fork)
+    while at < len(entry.certificates) and not _follows(certificate, here, agreed):
+        here = _after(entry.certificates[at], here.lineage)
         at += 1
     if not _follows(certificate, here, agreed):
         return chain  # A certificate before it is missing here; a later one may follow again.
-    return (*chain[:-1], Era(era.fork, (*era.certificates[:at], certificate)))
+    return (*chain[:-1], ChainEntry(entry.fork, (*entry.certificates[:at], certificate)))
 
 
 def encode(chain: Chain) -> bytes:
@@ -105,8 +105,8 @@ def checked(
     again so.
     """
     here: Configuration | None = None
-    for era in chain if len(chain) <= MAX_ERAS else ():
-        fork = era.fork
+    for entry in chain if len(chain) <= MAX_CHAIN_ENTRIES else ():
+        fork = entry.fork
         if here is None:
             if fork.before or not trusted(fork):
                 return None
@@ -120,7 +120,7 @@ def checked(
         if not given and not proved(fork, fragment, verifier(fork.keys)):
             return None
         here = _start(fork)
-        for certificate in era.certificates:
+        for certificate in entry.certificates:
             yield len(certificate.commit.votes)
             if not _proves(certificate, here, fragment, fraction, verifier(certificate.keys)):
                 return None
@@ -130,9 +130,9 @@ def checked(
 
 def end_of(chain: Chain) -> Configuration:
     """Return the members after the last round of a chain that is known to be valid, and not empty."""
-    era = chain[-1]
-    start = _start(era.fork)
-    return _after(era.certificates[-1], start.lineage) if era.certificates else start
+    entry = chain[-1]
+    start = _start(entry.fork)
+    return _after(entry.certificates[-1], start.lineage) if entry.certificates else start
 
 
 def _start(fork: Fork) -> Configuration:

@@ -14,7 +14,7 @@ vote, it does not bind (`justification.bound`).
     Propose    leader -> all           these contribute; owners follow from (group, alive). In a later ballot with the
                                        promises from which its value follows
     Vote       all -> leader           all results are here, their digest is D
-    Commit     leader -> all           D, with the votes that prove it; without the proposal (Decided) to peers that have it
+    Commit     leader -> all           D, with the votes that prove it; peers that have the proposal get a CompactCommit
     Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
@@ -52,7 +52,7 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
     Commit,
-    Decided,
+    CompactCommit,
     Decline,
     Digest,
     Leave,
@@ -263,7 +263,7 @@ class Agreement:
         """Handle a checked message of this round and fragment from an authenticated peer."""
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
-        if isinstance(message, Decided):
+        if isinstance(message, CompactCommit):
             if (found := self._with_proposal(sender, message)) is None:
                 return
             message = found
@@ -281,7 +281,7 @@ class Agreement:
             return
         self.tick(now)
 
-    def _with_proposal(self, sender: PeerId, message: Decided) -> Commit | None:
+    def _with_proposal(self, sender: PeerId, message: CompactCommit) -> Commit | None:
         """Return the commit that a peer has sent without its proposal.
 
         None: the proposal is not known here; the peer is asked for it.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
 from thinwire.collectives.consensus.blame import BlameBook
-from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import Signed, contested, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
@@ -150,7 +150,7 @@ class Proposer:
     def commit_messages(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
         others, known = self._electorate.live - {self._electorate.me}, self._informed | self._votes.keys()
-        short = decided(commit)
+        short = compact(commit)
         return [
             *((peer, short) for peer in sorted(others & known)),
             *((peer, commit) for peer in sorted(others - known)),

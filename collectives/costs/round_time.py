@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, allot
 from thinwire.collectives.topology.shards import MIN_COUNT, Grid, Sized, grid
 from thinwire.compression.core.codec import Codec
@@ -35,8 +35,8 @@ from thinwire.swarm.messages.registry import (
     Proposal,
     Propose,
     Ready,
-    Record,
     Result,
+    ResultRecord,
     Span,
     Vote,
 )
@@ -209,7 +209,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
     proposal = Proposal(
         _NUMBER, 0, ballot, ids, ids, entries, (), None, (), lives=lives, electorate=_ID, seal=bytes(64)
     )
-    commit = decided(Commit(proposal, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
+    commit = compact(Commit(proposal, _ID, tuple(Proof(peer, bytes(64)) for peer in ids[: peers // 2 + 1])))
     vote = wire(Vote(_NUMBER, 0, ballot, _ID, _ID))
     spans = (Span(bytes(SPAN_PREFIX), 100, 0),) * min(MAX_SPANS, peers - 1)
     mean = most = scatter = last = 0.0
@@ -226,7 +226,7 @@ def _sizes(peers: int, slow: int, fragments: Sequence[Grid], codec: Codec) -> _S
         last = (peers - 1) * result
         ready += wire(Ready(_NUMBER, 0, _NUMBER, _ID, _ID, _NUMBER, bytes(32 * count), True, 0.0, 0.0, spans=spans))
         mine = tuple(range(500, 500 + -(-count // peers)))
-        record += wire(Record(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
+        record += wire(ResultRecord(_NUMBER, 0, ballot, mine, bytes(32 * len(mine))))
     led = len(fragments) * (wire(Propose(proposal)) + wire(commit))
     return _Sizes(mean, most, scatter, last, ready, record, vote * len(fragments), led)
 

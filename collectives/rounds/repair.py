@@ -11,7 +11,7 @@ from thinwire.collectives.state_sync import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Record, Result
+from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
 
 Paced = Callable[[PeerId, int], bool]
 """Function that returns whether the results of a round go to a peer with pauses."""
@@ -205,7 +205,7 @@ class ResultServer:
         if whole:
             everything = tuple(range(len(chunks)))
             hashes = exchange.results.hashes(everything)
-            record = Record(round, fragment, proposal.ballot, everything, hashes, proposal.lineage)
+            record = ResultRecord(round, fragment, proposal.ballot, everything, hashes, proposal.lineage)
             self._send_queue.control(sender, record)
             if not message.indices and agreement.commit is None:
                 self._prove(sender, proposal)

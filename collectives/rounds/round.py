@@ -27,16 +27,16 @@ from thinwire.swarm.identity.identity import peer_id_of
 from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
-    Claim,
     Commit,
-    Decided,
+    CompactCommit,
     Fetch,
     Partial,
     PeerId,
     Propose,
     Ready,
-    Record,
     Result,
+    ResultClaim,
+    ResultRecord,
     ShownReady,
     Span,
     Subtotal,
@@ -210,13 +210,13 @@ class Round:
         message, lineage = frame.message, self.agreement.terms.lineage
         if getattr(message, "fragment", self.fragment) != self.fragment:
             return
-        if isinstance(message, (Chunk, Partial, Result, Record, Claim, Subtotal)):
+        if isinstance(message, (Chunk, Partial, Result, ResultRecord, ResultClaim, Subtotal)):
             if getattr(message, "lineage", lineage) == lineage:  # One ballot may exist in several lineages.
                 self.exchange.take(sender, frame)
         elif isinstance(message, Fetch):
             self._server.serve(sender, message)
         else:
-            if isinstance(message, (Commit, Decided)):
+            if isinstance(message, (Commit, CompactCommit)):
                 self._repair.renewed(sender)  # earlier reports concerned another round
             if isinstance(message, Propose):
                 keys = {peer_id_of(key): key for key in message.keys}

@@ -10,7 +10,7 @@ from thinwire.collectives.health.straggler_grace import Attendance
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import Chunk, Hour, Partial, PeerId, Propose, Ready
+from thinwire.swarm.messages.registry import Chunk, Partial, PeerId, Propose, Ready, WallClock
 
 TELL_SECONDS = 10.0
 """Seconds between two announcements of our wall clock."""
@@ -70,7 +70,7 @@ class PeerDiagnosis:
                 self._chunks = len(message.hashes) // HASH
                 self.diagnosis.ready(peer, message.round, message.speed, fragment=message.fragment)
                 self._compare()
-        elif isinstance(message, Hour):
+        elif isinstance(message, WallClock):
             self.diagnosis.hour(peer, message.wall - self._wall())
             self._compare()
             return True
@@ -123,7 +123,7 @@ class PeerDiagnosis:
         after = self._order[place : place + TOLD]
         for peer in (*after, *self._order[: min(place, TOLD - len(after))]):
             self._last = peer
-            self._send_queue.control(peer, Hour(max(0, int(self._wall()))))
+            self._send_queue.control(peer, WallClock(max(0, int(self._wall()))))
 
     def _compare(self) -> None:
         findings = self.diagnosis.findings

@@ -30,12 +30,11 @@ from thinwire.swarm.messages.registry import (
     Ack,
     Activation,
     Apply,
-    Bequest,
-    Bereft,
     Close,
     Evidence,
     FrozenRows,
     Gossip,
+    GradientSummary,
     Message,
     Nack,
     Outdated,
@@ -43,11 +42,12 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Ping,
     PingRequest,
-    Post,
     PushPull,
+    RecoveryPermit,
+    RecoveryRequest,
     Route,
     Span,
-    Tally,
+    StageAssignment,
     Verdict,
 )
 
@@ -62,8 +62,8 @@ class Family(Enum):
 
 
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, Tally, Apply, Post, FrozenRows))
-RECOVERY = frozenset((Bereft, Bequest, Outdated))
+STAGES = frozenset((Route, Activation, Passed, Close, GradientSummary, Apply, StageAssignment, FrozenRows))
+RECOVERY = frozenset((RecoveryRequest, RecoveryPermit, Outdated))
 
 
 def family_of(message: Message) -> Family:

@@ -23,7 +23,7 @@ from thinwire.swarm.messages.registry import (
     Ask,
     Behind,
     Commit,
-    Decided,
+    CompactCommit,
     Decline,
     Fetch,
     Found,
@@ -153,7 +153,7 @@ class FrameRouter:
         if isinstance(message, Ready):
             self._straggler_grace.came(peer, current.round, self._now(), contributes=bool(message.weight))
         current.on_frame(peer, frame)
-        if isinstance(message, (Commit, Decided)):
+        if isinstance(message, (Commit, CompactCommit)):
             # Not every commit can be verified later: peers that had departed then may be here now.
             self._catch_up.claimed(peer, current.round)
             current.agreement.past.add(peer)

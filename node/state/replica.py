@@ -35,10 +35,10 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import (
     CHAIN_BYTES,
     CHUNK_BYTES,
-    MAX_ERAS,
+    MAX_CHAIN_ENTRIES,
     Chain,
+    ChainEntry,
     Digest,
-    Era,
     Fork,
     PeerId,
     Proposal,
@@ -102,7 +102,7 @@ class Replica(SharedState):
         self._sent_buffers = self.buffers.copy()
         self.round, self.members, self.lives = 0, tuple(sorted(members)), b""
         given = Fork(0, bytes(32), (), self.members, b"", ())
-        self.chain: Chain = (Era(given),) if self.members else ()
+        self.chain: Chain = (ChainEntry(given),) if self.members else ()
         self._proof: tuple[Chain, bytes] = (), b""
         self.fetched = 0
         """Number of states that were taken over from other peers."""
@@ -202,7 +202,7 @@ class Replica(SharedState):
         """Encoded chain; empty without one, and if it is too long for a message."""
         if self._proof[0] is not self.chain:
             encoded = encode_chain(self.chain)
-            fits = len(encoded) <= CHAIN_BYTES and len(self.chain) <= MAX_ERAS
+            fits = len(encoded) <= CHAIN_BYTES and len(self.chain) <= MAX_CHAIN_ENTRIES
             self._proof = self.chain, encoded if fits else b""
         return self._proof[1]
 

@@ -34,7 +34,7 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Proposal,
     Propose,
-    Record,
+    ResultRecord,
     Vote,
 )
 
@@ -290,7 +290,7 @@ class _FalseVote:
             hashes = b"".join(results.each())
             place = proposal.round, proposal.fragment, proposal.ballot
             basis = basis_of(proposal.contributors)
-            self._send_to_all(Record(*place, tuple(range(len(results))), hashes, proposal.lineage, basis))
+            self._send_to_all(ResultRecord(*place, tuple(range(len(results))), hashes, proposal.lineage, basis))
         current.exchange.check()
 
     def _send_to_all(self, message: Message) -> None:
@@ -305,7 +305,9 @@ def _hide_records(process: Process) -> None:
 
     def send(to: PeerId, message: Message) -> None:
         others = sorted(peer for session in sessions(process) for peer in session.live if peer != me)
-        if not isinstance(message, Vote) and (not isinstance(message, Record) or to in others[: len(others) // 2]):
+        if not isinstance(message, Vote) and (
+            not isinstance(message, ResultRecord) or to in others[: len(others) // 2]
+        ):
             control(to, message)
 
     send_queue.control = send  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.announcement import Said
+from thinwire.swarm.messages.announcement import SignedAnnouncement
 from thinwire.swarm.messages.base import MAX_CHUNKS, MAX_GROUP, U16, U32, Digest, Id, Message, Reason, Signature
 from thinwire.swarm.messages.proposal import MAX_FAREWELLS, Ballot, Bits, Farewell, Lineage, Proposal
 
@@ -112,10 +112,10 @@ class Blame(Message, frozen=True):
     ballot: Ballot
     peer: Id
     reason: Reason
-    said: Said | None = None
+    said: SignedAnnouncement | None = None
 
 
-class Record(Message, frozen=True):
+class ResultRecord(Message, frozen=True):
     """Hashes of an owner's results in a ballot.
 
     `indices` are the chunks, `hashes` is the concatenated blake3 of each encoded result. `lineage`: see Result. `basis`: name
@@ -134,7 +134,7 @@ class Record(Message, frozen=True):
     basis: Annotated[bytes, Meta(max_length=32)] = b""
 
 
-class Claim(Message, frozen=True):
+class ResultClaim(Message, frozen=True):
     """Record in which an owner states that it has computed results, as another peer shows it.
 
     A peer votes for results that a later ballot adopts if it has one for each of them: then an audit can name a liar.
@@ -143,7 +143,7 @@ class Claim(Message, frozen=True):
     limit: ClassVar[int] = 40_200
 
     owner: Id
-    record: Record
+    record: ResultRecord
     signature: Signature
 
     @property
@@ -201,9 +201,10 @@ class Proof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class Commit(Message, frozen=True):
-    """Certificate: `proposal` is committed with results `digest`, as the votes of a quorum prove.
+    """Proof that `proposal` is committed with results `digest`: the votes of a quorum.
 
-    On the wire it is a PackedCommit.
+    A CompactCommit is the same without the proposal, for peers that have it. A Certificate is the same with the members of the
+    round and their keys, for peers that do not know them. On the wire a Commit is a PackedCommit.
     """
 
     limit: ClassVar[int] = 99_500
@@ -223,7 +224,7 @@ class Commit(Message, frozen=True):
         return self.proposal.fragment
 
 
-class Decided(Message, frozen=True):
+class CompactCommit(Message, frozen=True):
     """Commit without its proposal, for a peer that has the proposal; another one asks with Ask.
 
     proposal_digest: see Vote. voters: bitmap over `Proposal.alive`. signatures: of their votes, 64 bytes each.

@@ -61,7 +61,7 @@ class Call(Message, frozen=True):
     group: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
 
 
-class Over(Message, frozen=True):
+class NextNumber(Message, frozen=True):
     """Answer to a Call: for the sender, all averages of that name before `number` are over.
 
     `withdrawn`: the sender had called one of them and no longer waits for it.
@@ -72,7 +72,7 @@ class Over(Message, frozen=True):
     withdrawn: bool
 
 
-class Hour(Message, frozen=True):
+class WallClock(Message, frozen=True):
     """Wall clock of the sender, in seconds since 1970, to detect wrong clocks."""
 
     wall: U53

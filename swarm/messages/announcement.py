@@ -116,7 +116,7 @@ class Base(Message, frozen=True):
     hashes: Annotated[bytes, Meta(max_length=32 * MAX_CHUNKS)]
 
 
-class Said(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class SignedAnnouncement(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Announcement that a peer has signed, as another peer shows it."""
 
     statement: Announced

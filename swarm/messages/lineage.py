@@ -17,7 +17,7 @@ from thinwire.swarm.messages.proposal import Lineage
 CHAIN_BYTES = 4 << 20
 """Maximum number of bytes of an encoded chain in a message."""
 
-MAX_ERAS = 256
+MAX_CHAIN_ENTRIES = 256
 """Maximum number of lineages in a chain that other peers believe."""
 
 
@@ -79,7 +79,7 @@ class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     keys: Keys
 
 
-class Era(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class ChainEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """One lineage in a chain: its beginning, and certificates that prove its members.
 
     The last certificate has its newest round.
@@ -89,7 +89,7 @@ class Era(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
     certificates: tuple[Certificate, ...] = ()
 
 
-Chain = tuple[Era, ...]
+Chain = tuple[ChainEntry, ...]
 """Proof of the members of a run; the first lineage comes first. See collectives/consensus/chain.py."""
 
 

@@ -88,7 +88,7 @@ class Close(Message, frozen=True):
     micros: Annotated[tuple[Micro, ...], Meta(max_length=MAX_MICROS)]
 
 
-class Tally(Message, frozen=True):
+class GradientSummary(Message, frozen=True):
     """Answer to Close: squared norm of the gradient and its number of tokens.
 
     With a `reason`: the gradient is discarded.
@@ -113,7 +113,7 @@ class Apply(Message, frozen=True):
     loss: float = 0.0
 
 
-class Post(Message, frozen=True):
+class StageAssignment(Message, frozen=True):
     """Stage → origin: the sender holds stage `stage` and is ready for the inner steps [step, until).
 
     It follows all rounds that it waits for. Origin → stage: hold stage `stage` once these steps are over. `frozen`: tag
@@ -140,7 +140,7 @@ class FrozenRows(Message, frozen=True):
     piece: U16
 
 
-class Bereft(Message, frozen=True):
+class RecoveryRequest(Message, frozen=True):
     """Request for permission to recover the state of stage `stage`, which no live peer has.
 
     Sent by the peer that is to hold the stage to the peer that decides.
@@ -149,8 +149,8 @@ class Bereft(Message, frozen=True):
     stage: U16
 
 
-class Bequest(Message, frozen=True):
-    """Answer to Bereft, to one peer at a time: recover the stage, as the state after round `round`.
+class RecoveryPermit(Message, frozen=True):
+    """Answer to RecoveryRequest, to one peer at a time: recover the stage as the state after `round`.
 
     `norms`: norm of every stage's last gradient before clipping; 0 means unknown. `others`: peers that may hold a copy,
     as far as the sender knows.

@@ -78,7 +78,7 @@ class Subtotal(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Request for results of a round that the receiver has voted for, or for contributions.
 
-    Without `indices`, it is a request for what a vote for the results needs: the claims of their owners (`Claim`) and
+    Without `indices`, it is a request for what a vote for the results needs: the claims of their owners (`ResultClaim`) and
     the announcements of the contributors (`ShownReady`).
 
     digest: of all results of the round, which may have been committed; or the name of the receiver's contribution, or of

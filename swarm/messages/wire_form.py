@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 from thinwire.swarm.messages.agreement import Commit, Leave, Promise, Proof, Propose
 from thinwire.swarm.messages.base import MAX_GROUP, Digest
-from thinwire.swarm.messages.lineage import Certificate, Chain, Era
+from thinwire.swarm.messages.lineage import Certificate, Chain, ChainEntry
 from thinwire.swarm.messages.proposal import Bits, PackedProposal, Proposal, bits_of, named_by
 
 Kind = TypeVar("Kind")
@@ -87,7 +87,7 @@ def _form(hint: Any) -> Any:
     return _FORMS.get(hint, hint) if isinstance(hint, type) else hint
 
 
-for _kind in (Promise, Leave, Propose, Certificate, Era):
+for _kind in (Promise, Leave, Propose, Certificate, ChainEntry):
     _hints = get_type_hints(_kind, include_extras=True)
     _FORMS[_kind] = msgspec.defstruct(
         f"Packed{_kind.__name__}",

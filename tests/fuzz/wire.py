@@ -24,7 +24,7 @@ from thinwire.swarm.identity.invite import Invite, InviteError, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.messages import wire_form
-from thinwire.swarm.messages.registry import NUMBERS, TYPES, VERSION, Era, Evidence
+from thinwire.swarm.messages.registry import NUMBERS, TYPES, VERSION, ChainEntry, Evidence
 
 MODULES = (frame, wire_form, peer_record, admission_token, gossip_items, evidence, chain, invite)
 """Modules whose functions are instrumented."""
@@ -153,8 +153,8 @@ def _chains() -> Target:
             raise CodecError(str(error)) from None
         chain.proven(found, 0, lambda fork: True, fraction=0.5, verifier=lambda keys: lambda *signed: True, gaps=False)
 
-    eras = [example(inspect.type_info(Era)), example(inspect.type_info(Era))]
-    return "chain", take, [chain.encode(tuple(eras[:count])) for count in (1, 2)]
+    entries = [example(inspect.type_info(ChainEntry)), example(inspect.type_info(ChainEntry))]
+    return "chain", take, [chain.encode(tuple(entries[:count])) for count in (1, 2)]
 
 
 def _invites() -> Target:

@@ -32,8 +32,8 @@ from thinwire.swarm.messages.registry import (
     Proposal,
     Propose,
     Ready,
-    Record,
     Result,
+    ResultRecord,
 )
 
 PEERS = tuple(bytes([index]) * 32 for index in range(5))
@@ -96,7 +96,7 @@ class FakeSendQueue:
 
 
 def hashes_of(chunks: Iterable[bytes]) -> bytes:
-    """Return the hashes of these chunks, as in a Ready or a Record."""
+    """Return the hashes of these chunks, as in a Ready or a ResultRecord."""
     return b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
 
 
@@ -290,8 +290,8 @@ class DenseHarness(RoundHarness):
         """Deliver an owner's record of these chunks' results."""
         self.on_message(owner, self.record(*indices, ballot=ballot))
 
-    def record(self, *indices: int, ballot: Ballot = FIRST) -> Record:
+    def record(self, *indices: int, ballot: Ballot = FIRST) -> ResultRecord:
         """Return an owner's record of these chunks' results; in audited rounds it has computed them."""
         proposal = self.round.agreement.proposal
         basis = basis_of(proposal.contributors) if self.audited and proposal is not None else b""
-        return Record(1, 0, ballot, indices, hashes_of(map(self.result, indices)), b"", basis)
+        return ResultRecord(1, 0, ballot, indices, hashes_of(map(self.result, indices)), b"", basis)

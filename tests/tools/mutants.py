@@ -172,7 +172,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/consensus/blame.py", "return self.idle > before"): "the set only grows",
     (
         "collectives/consensus/chain.py",
-        "while at != len(era.certificates) and not _follows(certificate, here, agreed):",
+        "while at != len(entry.certificates) and not _follows(certificate, here, agreed):",
     ): "it counts up in steps of one",
     (
         "collectives/consensus/proposal.py",

@@ -42,8 +42,8 @@ from thinwire.swarm.messages.registry import (
     Fetch,
     PeerId,
     Proposal,
-    Record,
     Result,
+    ResultRecord,
 )
 
 
@@ -301,7 +301,7 @@ class AllGather(DataPlane):
         self.check()
         return True
 
-    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
+    def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
         """Take the hashes of all results if they match the settled digest; any peer may send them."""
         everything = tuple(range(len(self.results)))
         if self.complete or record.indices != everything or len(record.hashes) != 32 * len(everything):

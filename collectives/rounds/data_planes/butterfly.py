@@ -40,14 +40,14 @@ from thinwire.swarm.messages.registry import (
     MAX_GROUP,
     Ballot,
     Chunk,
-    Claim,
     Contribution,
     Digest,
     Partial,
     PeerId,
     Proposal,
-    Record,
     Result,
+    ResultClaim,
+    ResultRecord,
     Subtotal,
 )
 
@@ -338,8 +338,8 @@ class Butterfly(DataPlane):
     # --- receiving results
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """Take a frame, including a Claim."""
-        if isinstance(frame.message, Claim):
+        """Take a frame, including a ResultClaim."""
+        if isinstance(frame.message, ResultClaim):
             self._records.take_claim(frame.message)
             self.check()
         else:
@@ -357,7 +357,7 @@ class Butterfly(DataPlane):
         vouches, check = self._is_result_source(sender, index), self._check_result
         taken = self.results.take(index, frame.payload, frame.hashed, check=check, from_owner=vouches)
         if taken is None and self.results.wanted is not None:
-            self._early.put(sender, frame)  # it has overtaken the Record that vouches for it
+            self._early.put(sender, frame)  # it has overtaken the ResultRecord that vouches for it
         elif taken:
             self.progress.arrived()
             if sender == self.owners[index]:
@@ -382,7 +382,7 @@ class Butterfly(DataPlane):
             self._overlong = str(error) if error.reason == "bound" else ""
             raise
 
-    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
+    def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
         if self._records.sound(record) and not self.complete:
             if self._records.take(sender, record, signature):
                 self._replay()
@@ -415,7 +415,7 @@ class Butterfly(DataPlane):
 
     # --- claims of owners, for audits
 
-    def claims(self) -> Sequence[Claim]:
+    def claims(self) -> Sequence[ResultClaim]:
         """Return the claims of owners to the results."""
         return self._records.claims()
 

@@ -26,13 +26,13 @@ from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
     Chunk,
-    Claim,
     Digest,
     Fetch,
     PeerId,
     Proposal,
-    Record,
     Result,
+    ResultClaim,
+    ResultRecord,
 )
 
 
@@ -198,7 +198,7 @@ class DataPlane(ABC):
         """True if all results that the ballot adopts are here, and not all that an audit of them needs."""
         return False
 
-    def claims(self) -> Sequence[Claim]:
+    def claims(self) -> Sequence[ResultClaim]:
         """Return the claims of owners to the results."""
         return ()
 
@@ -214,7 +214,7 @@ class DataPlane(ABC):
         self._replay()
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """Take a Chunk, Result or Record; ignore messages of other planes.
+        """Take a Chunk, Result or ResultRecord; ignore messages of other planes.
 
         A frame that has overtaken the message that explains it is stored for later.
         """
@@ -225,10 +225,10 @@ class DataPlane(ABC):
                 self._keep_early(sender, frame)
             else:
                 self._take_chunk(sender, message, frame)
-        elif isinstance(message, (Result, Record)):
+        elif isinstance(message, (Result, ResultRecord)):
             if not self._belongs(message.ballot):
                 self._keep_early(sender, frame)
-            elif isinstance(message, Record):
+            elif isinstance(message, ResultRecord):
                 self._take_record(sender, message, frame.signature)
             else:
                 self._take_result(sender, message, frame)
@@ -250,7 +250,7 @@ class DataPlane(ABC):
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
 
     @abstractmethod
-    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None: ...
+    def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None: ...
 
     @abstractmethod
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Record, Result
+from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Result, ResultRecord
 
 
 class OwnerDependentButterfly(Butterfly):
@@ -53,16 +53,16 @@ class OwnerDependentButterfly(Butterfly):
         self._voted = None
 
     def take(self, sender: PeerId, frame: Frame) -> None:
-        """Take a frame; once results are settled, any peer's Records and Results count."""
-        if self.results.wanted is not None and isinstance(message := frame.message, (Record, Result)):
-            if isinstance(message, Record):
+        """Take a frame; once results are settled, any peer's ResultRecords and Results count."""
+        if self.results.wanted is not None and isinstance(message := frame.message, (ResultRecord, Result)):
+            if isinstance(message, ResultRecord):
                 self._take_record(sender, message, frame.signature)
             else:
                 self._take_result(sender, message, frame)
         else:
             super().take(sender, frame)
 
-    def _take_record(self, sender: PeerId, record: Record, signature: bytes) -> None:
+    def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
         unsigned = [i for i in record.indices if i < len(self.grid) and not self.results.signed(i)]
         super()._take_record(sender, record, signature)
         if not self.complete and any(map(self.results.signed, unsigned)):

@@ -18,7 +18,16 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.exact_block import BufferedCodec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Digest, PeerId, Proposal, Ready, Record
+from thinwire.swarm.messages.registry import (
+    Commit,
+    Contribution,
+    Digest,
+    PeerId,
+    Proposal,
+    Ready,
+    ResultClaim,
+    ResultRecord,
+)
 
 
 class ChunkReducer(Protocol):
@@ -104,7 +113,7 @@ class OwnerRecords:
         self._owners: Sequence[PeerId] = ()
         self._basis = b""
         self._made: dict[int, Digest] = {}  # hashes of the results that were computed here
-        self._claims: dict[bytes, dict[int, dict[Digest, Claim]]] = {}
+        self._claims: dict[bytes, dict[int, dict[Digest, ResultClaim]]] = {}
         self._trusted: set[PeerId] = set()  # owners in the ballots that we have followed and that adopt no results
 
     def clear(self) -> None:
@@ -135,21 +144,21 @@ class OwnerRecords:
         free = self._proposal is not None and self._proposal.adopted is None and self._agreement.commit is None
         return self._audited and free
 
-    def sign(self, proposal: Proposal, indices: tuple[int, ...]) -> Record:
+    def sign(self, proposal: Proposal, indices: tuple[int, ...]) -> ResultRecord:
         """Return our record of these results in a ballot, and store our claim if we have computed them."""
         claims = self._audited and self.computed(indices)
         place, hashes = (proposal.round, proposal.fragment, proposal.ballot), self._results.hashes(indices)
-        record = Record(*place, indices, hashes, proposal.lineage, self._basis if claims else b"")
+        record = ResultRecord(*place, indices, hashes, proposal.lineage, self._basis if claims else b"")
         if claims:
-            self._note(Claim(self._agreement.me, record, self._agreement.sign(record)), indices)
+            self._note(ResultClaim(self._agreement.me, record, self._agreement.sign(record)), indices)
         return record
 
-    def sound(self, record: Record) -> bool:
+    def sound(self, record: ResultRecord) -> bool:
         """Return True if a record has one hash for each of its chunks, which are in the grid."""
         count, indices = len(self._results), record.indices
         return len(record.hashes) == 32 * len(indices) == 32 * len({*indices}) and all(i < count for i in indices)
 
-    def take(self, sender: PeerId, record: Record, signature: bytes) -> bool:
+    def take(self, sender: PeerId, record: ResultRecord, signature: bytes) -> bool:
         """Take a sound record of a peer; return True if it has the hashes of all results, which are settled."""
         results, proposal, owners = self._results, self._proposal, self._owners
         # Any peer may send the hashes of all results if they match the settled digest.
@@ -169,7 +178,7 @@ class OwnerRecords:
                 results.sign(index, found)
         if claims and sender in self._claimants():
             known = [index for index, found in stated(record).items() if results.expected_hash(index) == found]
-            self._note(Claim(sender, record, signature), known)
+            self._note(ResultClaim(sender, record, signature), known)
         return whole
 
     # --- claims
@@ -178,13 +187,13 @@ class OwnerRecords:
         """Return the peers that may claim results. A claim of others is worth nothing: identities are free."""
         return {*self._agreement.terms.members, *self._trusted}
 
-    def _note(self, claim: Claim, indices: Iterable[int]) -> None:
+    def _note(self, claim: ResultClaim, indices: Iterable[int]) -> None:
         """Store the claim to the results of these chunks, unless another owner has claimed the same."""
         found, known = stated(claim.record), self._claims.setdefault(claim.record.basis, {})
         for index in indices:
             known.setdefault(index, {}).setdefault(found[index], claim)
 
-    def take_claim(self, claim: Claim) -> None:
+    def take_claim(self, claim: ResultClaim) -> None:
         """Store a claim that another peer shows, if it is valid and concerns results that are here or settled."""
         record, results = claim.record, self._results
         if not self._audited or self._proposal is None or self._agreement.commit is not None:
@@ -197,12 +206,12 @@ class OwnerRecords:
         if known and self._agreement.verify(claim.owner, record, claim.signature):
             self._note(claim, known)
 
-    def _by_chunk(self) -> list[Claim | None]:
+    def _by_chunk(self) -> list[ResultClaim | None]:
         """Return the claim to each result in grid order."""
         claims = self._claims.get(self._basis, {})
         return [claims.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[ResultClaim]:
         """Return the claims to the results, each of them once."""
         return list({claim.signature: claim for claim in self._by_chunk() if claim is not None}.values())
 
@@ -227,13 +236,13 @@ class OwnerRecords:
         return settled
 
 
-def stated(record: Record) -> dict[int, Digest]:
+def stated(record: ResultRecord) -> dict[int, Digest]:
     """Return the hash of each chunk's result in a sound record."""
     return {index: record.hashes[32 * at : 32 * at + 32] for at, index in enumerate(record.indices)}
 
 
 def basis_of(contributors: Sequence[Contribution]) -> Digest:
-    """Return the name of contributors (`Record.basis`)."""
+    """Return the name of contributors (`ResultRecord.basis`)."""
     return blake3.blake3(msgspec.msgpack.encode(contributors)).digest()
 
 

@@ -46,13 +46,13 @@ _OBSERVER = SocketLimits(
 _HOST = SocketLimits(messages=2, size=HEADER_BYTES + Welcome.limit, window=128 << 10, strict=True)
 
 Decide = Callable[[Hello, PeerRecord], Awaitable[Welcome | Refuse]]
-WallClock = Callable[[], int]
+UnixClock = Callable[[], int]
 
 
 class AdmissionPort:
     """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
-    def __init__(self, station: SharedSockets, judge: Decide, wall: WallClock) -> None:
+    def __init__(self, station: SharedSockets, judge: Decide, wall: UnixClock) -> None:
         self.banned: dict[bytes, PeerId] = {}
         self.refused: dict[str, int] = {}
         limits, clock = station.limits, asyncio.get_running_loop().time
@@ -205,7 +205,7 @@ def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
 
 
 async def knock(
-    station: SharedSockets, contact: Contact, hello: Hello, wall: WallClock, route: Route | None = None
+    station: SharedSockets, contact: Contact, hello: Hello, wall: UnixClock, route: Route | None = None
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 

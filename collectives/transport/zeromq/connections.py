@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
-from thinwire.collectives.transport.zeromq.admission import WallClock, knock
+from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Retry
 from thinwire.collectives.transport.zeromq.link import Link
@@ -38,7 +38,7 @@ class Connections:
     """
 
     def __init__(
-        self, station: SharedSockets, admit: Admit, wall: WallClock, *, host: str, ports: range, streams: int
+        self, station: SharedSockets, admit: Admit, wall: UnixClock, *, host: str, ports: range, streams: int
     ) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()
@@ -109,7 +109,7 @@ class Connections:
         retry = self._retries.get(peer)
         return "" if retry is None or peer in self.links else retry.reason
 
-    def claim(self, session: bytes) -> tuple[StreamPool, bytes] | None:
+    def owner_of(self, session: bytes) -> tuple[StreamPool, bytes] | None:
         """Return the stream pool and secret of the link with this session, or None."""
         link = self._sessions.get(session)
         return None if link is None or link.reason else (link.stream_pool, link.secret)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES
-from thinwire.swarm.messages.registry import TYPES, Ack, Gossip, Hour, Nack, Ping, PingRequest, PushPull
+from thinwire.swarm.messages.registry import TYPES, Ack, Gossip, Nack, Ping, PingRequest, PushPull, WallClock
 
 if TYPE_CHECKING:
     from thinwire.swarm.frame import Buffer
@@ -35,7 +35,7 @@ EXPRESS = MAX_STREAMS
 SHARED = MAX_STREAMS + 1
 """Number of the stream that replaces the bulk streams inside one machine."""
 
-_MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull, Hour)
+_MEMBERSHIP = (Ping, PingRequest, Ack, Nack, Gossip, PushPull, WallClock)
 EXPRESS_KINDS = frozenset(
     kind for kind in TYPES.values() if kind.signed and not kind.payload and kind not in _MEMBERSHIP
 )

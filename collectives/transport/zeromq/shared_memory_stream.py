@@ -22,7 +22,7 @@ from thinwire.collectives.transport.shared_memory.region import SharedRegion
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
 from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
-from thinwire.collectives.transport.zeromq.stream import UNOPENED, Claim, Stream
+from thinwire.collectives.transport.zeromq.stream import UNOPENED, FindOwner, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ class SharedMemoryStream(Stream):
         pool: BufferPool,
         limits: Limits,
         connection: LocalConnection,
-        claim: Claim | None = None,
+        find_owner: FindOwner | None = None,
         workers: Workers | None = None,
     ) -> None:
-        super().__init__(pool, limits, claim, workers=workers)
+        super().__init__(pool, limits, find_owner, workers=workers)
         self._connection: LocalConnection = connection
         self._small = self._view = memoryview(bytearray(READ))
         self._waiting: deque[tuple[bytes, int, int]] = deque()  # head, offset and bytes of payloads to take
@@ -110,7 +110,7 @@ class SharedMemoryStream(Stream):
         self._in_place = connection.reader.size - limits.shared.copied if connection.trusted else 0
         """Bytes of the other side's region that are used where they are."""
         self._held = Places(connection.reader.size, self._report)
-        if claim is None:
+        if find_owner is None:
             self._room = READ
 
     def _new_writer(self, setup: WriterSetup) -> RecordWriter:
@@ -128,8 +128,8 @@ class SharedMemoryStream(Stream):
         self._connection.close()
 
     def _advance(self) -> None:
-        if self._claim is not None:
-            self._admit(self._claim)
+        if self._find_owner is not None:
+            self._admit(self._find_owner)
             self._room = READ
             return
         start = 0

@@ -79,7 +79,7 @@ class StreamOwner(Protocol):
         ...
 
 
-Claim = Callable[[bytes], "tuple[StreamOwner, bytes] | None"]
+FindOwner = Callable[[bytes], "tuple[StreamOwner, bytes] | None"]
 """Return the owner and secret of a session id, or None if unknown.
 
 Proves nothing yet and changes nothing.
@@ -99,7 +99,7 @@ class Stream(asyncio.BufferedProtocol):
         self,
         pool: BufferPool,
         limits: Limits,
-        claim: Claim | None = None,
+        find_owner: FindOwner | None = None,
         crowd: HalfOpen | None = None,
         workers: Workers | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Stream(asyncio.BufferedProtocol):
         """Bytes received so far."""
         self.by_peer = False
         """True if the other side or the network ended it."""
-        self._pool, self._limits, self._claim, self._crowd = pool, limits, claim, crowd
+        self._pool, self._limits, self._find_owner, self._crowd = pool, limits, find_owner, crowd
         self._source = ""
         self._workers = workers
         self._owner: StreamOwner | None = None
@@ -124,7 +124,7 @@ class Stream(asyncio.BufferedProtocol):
         # are needed to continue, and one read may go up to `_room`.
         self._small = memoryview(bytearray(OPENING.size + TAG))
         self._view = self._small
-        self._have, self._need = 0, OPENING.size + TAG if claim else LENGTHS.size
+        self._have, self._need = 0, OPENING.size + TAG if find_owner else LENGTHS.size
         self._room = self._need
         self._head = self._payload = self._first = 0
         self._most = MAX_BULK
@@ -160,7 +160,7 @@ class Stream(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0, 0)
         source = self._set_options(self._transport)
-        if self._claim is None:
+        if self._find_owner is None:
             return
         self._timer = self._loop.call_later(self._limits.handshake, self.fail, "no proof in time")
         if self._crowd is not None:
@@ -246,12 +246,12 @@ class Stream(asyncio.BufferedProtocol):
 
     def _settle(self) -> None:
         """Remove the stream from the unauthenticated ones: it has authenticated or closed."""
-        if self._claim is not None and self._timer is not None:
+        if self._find_owner is not None and self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._crowd is not None:
             self._crowd.remove(self._source, self._crowded_out)
-        self._claim = None
+        self._find_owner = None
 
     def _crowded_out(self) -> None:
         self.fail("too many unproved connections")
@@ -295,20 +295,20 @@ class Stream(asyncio.BufferedProtocol):
             self._failed(error)
 
     def _advance(self) -> None:
-        if self._claim is not None:
-            self._admit(self._claim)
+        if self._find_owner is not None:
+            self._admit(self._find_owner)
         elif self._incoming is None:
             self._begin()
         else:
             self._finish()
 
-    def _admit(self, claim: Claim) -> None:
+    def _admit(self, find_owner: FindOwner) -> None:
         opening = bytes(self._small[: OPENING.size])
         session, number = OPENING.unpack(opening)
-        claimed = claim(session)
-        if claimed is None:
+        found = find_owner(session)
+        if found is None:
             raise ValueError("a stream of no session")
-        owner, secret = claimed
+        owner, secret = found
         assert self._transport is not None
         self._opener, sealer = stream_keys(secret, number)
         self._opener.check(opening, bytes(self._small[OPENING.size : self._need]))

@@ -322,11 +322,11 @@ class ZmqTransport:
         return dict(self._gate.refused)
 
     def _stream(self) -> Stream:
-        return Stream(self._station.pool, self._limits, self._connections.claim, self._crowd, self._station.workers)
+        return Stream(self._station.pool, self._limits, self._connections.owner_of, self._crowd, self._station.workers)
 
     def _shared_memory_stream(self, connection: LocalConnection) -> SharedMemoryStream:
-        station, claim = self._station, self._connections.claim
-        return SharedMemoryStream(station.pool, self._limits, connection, claim, station.workers)
+        station, find_owner = self._station, self._connections.owner_of
+        return SharedMemoryStream(station.pool, self._limits, connection, find_owner, station.workers)
 
     def _pause_control(self, paused: bool) -> None:
         for link in list(self._connections.links.values()):

@@ -86,5 +86,5 @@ def _end(alarm: LineageAlarm, held: Collection[Replica], live: Collection[PeerId
 
 
 def _fork(replica: Replica, name: str) -> Fork | None:
-    forks = (era.fork for era in replica.chain)
+    forks = (entry.fork for entry in replica.chain)
     return next((fork for fork in forks if name_of_fork(fork).hex() == name), None)

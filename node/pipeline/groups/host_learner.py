@@ -21,7 +21,7 @@ from thinwire.node.training.learner import NOTHING, StepReport, WorkShare
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.identity.stage_claim import Seat
-from thinwire.swarm.messages.registry import FrozenRows, PeerId, Post
+from thinwire.swarm.messages.registry import FrozenRows, PeerId, StageAssignment
 
 AGAIN_SECONDS = 2.0
 """Seconds of silence of an origin after which the host repeats that it is ready."""
@@ -145,7 +145,11 @@ class HostLearner(StageLearner):
         """Pass frames of pipelines to the host, and frozen rows to their assembly."""
         if peer == self.host.origin:
             self._heard, message = self._now(), frame.message
-            if isinstance(message, Post) and message.stage != self._holding.stage and self._able(message.stage):
+            if (
+                isinstance(message, StageAssignment)
+                and message.stage != self._holding.stage
+                and self._able(message.stage)
+            ):
                 self._next = message.stage
             if isinstance(message, FrozenRows):
                 return self._piece(message, frame)
@@ -185,7 +189,7 @@ class HostLearner(StageLearner):
 
     def _post(self) -> None:
         self._heard = self._now()
-        post = Post(
+        post = StageAssignment(
             self.host.step, self._until, self._holding.stage, self._holding.frozen.tag, self._round(), self.source
         )
         self._send_queue.control(self.host.origin, post)

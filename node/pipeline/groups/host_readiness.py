@@ -17,7 +17,7 @@ from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import FrozenRows, PeerId, Post
+from thinwire.swarm.messages.registry import FrozenRows, PeerId, StageAssignment
 
 MOMENT = 1.0
 """Seconds to wait for a host that is the only holder of its stage."""
@@ -60,7 +60,7 @@ class HostReadiness(Handler):
         self.source, self.frozen, self._alone = source, frozen, alone
         self._handed: dict[PeerId, int] = {}
         """Tags of the rows sent to each host over a link that is still up."""
-        self._posts: dict[PeerId, Post] = {}
+        self._posts: dict[PeerId, StageAssignment] = {}
         self._reported: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
@@ -73,7 +73,7 @@ class HostReadiness(Handler):
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a post of a host; pass other frames to the origin."""
         message = frame.message
-        if not isinstance(message, Post):
+        if not isinstance(message, StageAssignment):
             return self.origin.on_frame(peer, frame)
         if not 0 < message.stage < self._stages:
             return

@@ -43,7 +43,7 @@ from thinwire.node.training.local_learner import inner_of
 from thinwire.node.training.step_balancing import FRESH
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
-from thinwire.swarm.messages.registry import PeerId, Post
+from thinwire.swarm.messages.registry import PeerId, StageAssignment
 
 FIRST, LEAST = 60.0, 5.0
 """Seconds for a micro-batch on an unmeasured host, and the least limit of any host."""
@@ -299,7 +299,7 @@ def origin_learner(
     moves = pipeline.rebalance and route_planner is None
 
     def order(peer: PeerId, stage: int) -> None:
-        door.send_queue.control(peer, Post(origin.next_step, origin.next_step, stage))
+        door.send_queue.control(peer, StageAssignment(origin.next_step, origin.next_step, stage))
 
     return OriginLearner(
         holding,

@@ -18,7 +18,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.stage_claim import Seating
-from thinwire.swarm.messages.registry import MAX_HOPS, Bequest, Bereft, Outdated, PeerId
+from thinwire.swarm.messages.registry import MAX_HOPS, Outdated, PeerId, RecoveryPermit, RecoveryRequest
 
 HEIR_SECONDS = 60.0
 """Seconds after the last question of the permitted peer before another peer may recover the stage."""
@@ -40,18 +40,18 @@ class RecoveryArbiter(Handler):
         self._peer, self._norms, self._outdated = peer, norms, outdated
         self._heirs: dict[int, tuple[PeerId, float]] = {}
         self._rounds: dict[int, int] = {}
-        self._asked: dict[PeerId, asyncio.Future[Bequest]] = {}
+        self._asked: dict[PeerId, asyncio.Future[RecoveryPermit]] = {}
 
     # Handler
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle questions and answers about lost stages."""
         message = frame.message
-        if isinstance(message, Bereft):
+        if isinstance(message, RecoveryRequest):
             found = self.decide(peer, message.stage)
             if found is not None:
                 self._peer.presence.send_queue.control(peer, found)
-        elif isinstance(message, Bequest):
+        elif isinstance(message, RecoveryPermit):
             waits = self._asked.get(peer)
             if waits is not None and not waits.done():
                 waits.set_result(message)
@@ -60,7 +60,7 @@ class RecoveryArbiter(Handler):
 
     # Lost stages
 
-    def decide(self, heir: PeerId, stage: int) -> Bequest | None:
+    def decide(self, heir: PeerId, stage: int) -> RecoveryPermit | None:
         """Return permission for `heir` to recover a stage, with the round; else None.
 
         None means that another peer is recovering it, or that this peer is not the arbiter.
@@ -84,9 +84,9 @@ class RecoveryArbiter(Handler):
         norms = self._norms()
         others = sorted(holders(peer, stage) - {heir})[:MAX_HOPS]
         known = tuple(norms.get(one, 0.0) for one in range(count))
-        return Bequest(stage, self._rounds[stage], known, tuple(others))
+        return RecoveryPermit(stage, self._rounds[stage], known, tuple(others))
 
-    async def ask(self, stage: int, patience: float) -> Bequest | None:
+    async def ask(self, stage: int, patience: float) -> RecoveryPermit | None:
         """Ask the arbiter for permission to recover a lost stage; None without an answer in time.
 
         None, too, if another peer has permission.
@@ -95,7 +95,7 @@ class RecoveryArbiter(Handler):
         if judge is None:
             return None
         self._asked[judge] = answer = asyncio.get_running_loop().create_future()
-        self._peer.presence.send_queue.control(judge, Bereft(stage))
+        self._peer.presence.send_queue.control(judge, RecoveryRequest(stage))
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):

@@ -17,7 +17,7 @@ from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter
 from thinwire.node.pipeline.recovery.stage_source import StageSource, rescue
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.manifest.tables import Pipeline
-from thinwire.swarm.messages.registry import Bequest
+from thinwire.swarm.messages.registry import RecoveryPermit
 
 NEIGHBOUR_TRIES = 3
 """Failed fetches (plus one for each stage before ours) after which a neighbour counts as lost.
@@ -99,7 +99,7 @@ class StageRecovery:
         return lost | ({stage - 1, stage + 1} if self._tried >= NEIGHBOUR_TRIES + stage else set())
 
     async def _between(
-        self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, will: Bequest
+        self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, will: RecoveryPermit
     ) -> Floats | None:
         """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
         found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from thinwire.swarm.messages.registry import Hop, Passed, PeerId, Tally
+from thinwire.swarm.messages.registry import GradientSummary, Hop, Passed, PeerId
 
 Lost = tuple[int, frozenset[int], str]
 """Stage, micro-batches whose gradient is not in its parameters, and the reason."""
@@ -56,7 +56,7 @@ class GradientLedger:
         self._lost: dict[PeerId, tuple[int, set[int], str]] = {}
         self._gone: dict[PeerId, str] = {}
         self._settled = False
-        self.tallies: dict[PeerId, Tally] = {}
+        self.tallies: dict[PeerId, GradientSummary] = {}
         self.computed: dict[PeerId, float] = {}
         self._paths: dict[tuple[int, int], tuple[Hop, ...]] = {}
         self._counted: dict[int, dict[int, PeerId]] = {}

@@ -25,7 +25,7 @@ from thinwire.node.pipeline.step.route_hop import RouteHop
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Activation, Apply, Close, Passed, PeerId, Route, Tally
+from thinwire.swarm.messages.registry import Activation, Apply, Close, GradientSummary, Passed, PeerId, Route
 from torch import Tensor
 
 Order = Route | Passed | Close | Apply
@@ -205,7 +205,7 @@ class Host:
         self._settle()
         self._closed, self._tokens = True, tokens
         self._emit("closed", {"step": message.step, "tokens": tokens})
-        self._send_queue.control(self.origin, Tally(message.step, squares, tokens, reason))
+        self._send_queue.control(self.origin, GradientSummary(message.step, squares, tokens, reason))
 
     def _settle(self) -> None:
         """End all work on the step."""

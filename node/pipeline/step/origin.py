@@ -3,12 +3,12 @@
 In a step every micro-batch travels origin → stages → origin, and its gradient travels back. Then the origin asks all
 hosts to close the step with the micro-batches that count, and all make their inner step. Messages:
 
-    Route       origin → every peer on the route
-    Activation  from peer to peer along the route, and its gradient back
-    Passed      every peer → origin: passed on, or why not
-    Close       origin → all hosts: your gradient should consist of these micro-batches
-    Tally       its squared norm and tokens, or why it is given up
-    Apply       divisor, and the factor that clips the whole model's gradient
+    Route            origin → every peer on the route
+    Activation       from peer to peer along the route, and its gradient back
+    Passed           every peer → origin: passed on, or why not
+    Close            origin → all hosts: your gradient should consist of these micro-batches
+    GradientSummary  its squared norm and tokens, or why it is given up
+    Apply            divisor, and the factor that clips the whole model's gradient
 
 The origin retains what it sent until a micro-batch is done. After any failure the micro-batch is retried from the
 start, with another peer of the stage in question, or skipping the stage. A peer counts it once, and as long as a
@@ -49,12 +49,12 @@ from thinwire.swarm.messages.registry import (
     Activation,
     Apply,
     Close,
+    GradientSummary,
     Hop,
     Outdated,
     Passed,
     PeerId,
     Route,
-    Tally,
 )
 
 ATTEMPTS = 8
@@ -110,11 +110,11 @@ class Origin:
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Handle a checked frame; ignore frames that are not of a pipeline or not of this step."""
         message = frame.message
-        if not isinstance(message, (Passed, Activation, Tally)) or message.step != self.next_step:
+        if not isinstance(message, (Passed, Activation, GradientSummary)) or message.step != self.next_step:
             return
         if not self.stage_holders.holds(peer):
             return
-        if isinstance(message, Tally):
+        if isinstance(message, GradientSummary):
             self._account.tallies.setdefault(peer, message)
             self._news.set()
             return

@@ -19,7 +19,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
-    Era,
+    ChainEntry,
     Fork,
     Found,
     Head,
@@ -205,7 +205,7 @@ class Scene:
     @property
     def forks(self):
         """Forks of the lineages after the first one."""
-        return [era.fork for era in self.replica.chain[1:]]
+        return [entry.fork for entry in self.replica.chain[1:]]
 
 
 OTHER = b"o" * 32
@@ -233,10 +233,10 @@ def later_chain(*voters, signer=None, rounds=1):
 
 def long_chain(rounds, size):
     """Return the chain of the first lineage after rounds that each replaced all members, by `size` new ones."""
-    era, before = FIRST[-1], {peer: life(peer) for peer in IDS}
+    entry, before = FIRST[-1], {peer: life(peer) for peer in IDS}
     certificates = []
     for number in range(ROUND + 1, ROUND + 1 + rounds):
         after = {bytes([number, at]) * 16: life(bytes([number])) for at in range(size)}
         certificates.append(certificate(number, lineage_of(FIRST), before, before, after))
         before = after
-    return (*FIRST[:-1], Era(era.fork, (*era.certificates, *certificates)))
+    return (*FIRST[:-1], ChainEntry(entry.fork, (*entry.certificates, *certificates)))

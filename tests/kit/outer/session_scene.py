@@ -31,8 +31,8 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Proposal,
     Ready,
-    Record,
     Result,
+    ResultRecord,
 )
 
 LAYOUT = Layout((Piece("a", (100,), "float32", 0, 100),), 100, b"l" * 32)
@@ -180,7 +180,7 @@ class Scene:
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
         self.on_message(ANN, msgspec.structs.replace(freely(proposal, (ANN, BEN), sign), keys=keys))
         basis = blake3.blake3(msgspec.msgpack.encode(proposal.contributors)).digest()
-        self.on_message(ANN, Record(number, 0, ballot, (0,), hashes_of([values]), terms.lineage, basis))
+        self.on_message(ANN, ResultRecord(number, 0, ballot, (0,), hashes_of([values]), terms.lineage, basis))
         self.on_message(ANN, Result(number, 0, ballot, 0, terms.lineage), values)
         digest = digest_of([blake3.blake3(values).digest()])
         vote = vote_for(proposal, digest)

@@ -189,13 +189,13 @@ def _offer_falsely(session):
 
     def offer(peer):
         replica = session.replica
-        era = replica.chain[-1] if replica.chain else None
-        if era is None or not era.certificates or states.held or not states.entered:
+        entry = replica.chain[-1] if replica.chain else None
+        if entry is None or not entry.certificates or states.held or not states.entered:
             return honest(peer)
-        last, round = era.certificates[-1], replica.round + AHEAD
+        last, round = entry.certificates[-1], replica.round + AHEAD
         proposal = msgspec.structs.replace(last.commit.proposal, round=round)
         forged = msgspec.structs.replace(last, commit=msgspec.structs.replace(last.commit, proposal=proposal))
-        chain = (*replica.chain[:-1], msgspec.structs.replace(era, certificates=(*era.certificates[:-1], forged)))
+        chain = (*replica.chain[:-1], msgspec.structs.replace(entry, certificates=(*entry.certificates[:-1], forged)))
         end = end_of(chain)
         lives = b"".join(end.lives.get(member, bytes(LIFE)) for member in end.members)
         digest = state_digest(round, replica.layout, end.members, hashes, lives, end.lineage)

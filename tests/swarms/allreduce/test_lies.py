@@ -10,7 +10,7 @@ from thinwire.collectives.allreduce.element_arithmetic import EXACT
 from thinwire.collectives.allreduce.service import LAST
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.sims.engine import virtual_loop
-from thinwire.swarm.messages.registry import Call, Over
+from thinwire.swarm.messages.registry import Call, NextNumber
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_liar_that_says_a_number_is_over_moves_nobody(finished, wait):
             await together(group, [np.ones(2)] * 4)
         calls = [asyncio.ensure_future(m.average(np.full(2, 4.0))) for m in honest]
         for i, member in enumerate(honest):
-            liar.presence.send_queue.control(member.id, Over("", 2**31 - 1 - i, False))
+            liar.presence.send_queue.control(member.id, NextNumber("", 2**31 - 1 - i, False))
         for ended, _ in await asyncio.gather(*calls):
             assert set(ended.outcome.contributors) == {m.id for m in honest}
         await asyncio.sleep(wait)
@@ -107,7 +107,7 @@ def test_member_waits_rather_than_believe_one_false_number():
         await together(group, [np.ones(2)] * 4)
         call = asyncio.ensure_future(group[0].average(np.ones(2), grace=4.0, least=2))
         await asyncio.sleep(1.0)
-        group[3].presence.send_queue.control(group[0].id, Over("", 1000, False))
+        group[3].presence.send_queue.control(group[0].id, NextNumber("", 1000, False))
         await asyncio.sleep(2.5)
         results = await together(group[1:3], [np.ones(2)] * 2, grace=1.0, least=2)
         results.append(await call)
@@ -179,7 +179,7 @@ def test_liar_about_numbers_does_not_keep_two_peers_apart():
             await asyncio.sleep(0.1)
             for peer, other in ((ahead, behind), (behind, ahead)):
                 number = min((o.number for o in other.operations.running()), default=0)
-                liar.presence.send_queue.control(peer.id, Over("", number, False))
+                liar.presence.send_queue.control(peer.id, NextNumber("", number, False))
         for ended, out in await asyncio.gather(*calls):
             assert set(ended.outcome.contributors) == {ahead.id, behind.id} and out[0] == 4.0
 
@@ -208,7 +208,7 @@ def test_lie_about_last_number_leaves_name_usable():
         call = asyncio.ensure_future(group[0].average(one, grace=4.0))
         for _ in range(8):
             await asyncio.sleep(0.5)
-            group[2].presence.send_queue.control(group[0].id, Over("", LAST - 1, False))
+            group[2].presence.send_queue.control(group[0].id, NextNumber("", LAST - 1, False))
         await call
         group[2].kill()
         await asyncio.sleep(20)

@@ -10,7 +10,7 @@ from thinwire.collectives.allreduce.element_arithmetic import EXACT
 from thinwire.collectives.allreduce.service import AT_ONCE
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.sims.engine import virtual_loop
-from thinwire.swarm.messages.registry import Call, Over
+from thinwire.swarm.messages.registry import Call, NextNumber
 
 
 def test_newcomer_learns_next_operation_number():
@@ -228,7 +228,7 @@ def test_peer_that_calls_and_withdraws_repeatedly_disturbs_others_once():
                 liar.presence.send_queue.control(member.id, Call("", 0, False, plan_(2), ()))
             await asyncio.sleep(0.03)
             for member in honest:
-                liar.presence.send_queue.control(member.id, Over("", 1, True))
+                liar.presence.send_queue.control(member.id, NextNumber("", 1, True))
             await asyncio.sleep(0.01)
         for call in calls:
             assert call.done() and set(call.result()[0].outcome.contributors) == {m.id for m in honest}

@@ -27,7 +27,7 @@ from thinwire.sims.network.network import SimNet
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.messages.registry import Activation, Gossip, Passed, Tally, Welcome
+from thinwire.swarm.messages.registry import Activation, Gossip, GradientSummary, Passed, Welcome
 
 from benchmarks.pipeline import skipping
 
@@ -456,7 +456,7 @@ def test_messages_from_other_members_change_nothing():
                         payload = bytes(2 * 8 * 16 * 4)
                         origin.on_frame(who, Frame(Activation(0, micro, 0, backward, 0), payload))
                     origin.on_frame(stranger, Frame(Passed(0, micro, 0, backward, 0.0, "full")))
-            origin.on_frame(stranger, Frame(Tally(0, 1e30, 5, "")))
+            origin.on_frame(stranger, Frame(GradientSummary(0, 1e30, 5, "")))
 
         replica.scripts[3, "forward", 1] = lie
         replica.scripts[5, "backward", 2] = lie

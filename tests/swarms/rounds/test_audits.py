@@ -14,7 +14,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.peers import byzantine
 from thinwire.sims.scenario.faults import OWNER_LIES
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk, Commit, Decided, Fetch, Ready, Verdict
+from thinwire.swarm.messages.registry import Chunk, Commit, CompactCommit, Fetch, Ready, Verdict
 
 PEERS, LIAR = 5, 1
 AUDIT = 0.5
@@ -162,7 +162,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
 
             def send(to, message):
                 agreement = node.session.current.agreement
-                if isinstance(message, (Commit, Decided)) and agreement.terms.round == 3:
+                if isinstance(message, (Commit, CompactCommit)) and agreement.terms.round == 3:
                     if not dead:
                         dead.append(node.index)
                         node.kill()

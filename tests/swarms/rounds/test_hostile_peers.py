@@ -22,8 +22,8 @@ from thinwire.swarm.messages.registry import (
     Proposal,
     Propose,
     Ready,
-    Record,
     Result,
+    ResultRecord,
     StateAsk,
     StateChunk,
     StateOffer,
@@ -222,7 +222,7 @@ def _equivocates(s, liar):
         bulk(to, frame, **how)
 
     def lie_control(to, message):
-        if isinstance(message, Record) and to in half:
+        if isinstance(message, ResultRecord) and to in half:
             hashes = b"".join(blake3.blake3(_zeros(session, index)).digest() for index in message.indices)
             message = msgspec.structs.replace(message, hashes=hashes)
         if isinstance(message, Promise):

@@ -16,7 +16,7 @@ from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
 from thinwire.compression.sparse.sharded import Portions, layout
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chunk, Commit, Decided, Result
+from thinwire.swarm.messages.registry import Chunk, Commit, CompactCommit, Result
 from thinwire.swarm.rendezvous_hash import leader_order
 
 RUN = bytes(range(32))
@@ -197,7 +197,7 @@ def test_adopted_results_commit_with_owner_residuals(sieve):
             control = node.presence.send_queue.control
 
             def say(to, message):
-                if isinstance(message, (Commit, Decided)) and round_of(message) == 3 and not dead:
+                if isinstance(message, (Commit, CompactCommit)) and round_of(message) == 3 and not dead:
                     dead.append(node.index)
                     node.kill()
                 if node.index not in dead:
@@ -458,7 +458,7 @@ def test_restarted_owner_does_not_resend_committed_residual(sieve):
         owner, control, seen = (leader.index + 1) % 4, leader.presence.send_queue.control, {}
 
         def say(to, message):
-            if isinstance(message, (Commit, Decided)) and round_of(message) == 4:
+            if isinstance(message, (Commit, CompactCommit)) and round_of(message) == 4:
                 virtual_loop.current().call_later(1.2, control, to, message)
             else:
                 control(to, message)

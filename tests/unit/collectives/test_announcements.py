@@ -8,7 +8,7 @@ import blake3
 import msgspec
 import pytest
 from thinwire.collectives.consensus.announcements import Announcements
-from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, lives_of, names, sound, statement, vote_for
@@ -25,7 +25,7 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Propose,
     Ready,
-    Said,
+    SignedAnnouncement,
     Vote,
 )
 
@@ -172,7 +172,7 @@ def test_false_complaint_about_two_announcements_excludes_nobody(kind):
     }.get(kind, ready(ANN, b"b")).statement()
     signer = LIAR if kind == "forged" else ANN
     proposal = scene.peers[LEADER].proposal
-    shown = Said(said, sign(signer, said))
+    shown = SignedAnnouncement(said, sign(signer, said))
     scene.tell(LIAR, LEADER, Blame(5, 0, proposal.ballot, ANN, TWO_FACED, shown))
     scene.settle()
     now = scene.peers[LEADER].proposal
@@ -209,7 +209,7 @@ def test_another_life_contradicts_free_proposals_only(adopted):
     scene = Scene(told=b"a")
     said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
     proposal = msgspec.structs.replace(scene.peers[LEADER].proposal, adopted=adopted)
-    blame = Blame(5, 0, proposal.ballot, ANN, TWO_FACED, Said(said, sign(ANN, said)))
+    blame = Blame(5, 0, proposal.ballot, ANN, TWO_FACED, SignedAnnouncement(said, sign(ANN, said)))
     announcements = Announcements(
         BEN,
         Electorate(BEN, TERMS, IDS, verify),
@@ -269,7 +269,7 @@ def test_commit_without_its_proposal_is_understood_by_a_voter_that_follows_a_lat
     ben.take()
     vote = vote_for(proposal, bytes(32))
     commit = Commit(proposal, bytes(32), tuple(Proof(peer, sign(peer, vote)) for peer in IDS[:3]))
-    ben.on_message(LEADER, decided(commit), b"", 0.0)
+    ben.on_message(LEADER, compact(commit), b"", 0.0)
     assert ben.commit == commit
 
 

@@ -14,7 +14,7 @@ from thinwire.collectives.state_sync import IN_FLIGHT, LATEST, STALL, PartialSta
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Era, Fork, StateAsk, StateChunk, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, ChainEntry, Fork, StateAsk, StateChunk, StateOffer
 
 LAYOUT = bytes(32)
 PEERS = [bytes([n]) * 32 for n in range(1, 8)]
@@ -372,7 +372,7 @@ def test_state_of_the_last_possible_round_is_refused():
 
 
 RUN = (
-    Era(
+    ChainEntry(
         Fork(0, LAYOUT, (), (PEERS[0],), bytes(LIFE), ()),
         (certificate(3, b"", {PEERS[0]: bytes(LIFE)}, PEERS[:1], {}),),
     ),
@@ -382,7 +382,7 @@ RUN = (
 
 def taken_over(founder, *before, round=3):
     """Return the chain of a lineage that this peer has founded alone after a round of the run."""
-    return (*RUN, Era(Fork(round, LAYOUT, before, (founder,), bytes(LIFE), ())))
+    return (*RUN, ChainEntry(Fork(round, LAYOUT, before, (founder,), bytes(LIFE), ())))
 
 
 @pytest.mark.parametrize("first", [True, False])

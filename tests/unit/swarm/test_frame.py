@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
-from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.certificates import compact
 from thinwire.swarm.frame import (
     HEADER,
     HEADER_BYTES,
@@ -55,8 +55,8 @@ from thinwire.swarm.messages.registry import (
     Proposal,
     Propose,
     Ready,
-    Record,
     Report,
+    ResultRecord,
     StateChunk,
     StateOffer,
     Vote,
@@ -508,7 +508,7 @@ def test_largest_round_fits_in_a_frame():
         Promise(2**32 - 1, 2**16 - 1, BALLOT, adopted, RUN),
         Commit(adopted, RUN, proofs),
         Leave(2**32 - 1, 2**16 - 1, lineage, said[0], adopted),
-        Record(2**32 - 1, 2**16 - 1, BALLOT, tuple(range(MAX_CHUNKS)), bytes(32 * MAX_CHUNKS)),
+        ResultRecord(2**32 - 1, 2**16 - 1, BALLOT, tuple(range(MAX_CHUNKS)), bytes(32 * MAX_CHUNKS)),
     ):
         assert read(encode(Frame(message), ME, RUN)).message == message
 
@@ -547,7 +547,7 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
         Leave(2**32 - 1, 2**16 - 1, bytes(LIFE), proposal.farewells[0], proposal),
         Propose(proposal, reports, (proposal,) * MAX_PROPOSALS, keys),
         commit,
-        decided(commit),
+        compact(commit),
     ):
         size = len(encode(Frame(message), ME, RUN)) - HEADER_BYTES - 64
         assert 0.99 * message.limit < size <= message.limit, (type(message).__name__, size)

@@ -23,7 +23,7 @@ from thinwire.swarm.lineage import (
     proved,
     shared,
 )
-from thinwire.swarm.messages.registry import LIFE, Ballot, Certificate, Commit, Era, Fork, Found, Proposal
+from thinwire.swarm.messages.registry import LIFE, Ballot, Certificate, ChainEntry, Commit, Fork, Found, Proposal
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))
 ANN, BEN, CAT, DAN, EVE, FAY = IDS
@@ -45,20 +45,20 @@ def fork_of(round, *members, base=BASE, before=IDS[:4], fragment=0, lives=LIVES)
     return Fork(round, base, before, members, b"".join(lives[peer] for peer in members), signatures)
 
 
-def era(fork, *rounds):
+def entry(fork, *rounds):
     """Return a lineage with certificates of these rounds."""
     proposal = [Proposal(round, 0, Ballot(1, ANN), (), (), (), (), None, ()) for round in rounds]
-    return Era(fork, tuple(Certificate((), b"", Commit(one, bytes(32), ()), ()) for one in proposal))
+    return ChainEntry(fork, tuple(Certificate((), b"", Commit(one, bytes(32), ()), ()) for one in proposal))
 
 
 def root(*rounds, peer=ANN, **options):
     """Return the first lineage of a run."""
-    return era(fork_of(0, peer, before=(), **options), *rounds)
+    return entry(fork_of(0, peer, before=(), **options), *rounds)
 
 
 ROOT = root(3).fork
 FIRST, SECOND, SIBLING = fork_of(3, ANN, BEN), fork_of(5, ANN), fork_of(3, CAT)
-CHAIN = (root(3), era(FIRST, 4, 5), era(SECOND))
+CHAIN = (root(3), entry(FIRST, 4, 5), entry(SECOND))
 """Chain of SECOND, founded in FIRST, founded in ROOT."""
 
 
@@ -144,8 +144,8 @@ def test_first_lineage_was_founded_in_no_other_one():
 
 
 def test_shared_lineages_are_the_first_ones_until_two_chains_part():
-    again = era(SECOND)  # founded in SIBLING here
-    other = (root(2), era(SIBLING), again)
+    again = entry(SECOND)  # founded in SIBLING here
+    other = (root(2), entry(SIBLING), again)
     assert shared(CHAIN, CHAIN) == 3 and shared(CHAIN, CHAIN[:2]) == shared(CHAIN[:2], CHAIN) == 2
     assert shared(CHAIN, other) == shared(other, CHAIN) == 1, "they share the lineage, at whatever round"
     assert shared(CHAIN, ()) == shared((), CHAIN) == shared(CHAIN, (root(peer=BEN),)) == 0
@@ -165,7 +165,9 @@ def test_history_contains_the_rounds_of_a_parent_until_the_fork_and_all_of_the_l
 
 
 def test_newest_round_is_that_of_the_last_certificate_or_of_the_fork():
-    assert newest_round(era(FIRST)) == 3 and newest_round(era(FIRST, 4)) == 4 and newest_round(era(FIRST, 4, 9)) == 9
+    assert (
+        newest_round(entry(FIRST)) == 3 and newest_round(entry(FIRST, 4)) == 4 and newest_round(entry(FIRST, 4, 9)) == 9
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,12 +178,12 @@ def test_newest_round_is_that_of_the_last_certificate_or_of_the_fork():
         ((root(2, 4),), (root(3),), True),
         ((root(3),), (root(3),), False),
         ((root(3),), (root(4),), False),
-        ((root(3), era(FIRST, 9)), (root(3), era(FIRST, 8)), True),
-        ((root(3), era(FIRST, 5)), (root(3), era(FIRST, 6)), False),
-        ((root(3, 9), era(FIRST)), (root(3), era(FIRST)), False),  # of the same round, with more of the parent
-        ((root(9),), (root(3), era(FIRST)), False),
-        ((root(3), era(FIRST, 9)), (root(4),), False),
-        ((root(3), era(FIRST, 9)), (root(3), era(SIBLING)), False),
+        ((root(3), entry(FIRST, 9)), (root(3), entry(FIRST, 8)), True),
+        ((root(3), entry(FIRST, 5)), (root(3), entry(FIRST, 6)), False),
+        ((root(3, 9), entry(FIRST)), (root(3), entry(FIRST)), False),  # of the same round, with more of the parent
+        ((root(9),), (root(3), entry(FIRST)), False),
+        ((root(3), entry(FIRST, 9)), (root(4),), False),
+        ((root(3), entry(FIRST, 9)), (root(3), entry(SIBLING)), False),
         ((root(3),), (), False),
         ((), (root(3),), False),
         ((), (), False),
@@ -205,19 +207,19 @@ def test_any_lineage_prevails_over_a_peer_without_a_state():
 
 
 def test_lineage_that_continued_with_a_quorum_prevails_over_one_founded_from_an_earlier_round():
-    for orphan in (era(SIBLING), era(SIBLING, 900)):
+    for orphan in (entry(SIBLING), entry(SIBLING, 900)):
         assert_prevails((root(4),), (root(3), orphan))
-    assert_prevails((root(3), era(FIRST, 6)), (root(3), era(FIRST, 5), era(SECOND, 900)))
+    assert_prevails((root(3), entry(FIRST, 6)), (root(3), entry(FIRST, 5), entry(SECOND, 900)))
 
 
 def test_lineage_that_continued_prevails_over_descendants_of_those_founded_from_an_earlier_round():
     """The first of the forks after the common lineages counts, not the last one."""
-    assert_prevails((root(4),), (root(3), era(SIBLING, 8), era(fork_of(8, CAT))))
+    assert_prevails((root(4),), (root(3), entry(SIBLING, 8), entry(fork_of(8, CAT))))
 
 
 def test_lineage_that_did_not_continue_gives_way_to_those_founded_from_it():
     for rounds in ((3,), (2,), ()):
-        assert_prevails((root(3), era(SIBLING)), (root(*rounds),))
+        assert_prevails((root(3), entry(SIBLING)), (root(*rounds),))
     assert_prevails(CHAIN, CHAIN[:2])
     assert_prevails(CHAIN, CHAIN[:1])
 
@@ -225,7 +227,7 @@ def test_lineage_that_did_not_continue_gives_way_to_those_founded_from_it():
 def assert_prevails_with_the_same_parent(better, worse):
     """Compare two lineages founded in the first one, however far either continues."""
     for more, other in itertools.product(((), (50,)), repeat=2):
-        assert_prevails((root(9), era(better, *more)), (root(9), era(worse, *other)))
+        assert_prevails((root(9), entry(better, *more)), (root(9), entry(worse, *other)))
 
 
 def test_lineage_that_contains_more_of_the_parent_prevails():
@@ -266,8 +268,8 @@ def test_run_that_its_founder_founded_first_prevails_over_its_second_foundation(
         lambda **more: root(lives=times[0], **more).fork, lambda **more: root(lives=times[1], **more).fork
     )
     for rounds, others in itertools.product(((), (90,)), repeat=2):
-        assert_prevails((era(first, *rounds),), (era(second, *others),))
-    assert_prevails((era(first),), (era(second, 3), era(fork_of(3, ANN, BEN, CAT))))
+        assert_prevails((entry(first, *rounds),), (entry(second, *others),))
+    assert_prevails((entry(first),), (entry(second, 3), entry(fork_of(3, ANN, BEN, CAT))))
 
 
 def test_lineage_with_older_lives_prevails_if_all_else_is_equal():
@@ -284,9 +286,9 @@ def test_lineage_that_others_have_joined_prevails_over_one_that_its_founder_foun
     """The founder came back with an old state; the first lineage has later rounds, also in lineages founded in it."""
     first, again = fork_of(3, ANN), fork_of(3, ANN, lives={ANN: bytes(LIFE)})
     proposal = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
-    joined = Era(first, (Certificate((ANN,), LIVES[ANN], Commit(proposal, bytes(32), ()), ()),))
-    assert_prevails((root(3), joined), (root(3), era(again, 9)))
-    assert_prevails((root(3), joined, era(fork_of(9, BEN, before=(ANN, BEN)))), (root(3), era(again, 9)))
+    joined = ChainEntry(first, (Certificate((ANN,), LIVES[ANN], Commit(proposal, bytes(32), ()), ()),))
+    assert_prevails((root(3), joined), (root(3), entry(again, 9)))
+    assert_prevails((root(3), joined, entry(fork_of(9, BEN, before=(ANN, BEN)))), (root(3), entry(again, 9)))
 
 
 def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone_with_an_older_life():
@@ -295,7 +297,7 @@ def test_run_with_other_members_prevails_over_one_that_its_founder_founded_alone
     joined = root()
     proposal = Proposal(9, 0, Ballot(1, ANN), (ANN, BEN), (ANN, BEN), (), (), None, ())
     certificate = Certificate((ANN,), LIVES[ANN], Commit(proposal, bytes(32), ()), ())
-    assert_prevails((Era(joined.fork, (certificate,)),), (alone,))
+    assert_prevails((ChainEntry(joined.fork, (certificate,)),), (alone,))
     assert_prevails((alone,), (joined,))
 
 
@@ -306,8 +308,8 @@ def test_lineages_that_differ_only_in_their_base_are_ordered_by_their_names():
 
 
 def test_no_lineage_prevails_over_itself_at_another_round():
-    for chain in ((root(9),), (root(9), era(FIRST, 9)), CHAIN):
-        earlier = (*chain[:-1], Era(chain[-1].fork))
+    for chain in ((root(9),), (root(9), entry(FIRST, 9)), CHAIN):
+        earlier = (*chain[:-1], ChainEntry(chain[-1].fork))
         assert not prevails(chain, chain) and not prevails(chain, earlier) and not prevails(earlier, chain)
 
 
@@ -315,8 +317,8 @@ def test_order_is_decided_where_two_lineages_part():
     """Later forks of one of them do not count."""
     strong, weak = fork_of(3, ANN, BEN), fork_of(3, CAT)
     again = fork_of(9, CAT, DAN, EVE, before=(CAT, DAN, EVE))
-    assert_prevails((root(3), era(strong)), (root(3), era(weak, 9), era(again, 50)))
-    assert_prevails((root(3), era(strong, 4), era(fork_of(4, FAY))), (root(3), era(weak, 9), era(again, 50)))
+    assert_prevails((root(3), entry(strong)), (root(3), entry(weak, 9), entry(again, 50)))
+    assert_prevails((root(3), entry(strong, 4), entry(fork_of(4, FAY))), (root(3), entry(weak, 9), entry(again, 50)))
 
 
 ROUNDS = st.integers(0, 3)
@@ -339,11 +341,11 @@ def trees(draw, chains=1):
         lives = {peer: bytes([draw(st.integers(0, 1))]) * LIFE for peer in sorted(members)}
         fork = fork_of(round, *members, base=bytes([draw(st.integers(0, 1)), number]) * 16, lives=lives)
         proofs = (round,) if round > parent.round else ()
-        paths.append(((*ancestors, era(parent, *proofs)), fork))
+        paths.append(((*ancestors, entry(parent, *proofs)), fork))
     found = []
     for ancestors, fork in paths:
         for step in draw(st.lists(ROUNDS, min_size=chains, max_size=chains, unique=True)):
-            found.append((*ancestors, era(fork, *((fork.round + step,) if step else ()))))
+            found.append((*ancestors, entry(fork, *((fork.round + step,) if step else ()))))
     return found
 
 
@@ -469,4 +471,4 @@ def test_fork_of_another_fragment_is_not_proved():
     ],
 )
 def test_lineage_of_strangers_is_founded_in_the_newest_round_without_its_members(parent, fork, strangers):
-    assert by_strangers(parent, era(fork)) is strangers
+    assert by_strangers(parent, entry(fork)) is strangers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thinwire.collectives.consensus.blame import BlameBook, Complaints
 from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms
 from thinwire.collectives.consensus.quorum import enough
-from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Proposal, Said
+from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Proposal, SignedAnnouncement
 
 IDS = [bytes([i]) * 32 for i in range(6)]
 LEADER, ANN, BEN, CAT, DAN, EVE = IDS
@@ -299,7 +299,7 @@ class Shown:
     """Announcements with one of every peer."""
 
     def signed(self, peer):
-        return Said(Announced(1, 0, 1, b"life", bytes(32)), b"s" * 64)
+        return SignedAnnouncement(Announced(1, 0, 1, b"life", bytes(32)), b"s" * 64)
 
 
 def test_complaint_is_repeated_after_a_quarter_of_a_patience_and_at_once_in_another_ballot():

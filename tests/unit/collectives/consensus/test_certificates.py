@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import START, leaving
-from thinwire.collectives.consensus.certificates import certificate, certified, conflicting, decided, with_proposal
+from thinwire.collectives.consensus.certificates import certificate, certified, compact, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Proof, Proposal, Vote
@@ -123,10 +123,10 @@ def test_commit_without_its_proposal_is_completed_with_that_of_its_ballot_and_di
     others = [proposal_of(ballot=Ballot(term, ANN)) for term in (0, 2)] + [
         proposal_of(contributors=whole.proposal.contributors[:n]) for n in range(1, 5)
     ]
-    assert with_proposal(decided(whole), [None, *others, whole.proposal]) == whole
-    assert with_proposal(decided(whole), [None, *others]) is None
+    assert with_proposal(compact(whole), [None, *others, whole.proposal]) == whole
+    assert with_proposal(compact(whole), [None, *others]) is None
     for term in (0, 2):
-        other = msgspec.structs.replace(decided(whole), ballot=Ballot(term, ANN))
+        other = msgspec.structs.replace(compact(whole), ballot=Ballot(term, ANN))
         assert with_proposal(other, [whole.proposal]) is None, "the proposal is of another ballot"
 
 

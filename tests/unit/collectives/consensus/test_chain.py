@@ -11,7 +11,7 @@ from kit.outer.chains import RESULTS, certificate, fork_of, result_of, sign, ver
 from thinwire.collectives.consensus.chain import checked, decode, encode, end_of, extended, founded
 from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, vote_for
 from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
-from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_ERAS, Commit, Era, Proof
+from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_CHAIN_ENTRIES, ChainEntry, Commit, Proof
 
 IDS = tuple(bytes([number]) * 32 for number in range(1, 20))
 ANN, BEN, CAT, DAN, EVE = IDS[:5]
@@ -113,7 +113,7 @@ def test_round_of_unknown_members_needs_the_votes_of_most_known_ones():
     for voters, valid in (((EVE,), False), ((ANN, BEN, EVE), False), ((ANN, BEN, CAT), True)):
         electorate = members | lived(*voters)
         skipping = certificate(9, lineage_of(history.chain), electorate, voters, lived(ANN))
-        chain = (Era(base.fork, (*base.certificates, skipping)),)
+        chain = (ChainEntry(base.fork, (*base.certificates, skipping)),)
         assert (prove(chain) is not None) == valid, voters
 
 
@@ -122,7 +122,7 @@ def test_votes_of_other_lives_of_known_members_do_not_confirm_a_round():
     history.commit(lived(ANN, BEN, CAT))
     base, reborn = history.chain[0], {peer: life(peer, 7) for peer in (ANN, BEN)} | lived(CAT)
     skipping = certificate(9, lineage_of(history.chain), reborn, tuple(reborn), lived(ANN))
-    assert prove((Era(base.fork, (*base.certificates, skipping)),)) is None
+    assert prove((ChainEntry(base.fork, (*base.certificates, skipping)),)) is None
 
 
 def _voted(proof, **changes):
@@ -136,9 +136,9 @@ def _voted(proof, **changes):
 def test_certificate_of_an_earlier_round_proves_nothing_after_a_later_one():
     history = History()
     history.commit(lived(ANN))
-    era, first = history.chain[0], history.chain[0].certificates[0]
+    entry, first = history.chain[0], history.chain[0].certificates[0]
     for number, valid in ((0, False), (1, False), (2, True)):
-        chain = (Era(era.fork, (first, _voted(first, round=number))),)
+        chain = (ChainEntry(entry.fork, (first, _voted(first, round=number))),)
         assert (prove(chain) is not None) == valid, number
 
 
@@ -149,8 +149,8 @@ def test_electorate_with_a_peer_twice_proves_nothing():
     members, lives = (ANN, ANN), 2 * life(ANN)
     twice = msgspec.structs.replace(proof, members=members, lives=lives)
     twice = _voted(twice, electorate=electorate_digest(members, lives))
-    assert prove((Era(history.chain[0].fork, (proof,)),)) is not None
-    assert prove((Era(history.chain[0].fork, (twice,)),)) is None
+    assert prove((ChainEntry(history.chain[0].fork, (proof,)),)) is not None
+    assert prove((ChainEntry(history.chain[0].fork, (twice,)),)) is None
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_certificate_with_valid_votes_for_an_invalid_round_proves_nothing(change
     """Members that lie can sign anything."""
     history = History()
     proof = history.commit(lived(ANN, BEN))
-    assert prove((Era(history.chain[0].fork, (_voted(proof),)),)) is not None
-    assert prove((Era(history.chain[0].fork, (_voted(proof, **changes),)),)) is None
+    assert prove((ChainEntry(history.chain[0].fork, (_voted(proof),)),)) is not None
+    assert prove((ChainEntry(history.chain[0].fork, (_voted(proof, **changes),)),)) is None
 
 
 @pytest.mark.parametrize("change", [lambda lives: lives + b"x", lambda lives: lives[:-1]], ids=["more", "less"])
@@ -178,7 +178,7 @@ def test_electorate_with_more_or_fewer_lives_than_members_proves_nothing(change)
     proof = history.commit(lived(ANN, BEN))
     lives = change(proof.lives)
     other = _voted(msgspec.structs.replace(proof, lives=lives), electorate=electorate_digest(proof.members, lives))
-    assert prove((Era(history.chain[0].fork, (other,)),)) is None
+    assert prove((ChainEntry(history.chain[0].fork, (other,)),)) is None
 
 
 def test_electorate_with_a_shortened_life_proves_nothing_although_most_members_are_known():
@@ -189,14 +189,14 @@ def test_electorate_with_a_shortened_life_proves_nothing_although_most_members_a
     for shortened in (lives, lives[:-1]):
         changed = msgspec.structs.replace(proof, members=(ANN, BEN, CAT), lives=shortened)
         changed = _voted(changed, electorate=electorate_digest((ANN, BEN, CAT), shortened))
-        chain = (Era(base.fork, (*base.certificates, changed)),)
+        chain = (ChainEntry(base.fork, (*base.certificates, changed)),)
         assert (prove(chain) is not None) == (shortened == lives)
 
 
 def test_round_that_names_no_lives_proves_its_members_in_any_life():
     history = History()
     proof = _voted(history.commit(lived(ANN, BEN)), lives=b"")
-    here = prove((Era(history.chain[0].fork, (proof,)),))
+    here = prove((ChainEntry(history.chain[0].fork, (proof,)),))
     assert here is not None and here.members == (ANN, BEN) and not here.lives
 
 
@@ -204,29 +204,29 @@ def test_lineage_may_begin_at_a_later_round_only_where_gaps_are_allowed():
     history = History()
     history.commit(lived(ANN, BEN))
     later_fork = fork_of(history.round + 3, RESULTS, (ANN, BEN), lived(ANN, BEN))
-    for chain in ((*history.chain, Era(later_fork)), (Era(fork_of(3, RESULTS, (), lived(ANN))),)):
+    for chain in ((*history.chain, ChainEntry(later_fork)), (ChainEntry(fork_of(3, RESULTS, (), lived(ANN))),)):
         assert prove(chain) is None
         assert prove(chain, gaps=True) is not None
 
 
 def _replaced(history, **changes):
-    era = history.chain[-1]
-    last = era.certificates[-1]
+    entry = history.chain[-1]
+    last = entry.certificates[-1]
     proposal = msgspec.structs.replace(last.commit.proposal, **changes)
     commit = Commit(proposal, last.commit.digest, last.commit.votes)
     changed = msgspec.structs.replace(last, commit=commit)
-    return (*history.chain[:-1], Era(era.fork, (*era.certificates[:-1], changed)))
+    return (*history.chain[:-1], ChainEntry(entry.fork, (*entry.certificates[:-1], changed)))
 
 
 def _certificate(history, **changes):
-    era = history.chain[-1]
-    changed = msgspec.structs.replace(era.certificates[-1], **changes)
-    return (*history.chain[:-1], Era(era.fork, (*era.certificates[:-1], changed)))
+    entry = history.chain[-1]
+    changed = msgspec.structs.replace(entry.certificates[-1], **changes)
+    return (*history.chain[:-1], ChainEntry(entry.fork, (*entry.certificates[:-1], changed)))
 
 
 def _fork(history, **changes):
-    era = history.chain[-1]
-    return (*history.chain[:-1], Era(msgspec.structs.replace(era.fork, **changes), era.certificates))
+    entry = history.chain[-1]
+    return (*history.chain[:-1], ChainEntry(msgspec.structs.replace(entry.fork, **changes), entry.certificates))
 
 
 CHANGES = {
@@ -250,7 +250,7 @@ CHANGES = {
     "other parent": lambda h: _fork(h, before=(EVE,)),
     "parent without members": lambda h: _fork(h, before=()),
     "unsigned first fork": lambda h: (
-        Era(
+        ChainEntry(
             msgspec.structs.replace(h.chain[0].fork, signatures=(bytes(64),) * len(h.chain[0].fork.members)),
             h.chain[0].certificates,
         ),
@@ -261,10 +261,10 @@ CHANGES = {
     "fork of an earlier round": lambda h: _fork(h, round=h.chain[-1].fork.round - 1),
     "rounds in another order": lambda h: (
         *h.chain[:-1],
-        Era(h.chain[-1].fork, h.chain[-1].certificates[::-1]),
+        ChainEntry(h.chain[-1].fork, h.chain[-1].certificates[::-1]),
     ),
     "without the first lineage": lambda h: h.chain[1:],
-    "without rounds of the parent": lambda h: (Era(h.chain[0].fork), *h.chain[1:]),
+    "without rounds of the parent": lambda h: (ChainEntry(h.chain[0].fork), *h.chain[1:]),
     "empty": lambda h: (),
 }
 
@@ -295,9 +295,9 @@ def test_chain_without_a_certificate_proves_nothing_else(seed):
     history, proved = History(), {}
     for _ in churn(history, random.Random(seed), 80, founder_leaves=True):
         proved[history.round] = (tuple(history.members), dict(history.members))
-    era = history.chain[0]
-    for at in range(len(era.certificates)):
-        here = prove((Era(era.fork, era.certificates[:at] + era.certificates[at + 1 :]),))
+    entry = history.chain[0]
+    for at in range(len(entry.certificates)):
+        here = prove((ChainEntry(entry.fork, entry.certificates[:at] + entry.certificates[at + 1 :]),))
         assert here is None or not here.round or (here.members, dict(here.lives)) == proved[here.round]
 
 
@@ -317,9 +317,9 @@ def test_chain_of_too_many_lineages_proves_nothing():
     """Each costs the check of a signature."""
     history = History()
     history.commit(lived(ANN, BEN))
-    for _ in range(MAX_ERAS - 1):
+    for _ in range(MAX_CHAIN_ENTRIES - 1):
         history.fork(lived(ANN))
-    assert len(history.chain) == MAX_ERAS and history.holds()
+    assert len(history.chain) == MAX_CHAIN_ENTRIES and history.holds()
     history.fork(lived(ANN))
     assert prove(history.chain) is None
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
-from thinwire.collectives.consensus.certificates import decided
+from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.quorum import enough
@@ -847,7 +847,7 @@ def test_commit_goes_without_its_proposal_to_peers_that_have_it():
     for voter in ids[1:3]:
         leader.on_message(voter, vote_for(proposal, verdict), sign(voter, vote_for(proposal, verdict)), 0.0)
     sent = dict(leader.take())
-    assert sent == {ids[1]: decided(leader.commit), ids[2]: decided(leader.commit), ids[3]: leader.commit}
+    assert sent == {ids[1]: compact(leader.commit), ids[2]: compact(leader.commit), ids[3]: leader.commit}
     follower, _ = _led(me=1)
     follower.on_message(ids[0], Propose(proposal), b"", 0.0)
     follower.on_message(ids[0], sent[ids[1]], b"", 0.0)
@@ -861,14 +861,14 @@ def test_peer_without_the_proposal_of_a_commit_asks_for_all_of_it(here):
     if here is not None:  # Another proposal is here.
         peer.on_message(ids[2], freely(_open(ids, ids[2], here), ids, sign), b"", 0.0)
     peer.take()
-    peer.on_message(ids[0], decided(commit), b"", 0.0)
+    peer.on_message(ids[0], compact(commit), b"", 0.0)
     assert peer.commit is None and (ids[0], Ask(5, 0)) in peer.take()
     peer.on_message(ids[0], commit, b"", 0.0)
     assert peer.commit == commit
-    peer.on_message(ids[0], decided(commit), b"", 0.0)
+    peer.on_message(ids[0], compact(commit), b"", 0.0)
     assert not peer.take()
     other = _commit(_open(ids, ids[0], excluded=(Exclusion(name(9), "late"),)), ids[:3])
-    peer.on_message(ids[0], decided(other), b"", 0.0)
+    peer.on_message(ids[0], compact(other), b"", 0.0)
     assert peer.take() == [(ids[0], Ask(5, 0))], "two proposals of one ballot are evidence"
 
 
@@ -888,7 +888,7 @@ def test_forged_commit_without_its_proposal_is_refused(change):
     peer, ids = _led()
     proposal = _open(ids, ids[0])
     peer.on_message(ids[0], Propose(proposal), b"", 0.0)
-    true = decided(_commit(proposal, ids[:3]))
+    true = compact(_commit(proposal, ids[:3]))
     peer.on_message(ids[0], msgspec.structs.replace(true, **change), b"", 0.0)
     assert peer.commit is None
     peer.on_message(ids[0], true, b"", 0.0)

@@ -45,7 +45,6 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
     Chunk,
-    Claim,
     Commit,
     Contribution,
     Exclusion,
@@ -55,8 +54,9 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Propose,
     Ready,
-    Record,
     Result,
+    ResultClaim,
+    ResultRecord,
     ShownReady,
     Vote,
 )
@@ -119,19 +119,19 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
     harness = Harness(**options)
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 2)
-    assert harness.sent(Result) and not harness.sent(Record)
+    assert harness.sent(Result) and not harness.sent(ResultRecord)
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 3)
     right = harness.record(2, 3)
     assert bool(right.basis) == audited
-    assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, right), (OTHER, right)]
+    assert [(to, message) for to, message, _ in harness.sent(ResultRecord)] == [(LEADER, right), (OTHER, right)]
     harness.results_of(LEADER, 0, 1)
-    assert not harness.sent(Record)
+    assert not harness.sent(ResultRecord)
     # It has computed them for these contributors, also if a later ballot adopts them.
     wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
     harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(LEADER,), kept=IDS)
     again = msgspec.structs.replace(right, ballot=Ballot(2, LEADER))
-    assert [(to, message) for to, message, _ in harness.sent(Record)] == [(LEADER, again), (OTHER, again)]
+    assert [(to, message) for to, message, _ in harness.sent(ResultRecord)] == [(LEADER, again), (OTHER, again)]
 
 
 def test_results_of_a_dropped_round_are_freed_at_once(harness):
@@ -149,7 +149,7 @@ def test_results_of_a_dropped_round_are_freed_at_once(harness):
 def test_peer_without_chunks_signs_for_nothing():
     harness = DenseHarness(Butterfly, peers=IDS)
     harness.open(idle=(ME,))
-    assert not harness.sent(Record)
+    assert not harness.sent(ResultRecord)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_adopted_result_beyond_the_bound_is_taken_if_more_peers_have_voted_than_
     results = [false, *(harness.result(index) for index in range(1, 6))]
     wanted = digest_of([blake3.blake3(result).digest() for result in results])
     harness.open(ballot=SECOND, adopted=wanted, sources=sources, kept=IDS)
-    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
+    harness.on_message(LEADER, ResultRecord(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
     for index, result in enumerate(results):
         harness.on_message(LEADER, Result(1, 0, SECOND, index), result)
     if len(sources) > 1:
@@ -334,7 +334,7 @@ def test_committed_result_beyond_the_bound_is_taken():
     results = [false, *(harness.result(index) for index in range(1, 6))]
     wanted = digest_of([blake3.blake3(result).digest() for result in results])
     harness.open(ballot=SECOND, adopted=wanted, sources=(LEADER,), kept=IDS)
-    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
+    harness.on_message(LEADER, ResultRecord(1, 0, SECOND, tuple(range(6)), hashes_of(results)))
     harness.on_message(LEADER, Result(1, 0, SECOND, 0), false)
     assert harness.round.results[0] is None
     vote = vote_for(harness.round.agreement.proposal, wanted)
@@ -351,7 +351,7 @@ def test_peer_computes_and_votes_again_when_a_free_ballot_follows_one_with_false
     false = [bytes(len(harness.result(index))) for index in range(6)]
     wanted = digest_of([blake3.blake3(result).digest() for result in false])
     harness.open(ballot=SECOND, adopted=wanted, sources=(LEADER,), kept=IDS)
-    harness.on_message(LEADER, Record(1, 0, SECOND, tuple(range(6)), hashes_of(false)))
+    harness.on_message(LEADER, ResultRecord(1, 0, SECOND, tuple(range(6)), hashes_of(false)))
     for index in (0, 2):
         harness.on_message(LEADER, Result(1, 0, SECOND, index), false[index])
     assert harness.round.results[0] is not None and harness.round.results[2] is not None
@@ -395,13 +395,13 @@ def test_record_that_contradicts_received_result_drops_it(harness):
 @pytest.mark.parametrize(
     "record",
     [
-        Record(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
-        Record(1, 0, FIRST, (0, 1), bytes(96)),
-        Record(1, 0, FIRST, (0, 0), bytes(64)),
-        Record(1, 0, FIRST, (0, 99), bytes(64)),
-        Record(1, 0, FIRST, (0, 6), bytes(64)),  # one beyond the last chunk
-        Record(1, 0, FIRST, (2, 3), bytes(64)),  # our chunks
-        Record(1, 0, FIRST, (4, 5), bytes(64)),  # chunks of another owner
+        ResultRecord(1, 0, FIRST, (0, 1), bytes(32)),  # fewer hashes than indices
+        ResultRecord(1, 0, FIRST, (0, 1), bytes(96)),
+        ResultRecord(1, 0, FIRST, (0, 0), bytes(64)),
+        ResultRecord(1, 0, FIRST, (0, 99), bytes(64)),
+        ResultRecord(1, 0, FIRST, (0, 6), bytes(64)),  # one beyond the last chunk
+        ResultRecord(1, 0, FIRST, (2, 3), bytes(64)),  # our chunks
+        ResultRecord(1, 0, FIRST, (4, 5), bytes(64)),  # chunks of another owner
     ],
 )
 def test_record_of_another_form_or_from_non_owner_is_ignored(harness, record):
@@ -411,12 +411,12 @@ def test_record_of_another_form_or_from_non_owner_is_ignored(harness, record):
 
 
 def test_changed_record_is_no_progress(harness):
-    """With changing Records and fitting Results, an owner could seem active forever."""
+    """With changing ResultRecords and fitting Results, an owner could seem active forever."""
     first, second = (bytes(4 * GRID.size(0)), np.ones(GRID.size(0), np.float32).tobytes())
     for at in range(100):
         harness.now = float(at)
         chunk = (first, second)[at % 2]
-        harness.on_message(LEADER, Record(1, 0, FIRST, (0,), hashes_of([chunk])))
+        harness.on_message(LEADER, ResultRecord(1, 0, FIRST, (0,), hashes_of([chunk])))
         harness.on_message(LEADER, Result(1, 0, FIRST, 0), chunk)
     assert harness.round.moved == 0.0 and bytes(harness.round.results[0]) == first
 
@@ -438,7 +438,7 @@ def test_owner_that_lost_chunks_or_signed_other_results_has_failed(harness):
     right = [harness.result(index) for index in range(4)]
     digest = blake3.blake3(hashes_of(right + others[4:])).digest()
     harness.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), kept=tuple(IDS), idle=(LEADER,))
-    harness.on_message(LEADER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
+    harness.on_message(LEADER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
     assert harness.round.exchange.failed == {LEADER, OTHER}
 
 
@@ -516,9 +516,9 @@ def test_excluded_peer_fetches_results_from_voters(harness):
     assert sorted(index for _, message, _ in asked for index in message.indices) == list(range(6))
     hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
     # A lie about all results does not fit the digest and is refused.
-    harness.on_message(OTHER, Record(1, 0, proposal.ballot, tuple(range(6)), bytes(192)))
+    harness.on_message(OTHER, ResultRecord(1, 0, proposal.ballot, tuple(range(6)), bytes(192)))
     harness.on_message(OTHER, Result(1, 0, proposal.ballot, 0), harness.result(0)[:-4] + bytes(4))
-    harness.on_message(LEADER, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
+    harness.on_message(LEADER, ResultRecord(1, 0, proposal.ballot, tuple(range(6)), hashes))
     for index in range(6):
         harness.on_message(LEADER, Result(1, 0, proposal.ballot, index), harness.result(index))
     assert harness.round.complete
@@ -659,7 +659,7 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     }
     if honest:
         hashes = b"".join(blake3.blake3(harness.result(i)).digest() for i in range(6))
-        harness.on_message(guest, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
+        harness.on_message(guest, ResultRecord(1, 0, proposal.ballot, tuple(range(6)), hashes))
         for index in range(6):
             harness.on_message(guest, Result(1, 0, proposal.ballot, index), harness.result(index))
     harness.now += 100 * patience
@@ -677,7 +677,7 @@ def test_results_before_their_record_are_kept(harness):
     harness.on_message(OTHER, Result(1, 0, proposal.ballot, 1), harness.result(1)[:-4] + bytes(4))
     for index in range(6):
         harness.on_message(LEADER, Result(1, 0, proposal.ballot, index), harness.result(index))
-    harness.on_message(LEADER, Record(1, 0, proposal.ballot, tuple(range(6)), hashes))
+    harness.on_message(LEADER, ResultRecord(1, 0, proposal.ballot, tuple(range(6)), hashes))
     assert harness.round.complete
     assert [bytes(result) for result in harness.round.results] == [harness.result(i) for i in range(6)]
 
@@ -707,7 +707,7 @@ def test_results_are_served_for_the_right_digest_only(harness):
     harness.on_message(OTHER, Fetch(1, 0, bytes(32), (0, 1)))
     assert harness.queue.sent == []
     harness.on_message(OTHER, Fetch(1, 0, digest, (5, 0, 5, 77)))
-    ((_, record, _),) = harness.sent(Record)
+    ((_, record, _),) = harness.sent(ResultRecord)
     assert record.indices == tuple(range(6))
     assert [(message.index, payload) for _, message, payload in harness.sent(Result)] == [
         (5, harness.result(5)),
@@ -772,7 +772,7 @@ def test_peer_that_does_not_read_answers_gets_no_more(harness):
     harness.queue.sent.clear()
     harness.queue.waiting = 2 * IN_FLIGHT
     harness.on_message(OTHER, Fetch(1, 0, digest, (0,)))
-    assert len(harness.sent(Result)) == len(harness.sent(Record)) == 1
+    assert len(harness.sent(Result)) == len(harness.sent(ResultRecord)) == 1
     harness.queue.waiting += 1
     harness.on_message(OTHER, Fetch(1, 0, digest, (0,)))
     assert harness.queue.sent == []
@@ -862,7 +862,7 @@ def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full(
 def test_record_before_its_ballot_is_kept_with_a_single_chunk():
     options = {**DENSE, "grid": Grid(4096, 4096)}
     harness = RoundHarness(Butterfly, peers=IDS, **options)
-    harness.on_message(LEADER, Record(1, 0, FIRST, (0,), bytes(32)))
+    harness.on_message(LEADER, ResultRecord(1, 0, FIRST, (0,), bytes(32)))
     assert harness.round.exchange.early[0] == 1
 
 
@@ -907,7 +907,7 @@ def test_chunk_of_an_announcement_that_another_one_replaced_is_neither_blamed_no
 def test_fetched_result_of_our_chunk_is_not_computed_again(harness):
     hashes = hashes_of(map(harness.result, range(6)))
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes))
+    harness.on_message(OTHER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes))
     harness.results_of(OTHER, 2, ballot=Ballot(2, LEADER))
     assert {message.index for _, message, _ in harness.sent(Result)} == {2}
     missing = harness.round.exchange.results.missing
@@ -956,7 +956,7 @@ def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
     harness.open()
     before = harness.round.exchange.owners
     lost = tuple(index for index, owner in enumerate(before) if owner == former)
-    harness.on_message(former, Record(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
+    harness.on_message(former, ResultRecord(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
     harness.open(ballot=Ballot(2, LEADER), idle=(former,))
     owners = harness.round.exchange.owners
     assert any(owners[index] not in (former, ME) for index in lost)
@@ -1004,7 +1004,7 @@ def test_hashes_that_do_not_have_the_settled_digest_vouch_for_nothing(harness, a
         if (blake3.blake3(hashes := hashes_of(dense_payloads(seed))).digest() > wanted) is above
     )
     harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), false))
+    harness.on_message(OTHER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), false))
     harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
     assert harness.blamed() == [] and not harness.round.exchange.failed
 
@@ -1037,7 +1037,7 @@ def test_contributors_without_all_their_chunks_for_us_have_withheld_them(harness
 def test_record_with_repeated_or_exchanged_indices_does_not_vouch_for_settled_results(harness, indices):
     hashes = [blake3.blake3(harness.result(index)).digest() for index in range(6)]
     harness.open(ballot=Ballot(2, LEADER), adopted=digest_of(hashes), sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, Ballot(2, LEADER), indices, b"".join(hashes)))
+    harness.on_message(OTHER, ResultRecord(1, 0, Ballot(2, LEADER), indices, b"".join(hashes)))
     harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
     assert harness.blamed() == []
 
@@ -1050,7 +1050,7 @@ def test_late_record_of_an_owner_changes_no_committed_result(harness):
     harness.results_of(OTHER, 4, 5)
     harness.on_message(LEADER, _commit(harness.proposal, harness))
     assert harness.round.complete
-    harness.on_message(LEADER, Record(1, 0, FIRST, (0, 1), bytes(64)))
+    harness.on_message(LEADER, ResultRecord(1, 0, FIRST, (0, 1), bytes(64)))
     assert harness.round.complete and harness.round.results[0] is not None
 
 
@@ -1062,7 +1062,8 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
     hashes = hashes_of(map(harness.result, range(6)))
     harness.open(ballot=Ballot(2, LEADER), adopted=blake3.blake3(hashes).digest(), sources=(OTHER,), kept=IDS)
     harness.on_message(
-        OTHER, Record(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.proposal.contributors))
+        OTHER,
+        ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.proposal.contributors)),
     )
     harness.on_message(LEADER, _commit(harness.proposal, harness))
     assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
@@ -1079,7 +1080,7 @@ def adopting(sources=(OTHER,)):
     harness.open(ballot=SECOND, contributors=(Contribution(LEADER, 1, 10),))
     third = Ballot(3, OTHER)
     harness.open(ballot=third, adopted=harness.wanted, sources=sources, kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
+    harness.on_message(OTHER, ResultRecord(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
     harness.results_of(OTHER, *range(6), ballot=third)
     assert not harness.round.results.count(None)
     return harness
@@ -1088,7 +1089,7 @@ def adopting(sources=(OTHER,)):
 def shown(harness, owner, *indices, signer=None, **changes):
     """Return the claim of an owner to results, from the first ballot."""
     record = msgspec.structs.replace(harness.record(*indices), **changes)
-    return Claim(owner, record, signature(signer or owner, record))
+    return ResultClaim(owner, record, signature(signer or owner, record))
 
 
 def test_adopted_results_get_our_vote_with_a_claim_to_each_of_them():
@@ -1132,12 +1133,12 @@ def test_voter_shows_the_claims_of_all_owners_until_the_commit():
     harness = Harness(audited=True)
     harness.finish()
     wanted = harness.sent(Vote)[0][1].digest
-    harness.sent(Record)
+    harness.sent(ResultRecord)
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
-    assert {(to, one.owner) for to, one, _ in harness.sent(Claim)} == {(OTHER, peer) for peer in IDS}
+    assert {(to, one.owner) for to, one, _ in harness.sent(ResultClaim)} == {(OTHER, peer) for peer in IDS}
     harness.on_message(LEADER, _commit(harness.proposal, harness))
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
-    assert not harness.sent(Claim)
+    assert not harness.sent(ResultClaim)
 
 
 def test_record_without_basis_does_not_vouch_for_results_that_are_audited():
@@ -1185,7 +1186,7 @@ def test_claims_outlive_a_ballot_with_other_contributors():
         harness.results_of(owner, *indices, ballot=third)
     assert [vote.ballot for _, vote, _ in harness.sent(Vote)] == [third]
     harness.on_message(OTHER, Fetch(1, 0, wanted, ()))
-    assert {one.owner for _, one, _ in harness.sent(Claim)} == {*IDS}
+    assert {one.owner for _, one, _ in harness.sent(ResultClaim)} == {*IDS}
 
 
 def test_owner_signs_no_result_of_data_that_another_announcement_covers():
@@ -1195,9 +1196,9 @@ def test_owner_signs_no_result_of_data_that_another_announcement_covers():
     for peer in (LEADER, OTHER):
         for index in (2, 3):
             harness.chunk(peer, index)
-    assert harness.sent(Record)
+    assert harness.sent(ResultRecord)
     harness.open(ballot=Ballot(3, LEADER), contributors=entries(harness, **{OTHER.hex(): bytes([7]) * 32}))
-    assert not harness.sent(Record) and harness.round.results[2] is None
+    assert not harness.sent(ResultRecord) and harness.round.results[2] is None
 
 
 def test_announcement_that_its_peer_replaces_remains_for_audits():
@@ -1232,7 +1233,7 @@ def test_late_announcement_shows_that_adopted_results_are_too_long():
     third = Ballot(3, OTHER)
     wanted = digest_of([blake3.blake3(one).digest() for one in false])
     harness.open(ballot=third, contributors=named, adopted=wanted, sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(false), b"", basis_of(named)))
+    harness.on_message(OTHER, ResultRecord(1, 0, third, tuple(range(6)), hashes_of(false), b"", basis_of(named)))
     for index, one in enumerate(false):
         harness.on_message(OTHER, Result(1, 0, third, index), one)
     assert not harness.round.results.count(None)
@@ -1257,7 +1258,7 @@ def test_adopted_results_of_an_unknown_announcement_get_our_vote_once_it_is_show
     third = Ballot(3, OTHER)
     wanted = digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
     harness.open(ballot=third, contributors=named, adopted=wanted, sources=(OTHER,), kept=IDS)
-    harness.on_message(OTHER, Record(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
+    harness.on_message(OTHER, ResultRecord(1, 0, third, tuple(range(6)), hashes_of(map(harness.result, range(6)))))
     harness.results_of(OTHER, *range(6), ballot=third)
     harness.on_message(OTHER, shown(harness, OTHER, *range(6)))
     assert not harness.sent(Vote)

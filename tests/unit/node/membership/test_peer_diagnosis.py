@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from thinwire.node.membership.peer_diagnosis import TELL_SECONDS, PeerDiagnosis
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Hour
+from thinwire.swarm.messages.registry import WallClock
 
 ONE, TWO, SICK = (bytes([i]) * 32 for i in range(3))
 
@@ -22,7 +22,7 @@ def watching():
 
     def hours(peer, ahead, count=1):
         for _ in range(count):
-            assert watch.saw(peer, Frame(Hour(10**9 + ahead), b""))
+            assert watch.saw(peer, Frame(WallClock(10**9 + ahead), b""))
 
     for peer in (ONE, TWO):
         hours(peer, 0)

@@ -28,19 +28,19 @@ from thinwire.swarm.messages.registry import (
     Ack,
     Ballot,
     Behind,
-    Bereft,
     Close,
     Evidence,
     Gossip,
-    Hour,
+    GradientSummary,
     Nack,
-    Over,
+    NextNumber,
     Ping,
     PingRequest,
     PushPull,
-    Tally,
+    RecoveryRequest,
     Verdict,
     Vote,
+    WallClock,
 )
 
 ME, ANN, BEN, CAT, DAN = (identity.peer_id for identity in IDENTITIES[:5])
@@ -108,14 +108,14 @@ class Log(Handler):
 
 
 class FakeMonitor:
-    """Health monitor that logs the calls; it keeps messages of the type Hour."""
+    """Health monitor that logs the calls; it keeps messages of the type WallClock."""
 
     def __init__(self):
         self.calls, self.ticks = [], 0
 
     def saw(self, peer, frame):
         self.calls.append(("saw", peer, type(frame.message)))
-        return isinstance(frame.message, Hour)
+        return isinstance(frame.message, WallClock)
 
     def on_link_down(self, peer):
         self.calls.append(("down", peer))
@@ -403,7 +403,10 @@ async def test_times_of_absent_peers_are_forgotten_when_there_are_too_many(monke
 def test_each_message_beyond_membership_has_one_family():
     ballot = Ballot(1, ANN)
     votes = {fragment: Vote(1, fragment, ballot, bytes(32), bytes(32)) for fragment in (0, OPERATIONS)}
-    families = [family_of(one) for one in (votes[0], votes[OPERATIONS], Over("", 1, False), Close(1, ()), Bereft(0))]
+    families = [
+        family_of(one)
+        for one in (votes[0], votes[OPERATIONS], NextNumber("", 1, False), Close(1, ()), RecoveryRequest(0))
+    ]
     assert families == [Family.ROUNDS, Family.OPERATIONS, Family.OPERATIONS, Family.STAGES, Family.RECOVERY]
 
 
@@ -411,10 +414,10 @@ def test_each_message_beyond_membership_has_one_family():
 async def test_message_goes_to_the_handler_of_its_family_and_is_dropped_without_one():
     scene, stages = Scene(), Log()
     async with scene.running():
-        await scene.come(ANN, Tally(1, 1.0, 1, ""))
+        await scene.come(ANN, GradientSummary(1, 1.0, 1, ""))
         scene.presence.attach(Family.STAGES, stages)
-        await scene.come(ANN, Tally(2, 1.0, 1, ""), Bereft(0))
-        assert stages.calls == [("frame", ANN, Tally(2, 1.0, 1, ""))] and scene.log.calls == [("up", ANN)]
+        await scene.come(ANN, GradientSummary(2, 1.0, 1, ""), RecoveryRequest(0))
+        assert stages.calls == [("frame", ANN, GradientSummary(2, 1.0, 1, ""))] and scene.log.calls == [("up", ANN)]
 
 
 @simulated
@@ -494,10 +497,10 @@ async def test_health_monitor_observes_other_frames_and_lost_links_and_keeps_its
     scene.presence.watch = FakeMonitor()
     async with scene.running():
         before = scene.presence.watch.ticks
-        await scene.come(ANN, Hour(EPOCH), Behind(1), Ping(1, 0, ()))
+        await scene.come(ANN, WallClock(EPOCH), Behind(1), Ping(1, 0, ()))
         await scene.lose(ANN)
         assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("down", ANN, False)]
-        seen = [("saw", ANN, kind) for kind in (Hour, Behind)]  # no messages of the membership
+        seen = [("saw", ANN, kind) for kind in (WallClock, Behind)]  # no messages of the membership
         assert scene.presence.watch.calls == [*seen, ("down", ANN)]
         await asyncio.sleep(2 * WAN.tick)
         assert scene.presence.watch.ticks == before + 2
@@ -509,7 +512,7 @@ async def test_health_monitor_tells_our_clock_to_peers_with_a_link():
     async with scene.running():
         await scene.come(ANN, Behind(1))
         await asyncio.sleep(TELL_SECONDS)
-        assert scene.sent(ANN, Hour) == [Hour(EPOCH)] and not scene.sent(BEN, Hour)
+        assert scene.sent(ANN, WallClock) == [WallClock(EPOCH)] and not scene.sent(BEN, WallClock)
 
 
 # --- stalls
@@ -768,7 +771,7 @@ async def test_only_a_peer_whose_link_works_holds_a_place_on_trial():
             scene.roster.learn(record(index), 0.0, authenticated=True)
             await asyncio.sleep(WAN.tick + MOMENT)
         assert scene.roster.peers.others == [BEN]
-        await scene.come(BEN, Hour(EPOCH))
+        await scene.come(BEN, WallClock(EPOCH))
         await scene.come(BEN, Ping(1, 0, ()))
         scene.roster.learn(record(3), 0.0, authenticated=True)
         assert scene.roster.peers.others == [BEN]

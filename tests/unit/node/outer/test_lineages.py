@@ -31,7 +31,7 @@ from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
     LIFE,
-    Era,
+    ChainEntry,
     Fork,
     Found,
     Head,
@@ -173,7 +173,7 @@ def test_peer_of_a_lineage_gives_way_to_a_prevailing_one_although_it_has_a_quoru
         later_chain(CAT, DAN),
         later_chain(ANN, BEN, CAT, signer=CAT),
         later_chain(ANN, BEN, CAT)[:-1],
-        (*FIRST[:-1], Era(FIRST[-1].fork, (later_chain(ANN, BEN, CAT)[-1].certificates[-1],) * 2)),
+        (*FIRST[:-1], ChainEntry(FIRST[-1].fork, (later_chain(ANN, BEN, CAT)[-1].certificates[-1],) * 2)),
     ],
     ids=["of the parent's round", "two of five", "forged", "empty", "twice"],
 )
@@ -341,7 +341,7 @@ def test_lineage_without_proof_is_ignored(forged):
     scene = Scene(live=(ANN,))
     scene.run(1.0)
     honest = branch(ANN, BEN)
-    scene.on_chain(ANN, (*honest[:-1], Era(forged(honest[-1].fork))))
+    scene.on_chain(ANN, (*honest[:-1], ChainEntry(forged(honest[-1].fork))))
     assert not scene.lineages.prevailing() and not scene.chains()
     scene.run(1.0)
     assert not scene.forks

@@ -39,7 +39,7 @@ from thinwire.swarm.lineage import lineage_of, name_of_fork, proved
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
-    Era,
+    ChainEntry,
     Fork,
     Found,
     Head,
@@ -322,7 +322,7 @@ def test_founder_of_a_run_founds_its_first_lineage():
     base = replica.digest
     assert alone(replica, votes) is None, "nothing to report"
     fork = Fork(0, base, (), (KEY.peer_id,), votes.life, replica.chain[0].fork.signatures, (KEY.public_key,))
-    assert replica.chain == (Era(fork),) and replica.lineage == name_of_fork(fork) and proved(fork, 0, check)
+    assert replica.chain == (ChainEntry(fork),) and replica.lineage == name_of_fork(fork) and proved(fork, 0, check)
     assert replica.members == (KEY.peer_id,) and replica.known_lives == {KEY.peer_id: votes.life}
 
 
@@ -331,7 +331,7 @@ def test_peer_that_continues_alone_founds_a_lineage_that_others_can_check():
     base = replica.digest
     fork = alone(replica, votes)
     assert (fork.round, fork.base, fork.before, fork.members) == (ROUND, base, IDS, (KEY.peer_id,))
-    assert fork.lives == votes.life and replica.chain == (*FIRST, Era(fork)) and replica.digest != base
+    assert fork.lives == votes.life and replica.chain == (*FIRST, ChainEntry(fork)) and replica.digest != base
     assert fork.keys == (KEY.public_key,) and proved(fork, 0, check) and not proved(fork, 1, check)
 
 

@@ -20,7 +20,7 @@ from thinwire.swarm.messages.registry import (
     CHAIN_BYTES,
     CHUNK_BYTES,
     LIFE,
-    Era,
+    ChainEntry,
     Fork,
     StateAsk,
     StateChunk,
@@ -379,7 +379,7 @@ def test_offer_names_the_lineage_although_the_values_are_those_of_its_parent():
         assert (second.lineage, second.members, second.lives) == (name_of_fork(fork), (BEN,), b"m" * LIFE)
         assert second.digest == here.replica.digest != first.digest
         payload = b"".join(here.replica.hashes) + encode(here.replica.chain)
-        assert vouched(second, payload) == Offered(second, tuple(here.replica.hashes), (*before, Era(fork)))
+        assert vouched(second, payload) == Offered(second, tuple(here.replica.hashes), (*before, ChainEntry(fork)))
         assert vouched(msgspec.structs.replace(second, lineage=first.lineage), payload) is None
         assert vouched(second, payload[:-1]) is None and vouched(second, payload + b"x") is None
 
@@ -393,7 +393,7 @@ def test_chain_that_is_too_long_for_a_message_is_left_out_and_the_owner_is_told_
         here = Server()
         signature = b"s" * 64
         fork = Fork(0, bytes(32), (), (ANN,) * 4, b"m" * LIFE * 4, (signature,) * 4)
-        here.replica.chain = (Era(fork),) * (CHAIN_BYTES // len(encode((Era(fork),))) + 100)
+        here.replica.chain = (ChainEntry(fork),) * (CHAIN_BYTES // len(encode((ChainEntry(fork),))) + 100)
         here.replica.seal()
         for peer in (ANN, BEN):
             here.ask(peer)

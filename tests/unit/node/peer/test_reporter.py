@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from thinwire.node.peer.reporter import INFO, WARNING, Reporter
 from thinwire.swarm.lineage import name_of_fork
-from thinwire.swarm.messages.registry import LIFE, Era, Fork
+from thinwire.swarm.messages.registry import LIFE, ChainEntry, Fork
 
 IDS = tuple(bytes([number]) * 32 for number in range(3))
 FORK = Fork(4, b"b" * 32, IDS, IDS[:1], b"l" * LIFE, ())
@@ -13,8 +13,8 @@ NAME, TEXT = name_of_fork(FORK).hex(), "1 of 3 members continue as lineage 3f9ab
 
 
 def peer(*chain):
-    eras = tuple(map(Era, chain))
-    replica = SimpleNamespace(round=5, members=IDS, chain=eras, lineage=name_of_fork(chain[-1]))
+    entries = tuple(map(ChainEntry, chain))
+    replica = SimpleNamespace(round=5, members=IDS, chain=entries, lineage=name_of_fork(chain[-1]))
     replica.each = lambda layout: [(0, replica, layout)]
     return SimpleNamespace(ready=True, replica=replica, layout=None)
 

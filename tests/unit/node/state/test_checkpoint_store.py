@@ -14,7 +14,7 @@ from thinwire.node.state import checkpoint_manifest
 from thinwire.node.state.checkpoint_store import KEEP, CheckpointStore, Saved, SaveFailed
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import LIFE, Era, Fork
+from thinwire.swarm.messages.registry import LIFE, ChainEntry, Fork
 
 RUN = bytes(range(32))
 IDENTITY = Identity.generate(b"\x07" * 32)
@@ -167,7 +167,7 @@ def snapshot(round, *, run=RUN, seed=None, private=True):
     members = tuple(bytes([k]) * 32 for k in range(3))
     digest = bytes([round % 256]) * 32
     fork = Fork(round, digest, members, members[:1], bytes([round % 256]) * LIFE, (bytes(64),))
-    chain = (Era(fork),) * (round % 3)
+    chain = (ChainEntry(fork),) * (round % 3)
     return Snapshot(run, round, digest, members, fragments, state if private else None, lives=b"l" * 48, chain=chain)
 
 

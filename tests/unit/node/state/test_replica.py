@@ -17,7 +17,7 @@ from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import name_of_fork
-from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, Commit, Era, Fork, Proposal, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Ballot, ChainEntry, Commit, Fork, Proposal, StateOffer
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -216,7 +216,7 @@ def test_founded_lineage_changes_digest_members_and_lives_but_no_values():
     before, hashes, state = one.digest, list(one.hashes), one.state.copy()
     fork = fork_of(one, *PEERS[1:3])
     one.found(fork)
-    assert one.chain == (*other.chain, Era(fork)) and one.lineage == name_of_fork(fork) and one.round == 0
+    assert one.chain == (*other.chain, ChainEntry(fork)) and one.lineage == name_of_fork(fork) and one.round == 0
     assert (one.members, one.lives) == (PEERS[1:3], lives(*PEERS[1:3]))
     assert one.hashes == hashes and np.array_equal(one.state, state) and one.digest != before
     other.members, other.lives = PEERS[1:3], lives(*PEERS[1:3])

@@ -37,8 +37,8 @@ from thinwire.swarm.messages.registry import (
     Fetch,
     Proof,
     Ready,
-    Record,
     Result,
+    ResultRecord,
     Vote,
 )
 
@@ -247,11 +247,11 @@ def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
     harness.tick(0.3)
     assert harness.sent(Fetch) and not harness.round.complete
     everything = tuple(range(9))
-    wrong = Record(1, 0, FIRST, everything, hashes_of(slots(b"1", b"2", b"3")))
+    wrong = ResultRecord(1, 0, FIRST, everything, hashes_of(slots(b"1", b"2", b"3")))
     harness.on_message(LEADER, wrong)
     pieces = slots(*(PAYLOADS[peer] for peer in IDS))
     harness.on_message(LEADER, Result(1, 0, FIRST, 8), pieces[8])  # it may arrive before its hashes
-    harness.on_message(LEADER, Record(1, 0, FIRST, everything, hashes_of(pieces)))
+    harness.on_message(LEADER, ResultRecord(1, 0, FIRST, everything, hashes_of(pieces)))
     for index in (6, 7):
         harness.on_message(LEADER, Result(1, 0, FIRST, index), pieces[index])
     assert harness.round.complete
@@ -266,7 +266,7 @@ def test_follower_is_served_hashes_and_pieces():
     assert harness.round.complete
     harness.queue.sent.clear()
     harness.on_message(OTHER, Fetch(1, 0, DIGEST, (0, 1, 6)))
-    (record,) = [message for _, message, _ in harness.sent(Record)]
+    (record,) = [message for _, message, _ in harness.sent(ResultRecord)]
     assert len(record.indices) == 9 and record.hashes[32 * 5 : 32 * 6] == EMPTY
     assert {message.index for _, message, _ in harness.sent(Result)} == {0, 1, 6}
     harness.on_message(OTHER, Fetch(1, 0, bytes(32), (0,)))
@@ -292,7 +292,7 @@ def test_adopted_payload_overrides_equivocating_announcement(told):
     vote = Vote(1, 0, harness.proposal.ballot, name_of(harness.proposal), digest_of(*(paid[peer] for peer in IDS)))
     proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
     harness.on_message(LEADER, Commit(harness.proposal, vote.digest, proofs))
-    harness.on_message(LEADER, Record(1, 0, FIRST, tuple(range(len(whole))), hashes_of(whole)))
+    harness.on_message(LEADER, ResultRecord(1, 0, FIRST, tuple(range(len(whole))), hashes_of(whole)))
     first = len(whole) // len(IDS) * IDS.index(OTHER)
     for slot in (*range(first, len(whole)), *range(first)):
         harness.on_message(LEADER, Result(1, 0, FIRST, slot), whole[slot])
@@ -371,5 +371,5 @@ def test_voted_payloads_are_kept_for_other_peers():
     harness.open(ballot=Ballot(2, LEADER), contributors=entries)
     harness.open(ballot=Ballot(3, LEADER), adopted=DIGEST, sources=(LEADER,), kept=tuple(IDS))
     hashes = hashes_of(slots(*(PAYLOADS[peer] for peer in IDS)))
-    harness.on_message(LEADER, Record(1, 0, Ballot(3, LEADER), tuple(range(9)), hashes))
+    harness.on_message(LEADER, ResultRecord(1, 0, Ballot(3, LEADER), tuple(range(9)), hashes))
     assert [message.digest for _, message, _ in harness.sent(Vote)] == [DIGEST], "no piece had to come again"

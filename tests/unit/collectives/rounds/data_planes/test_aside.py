@@ -8,7 +8,7 @@ from kit.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
 from thinwire.collectives.rounds.data_planes import owned_chunks
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.swarm.messages.registry import Chunk, Contribution, Ready, Record, Result, Vote
+from thinwire.swarm.messages.registry import Chunk, Contribution, Ready, Result, ResultRecord, Vote
 
 OTHER = PEERS[2]
 IDS = PEERS[:3]
@@ -51,10 +51,10 @@ def test_results_are_published_signed_and_voted_for_when_they_are_computed():
         assert not harness.sent(Result) and len(harness.work.waiting) == 1
         await harness.work.go()
         assert {message.index for _, message, _ in harness.sent(Result)} == {2}
-        assert not harness.sent(Record) and not harness.sent(Vote)
+        assert not harness.sent(ResultRecord) and not harness.sent(Vote)
         await harness.work.go()
         assert {(message.index, payload) for _, message, payload in harness.sent(Result)} == {(3, harness.result(3))}
-        assert [(to, message) for to, message, _ in harness.sent(Record)] == [
+        assert [(to, message) for to, message, _ in harness.sent(ResultRecord)] == [
             (to, harness.record(*MINE)) for to in (LEADER, OTHER)
         ]
         ((to, _, _),) = harness.sent(Vote)
@@ -84,7 +84,7 @@ def test_round_that_is_over_publishes_no_result():
         await asyncio.sleep(0)
         harness.round.exchange.halt()
         await harness.work.go()
-        assert not harness.sent(Result) and not harness.sent(Record) and not harness.work.waiting
+        assert not harness.sent(Result) and not harness.sent(ResultRecord) and not harness.work.waiting
 
     asyncio.run(main())
 

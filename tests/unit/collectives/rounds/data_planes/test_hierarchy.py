@@ -32,8 +32,8 @@ from thinwire.swarm.messages.registry import (
     Chunk,
     Contribution,
     Ready,
-    Record,
     Result,
+    ResultRecord,
     Subtotal,
     Vote,
 )
@@ -109,7 +109,7 @@ def test_owner_averages_sites_by_weight_and_sends_to_relays(harness):
     sent = [(to, payload) for to, message, payload in harness.sent(Result)]
     assert sorted(to for to, _ in sent) == [LEADER, FURTHER, ALONE]
     assert {payload for _, payload in sent} == {harness.result(3)}
-    assert [to for to, _, _ in harness.sent(Record)] == [LEADER, FAR, FURTHER, ALONE]
+    assert [to for to, _, _ in harness.sent(ResultRecord)] == [LEADER, FAR, FURTHER, ALONE]
 
 
 def test_relay_forwards_results_within_its_site(harness):
@@ -218,7 +218,7 @@ def test_replacement_relay_does_not_resend_known_site_mean(harness):
     harness.owned()
     for index in (4, 5):
         harness.chunk(LEADER, index)
-    for kind in (Subtotal, Result, Record):
+    for kind in (Subtotal, Result, ResultRecord):
         harness.sent(kind)
     harness.open(ballot=SECOND, idle=(FURTHER,))
     assert harness.round.exchange.owners == (LEADER, FAR, ALONE, ME, FAR, ALONE)

@@ -25,7 +25,7 @@ from thinwire.collectives.consensus.proposal import names
 from thinwire.collectives.rounds.data_planes.owner_results import OwnerRecords, Reducer, audit_data, basis_of
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.swarm.messages.registry import Claim, Commit, Contribution, Record
+from thinwire.swarm.messages.registry import Commit, Contribution, ResultClaim, ResultRecord
 
 ANN, BEN, CAT = IDS = PEERS[:3]
 SOURCES = {peer: dense_payloads(seed) for seed, peer in enumerate(IDS)}
@@ -36,7 +36,9 @@ MINE = (2, 3)
 
 
 def record(results=RESULTS):
-    return Record(1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED.contributors))
+    return ResultRecord(
+        1, 0, FIRST, MINE, hashes_of(results[index] for index in MINE), b"", basis_of(OPENED.contributors)
+    )
 
 
 def records_of(results, *, audited=True, known=IDS, voted=None):
@@ -64,7 +66,7 @@ def records_of(results, *, audited=True, known=IDS, voted=None):
 
 
 def claim(one, owner=BEN, signer=BEN):
-    return Claim(owner, one, signature(signer, one))
+    return ResultClaim(owner, one, signature(signer, one))
 
 
 def settled(one, *, committed=RESULTS):
@@ -174,7 +176,7 @@ def test_record_of_all_results_is_a_claim_only_if_a_member_sends_it(sender):
     records, every = records_of(RESULTS), tuple(range(len(GRID)))
     hashes = hashes_of(RESULTS)
     records.results.settle(blake3.blake3(hashes).digest())
-    one = Record(1, 0, FIRST, every, hashes, b"", basis_of(OPENED.contributors))
+    one = ResultRecord(1, 0, FIRST, every, hashes, b"", basis_of(OPENED.contributors))
     assert records.take(sender, one, signature(sender, one))
     assert records.unclaimed == (sender == PEERS[3])
 
@@ -183,7 +185,9 @@ def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
     records, rest = records_of(RESULTS), tuple(index for index in range(len(GRID)) if index not in MINE)
     records.take_claim(claim(record()))
     assert records.unclaimed and len(records.claims()) == 1
-    one = Record(1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED.contributors))
+    one = ResultRecord(
+        1, 0, FIRST, rest, hashes_of(RESULTS[index] for index in rest), b"", basis_of(OPENED.contributors)
+    )
     records.take_claim(claim(one, ANN, ANN))
     assert not records.unclaimed and {found.owner for found in records.claims()} == {ANN, BEN}
 
@@ -191,7 +195,7 @@ def test_each_result_needs_a_claim_and_each_claim_is_shown_once():
 def test_audit_needs_the_announcement_of_each_contributor():
     records = records_of(RESULTS, known=(ANN, BEN))
     every = tuple(range(len(GRID)))
-    records.take_claim(claim(Record(1, 0, FIRST, every, hashes_of(RESULTS), b"", basis_of(OPENED.contributors))))
+    records.take_claim(claim(ResultRecord(1, 0, FIRST, every, hashes_of(RESULTS), b"", basis_of(OPENED.contributors))))
     assert len(records.claims()) == 1 and records.unclaimed
 
 

@@ -36,8 +36,8 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Proposal,
     Ready,
-    Record,
     Result,
+    ResultRecord,
     Subtotal,
     Vote,
 )
@@ -113,7 +113,7 @@ def test_ring_round_with_honest_peers_votes(harness):
     assert sent(harness.sent(Partial)) == {(OTHER, index): harness.partial_mean(index, LEADER, ME) for index in PASSING}
     wanted = {(OTHER, index): harness.result(index) for index in (*MINE, *BEGUN)}
     assert sent(harness.sent(Result)) == wanted, "OTHER has its own"
-    records = harness.sent(Record)
+    records = harness.sent(ResultRecord)
     assert {to for to, _, _ in records} == {LEADER, OTHER} and records[0][1].indices == MINE
     ((to, vote, _),) = harness.sent(Vote)
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
@@ -331,10 +331,10 @@ def test_adopted_ring_results_are_fetched(harness):
         for index in range(6):
             harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
             harness.on_message(peer, Result(1, 0, SECOND, index), harness.sources[peer][index])
-    assert list(harness.round.results) == [None] * 6 and harness.sent(Record) == []
+    assert list(harness.round.results) == [None] * 6 and harness.sent(ResultRecord) == []
     for index in range(5):
         harness.on_message(OTHER, Result(1, 0, FIRST, index), made[index])
-    harness.on_message(OTHER, Record(1, 0, FIRST, tuple(range(6)), hashes_of(made)))
+    harness.on_message(OTHER, ResultRecord(1, 0, FIRST, tuple(range(6)), hashes_of(made)))
     harness.on_message(OTHER, Result(1, 0, FIRST, 5), made[5])
     assert [bytes(chunk) for chunk in harness.round.results] == made
     ((_, vote, _),) = harness.sent(Vote)
@@ -418,7 +418,7 @@ def test_data_of_another_lineage_is_ignored_although_its_ballot_has_the_same_num
         harness.on_message(LEADER, Partial(1, 0, FIRST, index, other), wrong[index])
     for owner, indices in ((LEADER, BEGUN), (OTHER, PASSING)):
         hashes = hashes_of(wrong[index] for index in indices)
-        harness.on_message(owner, Record(1, 0, FIRST, indices, hashes, other))
+        harness.on_message(owner, ResultRecord(1, 0, FIRST, indices, hashes, other))
         for index in indices:
             harness.on_message(owner, Result(1, 0, FIRST, index, other), wrong[index])
     assert harness.round.missing_results == 0 and not any(harness.round.results) and harness.sent(Vote) == []

@@ -27,8 +27,8 @@ from thinwire.swarm.messages.registry import (
     Gossip,
     Hello,
     Ping,
-    Record,
     Refuse,
+    ResultRecord,
     Vote,
     Welcome,
 )
@@ -426,7 +426,7 @@ def test_control_messages_of_rounds_use_a_separate_stream(wire):
             used = (here.stream_pool.express.writer.up, there.stream_pool.express.down) != before
             assert used == (type(message) in EXPRESS_KINDS), message
             assert sent or type(message) not in EXPRESS_KINDS, "a word does not wait"
-        assert {Ask, Vote, Record} < EXPRESS_KINDS and not {Ping, Gossip, Chunk} & EXPRESS_KINDS
+        assert {Ask, Vote, ResultRecord} < EXPRESS_KINDS and not {Ping, Gossip, Chunk} & EXPRESS_KINDS
         totals = [peer.transport.totals() for peer in (first, second)]
         assert totals[0] == totals[1][::-1], "bytes by that stream are counted"
 
@@ -462,7 +462,7 @@ def test_excess_control_messages_wait_in_order(wire, loop, monkeypatch):
         said, word = 0, bytes(30_000)
 
         def frame(number):
-            return Frame(Record(number, 0, Ballot(1, bytes(32)), (0,), word))
+            return Frame(ResultRecord(number, 0, Ballot(1, bytes(32)), (0,), word))
 
         while first.transport.offer(second.id, frame(said)):
             said += 1

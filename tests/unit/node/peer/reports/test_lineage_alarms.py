@@ -5,31 +5,31 @@ from types import SimpleNamespace
 import pytest
 from thinwire.node.peer.reports.lineage_alarms import ROUNDS, LineageAlarms
 from thinwire.swarm.lineage import name_of_fork
-from thinwire.swarm.messages.registry import LIFE, Era, Fork
+from thinwire.swarm.messages.registry import LIFE, ChainEntry, Fork
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))
 ME, ANN, BEN, CAT, DAN = IDS
-ROOT = Era(Fork(0, bytes(32), (), IDS, b"", ()))
+ROOT = ChainEntry(Fork(0, bytes(32), (), IDS, b"", ()))
 FORKED = 7
 TEXT = "2 of 5 members continue as lineage 3f9ab210 since round 7"
 
 
-def era(*members, before=IDS, round=FORKED):
-    return Era(Fork(round, b"b" * 32, before, members, b"l" * LIFE * len(members), ()))
+def entry(*members, before=IDS, round=FORKED):
+    return ChainEntry(Fork(round, b"b" * 32, before, members, b"l" * LIFE * len(members), ()))
 
 
 def replica(round, *members, chain):
     return SimpleNamespace(round=round, members=members, chain=(ROOT, *chain))
 
 
-def begun(*eras):
+def begun(*entries):
     alarms = LineageAlarms()
-    for one in eras:
+    for one in entries:
         alarms.begin({"lineage": name_of_fork(one.fork).hex(), "detail": TEXT})
     return alarms
 
 
-OURS = era(ME, ANN)
+OURS = entry(ME, ANN)
 
 
 def test_alarm_stays_while_members_are_missing():
@@ -50,7 +50,7 @@ def test_alarm_ends_when_all_have_been_members_again():
 
 def test_alarm_of_all_members_stays_until_the_next_round():
     """After an outage of all peers every member founds the lineage; a person should see it."""
-    every = era(*IDS)
+    every = entry(*IDS)
     alarms = begun(every)
     assert not alarms.look([replica(FORKED, *IDS, chain=[every])], IDS)
     assert alarms.look([replica(FORKED + 1, *IDS, chain=[every])], IDS)
@@ -58,7 +58,7 @@ def test_alarm_of_all_members_stays_until_the_next_round():
 
 def test_alarm_ends_when_another_lineage_was_taken_over():
     alarms = begun(OURS)
-    (over,) = alarms.look([replica(FORKED, CAT, DAN, BEN, chain=[era(CAT, DAN, BEN)])], {CAT})
+    (over,) = alarms.look([replica(FORKED, CAT, DAN, BEN, chain=[entry(CAT, DAN, BEN)])], {CAT})
     assert "took over another lineage" in over.summary and alarms.shown == ""
 
 
@@ -70,14 +70,14 @@ def test_alarm_ends_after_many_rounds_unless_a_missing_member_is_reachable_and_o
 
 
 def test_alarm_of_a_lineage_stays_in_those_that_were_founded_in_it():
-    second = era(ME, before=(ME, ANN), round=FORKED + 3)
+    second = entry(ME, before=(ME, ANN), round=FORKED + 3)
     alarms = begun(OURS, second)
     (over,) = alarms.look([replica(FORKED + 4, ME, ANN, chain=[OURS, second])], {ANN})
     assert over.name == name_of_fork(second.fork).hex() and alarms.shown == TEXT
 
 
 def test_fragments_have_separate_alarms():
-    other = era(ME, BEN)
+    other = entry(ME, BEN)
     alarms = begun(OURS, other)
     held = [replica(8, *IDS, chain=[OURS]), replica(8, ME, BEN, chain=[other])]
     (over,) = alarms.look(held, IDS)

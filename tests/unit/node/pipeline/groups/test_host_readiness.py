@@ -10,7 +10,7 @@ from thinwire.node.pipeline.groups.host_readiness import MOMENT, SETTLED, HostRe
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Post
+from thinwire.swarm.messages.registry import StageAssignment
 
 ME, FIRST, SECOND, OTHER = (bytes([i]) * 32 for i in range(4))
 WAIT = 30.0
@@ -47,7 +47,7 @@ def play(work):
 
 
 def post(readiness, peer, step, until, stage):
-    readiness.on_frame(peer, Frame(Post(step, until, stage)))
+    readiness.on_frame(peer, Frame(StageAssignment(step, until, stage)))
 
 
 async def turn(readiness, origin, *lagging):

@@ -12,7 +12,7 @@ from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import FrozenRows, Post
+from thinwire.swarm.messages.registry import FrozenRows, StageAssignment
 
 MANIFEST = parse(
     "[model]\nlayers = 3\nwidth = 8\nheads = 2\ncontext = 8\n[outer]\nmethod = 'streaming'\n"
@@ -35,7 +35,7 @@ class Outbox:
 
     @property
     def posts(self):
-        return [message.frozen for _, message in self.said if isinstance(message, Post)]
+        return [message.frozen for _, message in self.said if isinstance(message, StageAssignment)]
 
 
 def door(me, now=lambda: 0.0):
@@ -106,7 +106,7 @@ def test_origin_sends_frozen_rows_once_per_link_before_readiness():
         return holders.holders
 
     def post(frozen, stage=1):
-        readiness.on_frame(HOST, Frame(Post(0, 6, stage, frozen)))
+        readiness.on_frame(HOST, Frame(StageAssignment(0, 6, stage, frozen)))
 
     post(0)
     post(0)

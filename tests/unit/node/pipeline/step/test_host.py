@@ -16,7 +16,7 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Activation, Apply, Close, Hop, Passed, Route, Tally
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Activation, Apply, Close, GradientSummary, Hop, Passed, Route
 
 CONFIG = ModelConfig(vocab=23, layers=3, width=16, heads=2, context=8)
 ME, ORIGIN, BEFORE, AFTER, STRANGER = (bytes([i]) * 32 for i in range(5))
@@ -256,7 +256,7 @@ def test_host_drops_gradient_of_other_micro_batches():
             await scene.activation(AFTER, micro=micro, backward=True)
         before = [p.detach().clone() for p in scene.section.parameters()]
         await scene.tell(ORIGIN, Close(0, (0,)))
-        assert scene.control_sent[-1][1] == Tally(0, 0.0, 0, "other micro-batches") and not scene.gradient
+        assert scene.control_sent[-1][1] == GradientSummary(0, 0.0, 0, "other micro-batches") and not scene.gradient
         await scene.tell(ORIGIN, Apply(0, 1.0, 1.0))
         assert all(torch.equal(a, b) for a, b in zip(before, scene.section.parameters(), strict=True))
         assert scene.host.step == 1 and scene.update.tokens == 0
