@@ -27,10 +27,10 @@ class TimedReports:
 
     def install(self) -> None:
         """Time what the event loop does for reports, and the thread behind it."""
-        tell, write, run = ReportSinks.tell, ReportSinks._write, Background.run
+        publish, write, run = ReportSinks.publish, ReportSinks._write, Background.run
 
-        def timed_tell(sinks: ReportSinks, peer: Peer) -> None:
-            self._timed("reports", lambda: tell(sinks, peer))
+        def timed_publish(sinks: ReportSinks, peer: Peer) -> None:
+            self._timed("reports", lambda: publish(sinks, peer))
             self._file.write_text(str(sum(self._spent.values())))
 
         def timed_write(sinks: ReportSinks, kind: str, fields: Mapping[str, object]) -> None:
@@ -40,7 +40,7 @@ class TimedReports:
             return run(thread, lambda: self._timed("thread", work))
 
         for owner, name, timed in (
-            (ReportSinks, "tell", timed_tell),
+            (ReportSinks, "publish", timed_publish),
             (ReportSinks, "_write", timed_write),
             (Background, "run", timed_run),
         ):

@@ -86,7 +86,7 @@ class BackgroundPeer:
         await compile_kernels(self.peer.manifest, self._background.work)
         self._operations = operations_of(self.peer)
         self._tasks = [
-            asyncio.create_task(self._report_sinks.keep_telling(self.peer)),
+            asyncio.create_task(self._report_sinks.publish_repeatedly(self.peer)),
             asyncio.create_task(self._keep_watch()),
         ]
         return joins
@@ -348,4 +348,4 @@ class BackgroundPeer:
             await self._services.written()
         finally:
             await self._services.leave()
-        self._report_sinks.tell(self.peer)
+        self._report_sinks.publish(self.peer)

@@ -230,12 +230,12 @@ class Daemon:
         hand_out(invite, self._peer.manifest)
 
     async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
-        teller = asyncio.create_task(report_sinks.keep_telling(life.peer))
+        publisher = asyncio.create_task(report_sinks.publish_repeatedly(life.peer))
         try:
             await life.run()
         finally:
-            await cancelled(teller)
-            report_sinks.tell(life.peer)
+            await cancelled(publisher)
+            report_sinks.publish(life.peer)
 
     async def _work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the single worker thread."""

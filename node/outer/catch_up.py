@@ -92,7 +92,7 @@ class CatchUp:
         return not enough(silent, terms.seniors or terms.members, fraction=terms.fraction)
 
     @property
-    def lone(self) -> bool:
+    def alone_in_round(self) -> bool:
         """True if no other peer takes part in the round in progress: it needs our contribution."""
         current = self._current()
         over = current.agreement.commit is not None or self.behind.is_set()

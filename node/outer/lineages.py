@@ -50,8 +50,8 @@ class Lineages:
         self._current, self._quorum_wait, self._states, self._founder = current, quorum_wait, states, founder
         self._name = replica.lineage
         """Our lineage in the round in progress."""
-        self._names: dict[PeerId, bytes] = {}
-        """Lineages of other peers, as they say."""
+        self._claimed_names: dict[PeerId, bytes] = {}
+        """Lineages of other peers, as they claim."""
         self._chains: dict[PeerId, Chain] = {}
         """Their chains, which are valid, as far as these may be of use."""
         self._rationed, self._job = presence.rationed, ("chain", fragment)
@@ -69,17 +69,17 @@ class Lineages:
     def drop(self, peers: Collection[PeerId]) -> None:
         """Forget the lineages of peers that are gone, or do not serve their state."""
         for peer in peers:
-            self._names.pop(peer, None)
+            self._claimed_names.pop(peer, None)
             self._chains.pop(peer, None)
 
     def on_head(self, peer: PeerId, head: Head, payload: Buffer) -> None:
         """Note the lineage of another peer; send our chain if that may prove that the peer is behind."""
-        self._names[peer], nbytes = head.lineage, memoryview(payload).nbytes
+        self._claimed_names[peer], nbytes = head.lineage, memoryview(payload).nbytes
         if lineage_of(self._chains.get(peer, ())) != head.lineage:
             self._chains.pop(peer, None)
         if not nbytes:
             if head.lineage != self._replica.lineage or head.round < self._replica.round:
-                self._tell(peer)
+                self._send_chain(peer)
         elif self._rationed.add(peer, self._job, nbytes, self._examine(peer, head, bytes(payload))):
             self._rationed.run()
         else:
@@ -98,10 +98,10 @@ class Lineages:
         if prevails(chain, ours) or later(chain, ours):
             proves = yield from self._check(chain, self._fragment, self.trusted)
             # The peer may have gone to another lineage meanwhile.
-            if proves is not None and self._names.get(peer) == head.lineage:
+            if proves is not None and self._claimed_names.get(peer) == head.lineage:
                 self._chains[peer] = chain
         elif prevails(ours, chain) or later(ours, chain):
-            self._tell(peer)
+            self._send_chain(peer)
 
     def trusted(self, fork: Fork) -> bool:
         """Return True if a run that begins so is ours: as we know it, or founded again by the same founder."""
@@ -118,7 +118,7 @@ class Lineages:
         }
         before, self._name = self._name, self._replica.lineage
         for peer in sorted(self._live):
-            other = self._names.get(peer, self._name) != self._name
+            other = self._claimed_names.get(peer, self._name) != self._name
             if other or (before and before != self._name):
                 self.ask(peer)
 
@@ -128,7 +128,7 @@ class Lineages:
         for peer in sorted(one for one in self._missed if not self._rationed.holds(one, self._job)):
             self._missed.discard(peer)
             self.ask(peer)
-        for peer, name in self._names.items():
+        for peer, name in self._claimed_names.items():
             if name != self._name:
                 agreement.add_nonvoter(peer)
 
@@ -144,7 +144,7 @@ class Lineages:
         if self._replica.chain:
             self._send_queue.control(peer, self._head)
 
-    def _tell(self, peer: PeerId) -> None:
+    def _send_chain(self, peer: PeerId) -> None:
         """Send our chain; a peer with a newer one, or of a lineage that prevails, answers with that."""
         proof = self._replica.proof
         if proof and not self._send_queue.later(peer, Head, self._fragment):

@@ -117,7 +117,7 @@ class OuterLoop(ReplicaLoop):
     ) -> None:
         self.session = self._session = session
         self.read, self.write, self.work, self._beside = read, write, work, beside or work
-        self._thereafter: list[Callable[[], None]] = []
+        self._when_settled: list[Callable[[], None]] = []
         self.schedule = schedule
         self.follows = schedule.follows
         schedule.attach(self)
@@ -158,12 +158,12 @@ class OuterLoop(ReplicaLoop):
             await asyncio.wait([settling])
             settling.result()
 
-    def thereafter(self, what: Callable[[], None]) -> None:
-        """Call `what` as soon as `settled` has nothing to wait for: now, or on the loop."""
+    def call_when_settled(self, function: Callable[[], None]) -> None:
+        """Call `function` as soon as `settled` has nothing to wait for: now, or on the loop."""
         if self._settling is None:
-            what()
+            function()
         else:
-            self._thereafter.append(what)
+            self._when_settled.append(function)
 
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
         """Run one round after the inner steps, see `RoundLoop.sync`.
@@ -294,12 +294,12 @@ class OuterLoop(ReplicaLoop):
         try:
             await self._beside(self.replica.compute_digest)
             self.session.advance()
-            for what in self._thereafter:
-                what()
+            for function in self._when_settled:
+                function()
         except Exception as error:
             self.session.fail(error)  # no caller waits for it before the next round
             raise
-        self._thereafter.clear()
+        self._when_settled.clear()
         self._settling = None
 
     async def _encoded(self) -> tuple[list[memoryview], Summary]:

@@ -66,7 +66,7 @@ class OwnLineage:
         if self._me in self._replica.members and self._current().agreement.on_trial(peer):
             return  # Newcomers on trial become no members by a lineage, either.
         settled = self._replica.newest[0] == self._replica.round  # Otherwise its digest is being computed.
-        if settled and self._begun.on_message(peer, message, signature):
+        if settled and self._own_founding.on_message(peer, message, signature):
             self._current().agreement.add_nonvoter(peer)
 
     def on_tick(self) -> None:
@@ -87,23 +87,23 @@ class OwnLineage:
             return
         if agreement.diverged:
             return
-        called = bool(self._live.intersection(self._begun.stated).intersection(self._replica.members))
+        called = bool(self._live.intersection(self._own_founding.stated).intersection(self._replica.members))
         until = self._quorum_wait.until
         due = until is not None and now >= until
         if not due and not called:
             return  # Links to the lost members do not break at the same time everywhere: the first peer calls the others.
         if not agreement.abstain():
             return  # The disk must remember that this peer votes no more in the parent lineage.
-        self._begun.life = self._votes.life  # It is another one if the disk has failed meanwhile.
-        found = self._begun.state(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
+        self._own_founding.life = self._votes.life  # It is another one if the disk has failed meanwhile.
+        found = self._own_founding.state(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
         if found is not None:
             for peer in sorted(self._live):
                 self._send_queue.control(peer, found)
-        if (begun := self._begun.fork) is not None:
+        if (begun := self._own_founding.fork) is not None:
             self._begin(begun)
 
     @property
-    def _begun(self) -> Founding:
+    def _own_founding(self) -> Founding:
         replica = self._replica
         if self._founding is None or self._founding.base != replica.digest:
             place = replica.round, self._fragment, replica.digest, replica.members

@@ -72,9 +72,9 @@ class RoundLoop(ABC):
         Until then nothing is announced and no checkpoint is written. Raises the error of this work, if any.
         """
 
-    def thereafter(self, what: Callable[[], None]) -> None:
-        """Call `what` as soon as `settled` has nothing to wait for: now, or on the loop."""
-        what()
+    def call_when_settled(self, function: Callable[[], None]) -> None:
+        """Call `function` as soon as `settled` has nothing to wait for: now, or on the loop."""
+        function()
 
     async def judge(self, score: Score) -> None:  # noqa: B027
         """Score the contribution of another peer, if one is due."""

@@ -54,7 +54,7 @@ class KnownPeers:
         self._file.load()
         return self._file.alone
 
-    def drop(self, roster: Roster, *, alone: bool, absent: Iterable[Contact]) -> None:
+    def store(self, roster: Roster, *, alone: bool, absent: Iterable[Contact]) -> None:
         """Store the addresses of the other peers, and of the `absent` ones, see KnownPeersFile.
 
         `alone`: this peer is the run's only member.

@@ -248,7 +248,7 @@ class Peer:
         else:
             await work(lambda: self.replica.write_model(write))
             self.rounds.take_part()
-        self.drop_anchor()
+        self.store_known_peers()
         for one in self._tasks:
             self.presence.attend(one())
 
@@ -291,11 +291,11 @@ class Peer:
         if kind in ("banned", "pardoned", "revoked"):
             self.admission.save_bans()
         if kind == "joined" and self.ready and self.known_peers.few:
-            self.drop_anchor()
+            self.store_known_peers()
 
-    def drop_anchor(self) -> None:
+    def store_known_peers(self) -> None:
         """Store the addresses of the other peers."""
-        self.known_peers.drop(self.session.roster, alone=self._alone, absent=self.admission.absent)
+        self.known_peers.store(self.session.roster, alone=self._alone, absent=self.admission.absent)
 
     @property
     def _alone(self) -> bool:

@@ -83,7 +83,7 @@ class PeerServices:
 
         def report_round(outcome: Outcome) -> None:
             report.round(peer, outcome, loss=report.loss, seconds=0.0, steps=0, weight=0)
-            peer.drop_anchor()
+            peer.store_known_peers()
 
         peer.rounds.follow(report_round)
 
@@ -160,10 +160,10 @@ class PeerServices:
             self._count(outcome)
             kept = weight - outcome.kept
             # The report of a round contains the digest of the state after it.
-            peer.rounds.thereafter(
+            peer.rounds.call_when_settled(
                 lambda: report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=kept)
             )
-            peer.drop_anchor()
+            peer.store_known_peers()
         elif not outcome.taken:
             report.uncommitted(peer)
         return outcome, seconds

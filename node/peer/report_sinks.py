@@ -66,13 +66,13 @@ class ReportSinks:
         self._log.append(kind, fields, at=time.monotonic(), wall=time.time())
         self._monitors.take(kind, fields)
 
-    def tell(self, peer: Peer) -> None:
+    def publish(self, peer: Peer) -> None:
         """Write status.json."""
         status = self.report.snapshot(peer)
         write_status(self._status, status)
         self._show(status)
 
-    async def keep_telling(self, peer: Peer) -> None:
+    async def publish_repeatedly(self, peer: Peer) -> None:
         """Update status.json, and look for requests of `recover` and `revoke`, until cancelled."""
         while True:
             if take_request(self._request, self._process, time.time()):
@@ -81,7 +81,7 @@ class ReportSinks:
                     "recover", {"detail": "asked by hand to continue without a quorum", "fragments": count}
                 )
             peer.admission.take_revocations()
-            self.tell(peer)
+            self.publish(peer)
             await asyncio.sleep(STATUS_SECONDS)
 
     def close(self) -> None:

@@ -98,9 +98,9 @@ class Asynchronous(Schedule):
             commit = outcome.commit
             if commit is None or not self.trains_on(commit):
                 return  # the next call sees to it
-            await uninterrupted(self._pass(outcome, report))
+            await uninterrupted(self._commit_and_report(outcome, report))
 
-    async def _pass(self, outcome: Outcome, report: Callable[[Outcome], None]) -> None:
+    async def _commit_and_report(self, outcome: Outcome, report: Callable[[Outcome], None]) -> None:
         await self.commit(outcome)
         report(replace(outcome, results=()))
 

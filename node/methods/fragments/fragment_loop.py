@@ -8,18 +8,14 @@ for each other in two fragments. A fragment without a quorum delays none, so sev
 time. After that the model follows the fragment between two later steps; it is not sent again before its round is over.
 
 No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
-next steps as make up for the delay, once, because all peers make the same number of steps per turn and it would stay
-late. Weights are tokens.
+next steps as make up for the delay (lateness.py). Weights are tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from thinwire.collectives.outcome import Outcome
@@ -27,6 +23,7 @@ from thinwire.collectives.timing import TICK
 from thinwire.node.methods.fragments.fragment_replicas import rounds_of, turn_of
 from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule, ModelLock
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
+from thinwire.node.methods.fragments.lateness import Lateness
 from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.outer.round_loop import Lost, Meanwhile, RoundLoop
 from thinwire.node.outer.round_session import RoundSession
@@ -34,12 +31,6 @@ from thinwire.node.runtime.asyncio_extra import Work, cancelled
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.manifest.manifest import Manifest
-
-SLACK = 0.1
-"""Part of a turn by which a peer may be late without skipping steps."""
-
-TURNS = 5
-"""Number of past turns from which the duration of a turn is estimated."""
 
 
 @dataclass(slots=True)
@@ -80,16 +71,9 @@ class FragmentLoop(RoundLoop):
         self._bounded, self._overlap_tokens = manifest.run.rounds > 0, manifest.overlap * manifest.step_tokens
         self._pending: dict[int, _PendingRound] = {}
         # In a pipeline group all peers make the steps of the origin.
-        self._most, self._pace, self._sent_at = (
-            0 if manifest.pipeline.stages else manifest.pace - 1,
-            manifest.pace,
-            math.nan,
-        )
-        self._took: deque[float] = deque(maxlen=TURNS)
-        self._late, self._mended = (
-            0.0,
-            -1,
-        )  # seconds by which this peer is late; last turn with skipped steps
+        # In a pipeline group all peers make the steps of the origin.
+        most = 0 if manifest.pipeline.stages else manifest.pace - 1
+        self._lateness = Lateness(steps=manifest.pace, most=most)
 
     # --- RoundLoop
 
@@ -100,8 +84,8 @@ class FragmentLoop(RoundLoop):
     async def rest(self) -> None:
         """Cancel the rounds in progress."""
         self._lock.leave()
-        flights, self._pending = self._pending, {}
-        for pending in flights.values():
+        in_progress, self._pending = self._pending, {}
+        for pending in in_progress.values():
             if not pending.task.done():
                 await cancelled(pending.task)
 
@@ -131,7 +115,7 @@ class FragmentLoop(RoundLoop):
                 await cancelled(each)
         for schedule in self.schedules.values():
             schedule.owed, schedule.forgoes = 0, False  # no training has happened yet
-        self._look_ahead()
+        self._set_session_ahead()
         return True
 
     async def sync(self, *, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None = None) -> Outcome:
@@ -146,7 +130,7 @@ class FragmentLoop(RoundLoop):
             schedule.forgoes, schedule.unbooked = False, 0
         self._lock.leave()
         try:
-            turn = self._clock()
+            turn = self._next_turn()
             if await self._send(turn, loss, speed) and meanwhile is not None:
                 await self._lock.take()
                 await meanwhile()
@@ -158,9 +142,9 @@ class FragmentLoop(RoundLoop):
                 # Nothing was trained or decided: training is interrupted by a round that has committed, and whose results are
                 # still lacking. Turns without training must not follow each other at once.
                 await asyncio.sleep(TICK)
-            self._turn = turn + (not self._is_still(turn))
+            self._turn = turn + (not self._repeats(turn))
         finally:
-            self._look_ahead()
+            self._set_session_ahead()
             await self._lock.take()
         return replace(outcome, taken=True, kept=0)
 
@@ -173,7 +157,7 @@ class FragmentLoop(RoundLoop):
 
     @property
     def turn(self) -> int:
-        return self._clock()
+        return self._next_turn()
 
     def _is_over(self, number: int) -> bool:
         """Return True if a fragment needs no further round."""
@@ -183,7 +167,7 @@ class FragmentLoop(RoundLoop):
             and schedule.loop.session.replica.round + (pending and not schedule.moved.is_set()) >= schedule.last
         )
 
-    def _clock(self) -> int:
+    def _next_turn(self) -> int:
         """Return the next turn that is not over. Turns of fragments that are not held pass idle."""
         catch_up = {
             number: turn_of(number, schedule.loop.session.replica.round, self._count)
@@ -200,7 +184,7 @@ class FragmentLoop(RoundLoop):
             turn += 1
         return turn
 
-    def _is_still(self, turn: int) -> bool:
+    def _repeats(self, turn: int) -> bool:
         """Return True if the turn was spent on fetching its state, and is repeated.
 
         Only a peer with one fragment repeats it: with more, it would be late for the others.
@@ -211,8 +195,8 @@ class FragmentLoop(RoundLoop):
         schedule.fetched = False
         return turn_of(number, schedule.loop.session.replica.round, self._count) == turn
 
-    def _look_ahead(self) -> None:
-        number = self._clock() % self._count
+    def _set_session_ahead(self) -> None:
+        number = self._next_turn() % self._count
         if number in self.schedules:
             self._session.ahead = self.schedules[number].loop.session
 
@@ -220,42 +204,32 @@ class FragmentLoop(RoundLoop):
         """Send the fragment of this turn; return True if training may continue meanwhile."""
         number = turn % self._count
         schedule, before = self.schedules.get(number), self._pending.get(number)
-        self._pass()
+        self.next_cut = 0
+        self._lateness.begin_turn(self._session.now())
         if before is not None:
             await self._wait(before)
             self._conclude(before)
         if schedule is None or number in self._pending or self._is_over(number):
             await asyncio.sleep(0)  # let visitors of the model run
             return not all(self._is_over(one) for one in self.schedules)
-        if not schedule.owed and schedule.loop.session.catch_up.lone:
+        if not schedule.owed and schedule.loop.session.catch_up.alone_in_round:
             await asyncio.sleep(TICK)
             return True
-        self.next_cut = self._behind(turn, schedule)
+        self.next_cut = self._steps_to_skip(turn, schedule)
         schedule.begin()
         schedule.sent = schedule.owed
         task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
-        self._pending[number] = pending = _PendingRound(schedule, turn, task, self._sent_at)
+        self._pending[number] = pending = _PendingRound(schedule, turn, task, self._lateness.turn_began)
         await self._first(task, schedule.was_read.wait())
         if schedule.late_for:
             await self._wait(pending)
         return not schedule.late_for
 
-    def _pass(self) -> None:
-        """Book the duration of the last turn."""
-        now, self.next_cut = self._session.now(), 0
-        if now > self._sent_at:
-            self._took.append(now - self._sent_at)
-        self._sent_at = now
-
-    def _behind(self, turn: int, schedule: FragmentSchedule) -> int:
-        """Return the inner steps to skip, from the lateness in this turn or since the last skip."""
-        agreement, usual = schedule.loop.session.current.agreement, median(self._took) if self._took else math.inf
+    def _steps_to_skip(self, turn: int, schedule: FragmentSchedule) -> int:
+        agreement = schedule.loop.session.current.agreement
         proposal = agreement.proposal if agreement.commit is None else agreement.commit.proposal
-        late = self._late if proposal is None else self._session.late(proposal, self._sent_at)
-        if late <= SLACK * usual:
-            return 0
-        self._late, self._mended = 0.0, turn
-        return min(self._most, math.ceil(self._pace * late / usual))
+        late = None if proposal is None else self._session.late(proposal, self._lateness.turn_began)
+        return self._lateness.skip(turn, late)
 
     async def _settle(self, turn: int) -> Outcome:
         """Wait for the rounds that are due, oldest first; at the end of the run for all."""
@@ -325,8 +299,7 @@ class FragmentLoop(RoundLoop):
         schedule, outcome = pending.schedule, pending.task.result()
         del self._pending[pending.turn % self._count]
         if outcome.commit is not None:
-            if pending.turn > self._mended:
-                self._late = self._session.late(outcome.commit.proposal, pending.at)
+            self._lateness.note(pending.turn, self._session.late(outcome.commit.proposal, pending.at))
             schedule.conclude(outcome.kept)
             if report:
                 self._report(outcome)

@@ -23,7 +23,7 @@ from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.node.methods.powersgd import two_phase_contributors
-from thinwire.node.methods.sparse.replica import chunks_of, keep
+from thinwire.node.methods.sparse.replica import chunks_of, store_sent
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read
@@ -130,7 +130,7 @@ class PowerSGDReplica(Replica):
         except ValueError as error:
             raise FloatingPointError(f"the pseudo-gradient is not finite: {error}") from None
         if attempt is not None:
-            keep(self.sent, attempt, first)
+            store_sent(self.sent, attempt, first)
         return first
 
     def _discard(self) -> None:

@@ -43,11 +43,11 @@ KEPT = 4
 """Announcements of one round that are remembered; no record names an older one."""
 
 
-def keep(announced: dict[int, Any], attempt: int, what: Any) -> None:
-    """Remember `what` was announced as number `attempt`, and forget the oldest beyond KEPT."""
-    announced[attempt] = what
-    while len(announced) > KEPT:
-        del announced[min(announced)]
+def store_sent(sent: dict[int, Any], attempt: int, contribution: Any) -> None:
+    """Store what announcement number `attempt` has sent, and forget the oldest beyond KEPT."""
+    sent[attempt] = contribution
+    while len(sent) > KEPT:
+        del sent[min(sent)]
 
 
 def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
@@ -103,7 +103,7 @@ class SparseReplica(Replica):
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the contribution; it is pending until `commit`, `rollback` or the next contribution."""
         payload = self._prepare(read) + self._sent_buffers.astype("<f4").tobytes()
-        keep(self.sent, attempt, self.feedback.choice)
+        store_sent(self.sent, attempt, self.feedback.choice)
         return self.codec.cut(payload, self.feedback.choice, self.grid)
 
     def fits(self, chunks: int) -> bool:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
-import blake3
 import numpy as np
 from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.verification.announcement_order import AnnouncementOrder
 from thinwire.node.outer.verification.own_contributions import OwnContributions, name_of
 from thinwire.node.outer.verification.score_book import (
     HELPFUL,
@@ -36,9 +35,6 @@ from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.messages.registry import MAX_DISTRUSTED, MAX_ENDORSED, Chunk, Fetch, PeerId, Proposal, Ready
-
-MOST_ANNOUNCED = 8
-"""Announcements of one peer to one round whose order is stored."""
 
 Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 """Loss decreases by a step from outer parameters, see Learner.score."""
@@ -89,9 +85,7 @@ class Trials:
         self._out: dict[PeerId, int] = {}
         """First round without the contribution of a distrusted member."""
         self._base: Floats | None = None
-        self._heard: dict[tuple[PeerId, int], dict[bytes, int]] = {}
-        """Order in which announcements came, by their sender and round, and by the hash of their hashes."""
-        self._count = count(1)
+        self._order = AnnouncementOrder()
         self._samples: list[Sample] = []
         """Contributions that we have asked for: of the last round, and of the one before if it is here."""
 
@@ -118,7 +112,7 @@ class Trials:
 
     def describe(self, peer: PeerId) -> str:
         """Return score, reason and since when a peer is out, for people; empty without a score."""
-        opinion, newcomer = self._book.of(peer), self._judges(peer)
+        opinion, newcomer = self._book.of(peer), self._is_tried_here(peer)
         if not self._required or (not newcomer and not opinion.rounds and peer not in self._out):
             return ""
         if newcomer:
@@ -135,29 +129,31 @@ class Trials:
             return
         for peer in self._replica.members:
             if self._book.of(peer).rounds and peer not in self._former:
-                self._tell("endorsed", peer, self._book.of(peer).summary)
+                self._emit_about("endorsed", peer, self._book.of(peer).summary)
             if len(self._former) < MOST:
                 self._former[peer] = None
         self._roster.protect(self._former)
         base, self._base = self._base, None
         if done is not None and (commit := done.agreement.commit) is not None:
-            self._note(commit.proposal)
+            self._report_withdrawn(commit.proposal)
             self._draw(done, base)
-        self._heard = {key: known for key, known in self._heard.items() if key[1] > self._replica.round}
+        self._order.forget(self._replica.round)
 
-    def _note(self, proposal: Proposal) -> None:
+    def _report_withdrawn(self, proposal: Proposal) -> None:
         """Report members whose contributions have ceased to count, or count again."""
         out = {entry.peer for entry in proposal.excluded if entry.reason == DISTRUSTED}
         for peer in sorted(out - self._out.keys()):
             self._out[peer] = proposal.round
-            self._tell("withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).summary}", round=proposal.round)
+            self._emit_about(
+                "withdrawn", peer, f"{DISTRUSTED}; our {self._book.of(peer).summary}", round=proposal.round
+            )
         for peer in sorted(self._out.keys() - out):
             since = self._out.pop(peer)
             if any(entry.peer == peer for entry in proposal.contributors):
                 detail = f"out since round {since}, counts again; our {self._book.of(peer).summary}"
-                self._tell("counts again", peer, detail, round=proposal.round)
+                self._emit_about("counts again", peer, detail, round=proposal.round)
 
-    def _tell(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
+    def _emit_about(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
         self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})
 
     # --- the contributions that this member scores
@@ -176,7 +172,7 @@ class Trials:
         agreement, members = done.agreement, self._replica.members
         for sample in self._samples:
             if not sample.whole and not sample.newcomer and self._roster.peers.alive(sample.peer):
-                self._report(sample.peer, self._book.unsent(sample.peer))
+                self._report_score(sample.peer, self._book.unsent(sample.peer))
         self._samples = [sample for sample in self._samples if sample.whole]
         own = self._own_contributions.of(done.round)
         if base is None or not own or self._me not in members:
@@ -189,7 +185,7 @@ class Trials:
             and (ready.base, ready.plan) == (terms.base, terms.plan)
             and peer in self._roster.peers.others
         ]
-        newcomers = [peer for peer in made if self._judges(peer)]
+        newcomers = [peer for peer in made if self._is_tried_here(peer)]
         peer = self._book.choose(self._secret(b"", done.round), [one for one in made if one in members], newcomers)
         if peer is None:
             return
@@ -212,30 +208,24 @@ class Trials:
         The hashes of a newcomer can only be repeated after it has announced them, so a liar that repeats them does not make
         it a copycat.
         """
-        at = self._came(peer, ready[peer])
-        return {other: one for other, one in ready.items() if other in (peer, self._me) or self._came(other, one) < at}
-
-    def _came(self, peer: PeerId, ready: Ready) -> int:
-        return self._heard.get((peer, ready.round), {}).get(blake3.blake3(ready.hashes).digest(), 0)
-
-    def _hear(self, peer: PeerId, ready: Ready) -> None:
-        """Note when these hashes came first; a repeated announcement is no later one."""
-        if self._required and self._replica.round < ready.round <= self._replica.round + 2:
-            known = self._heard.setdefault((peer, ready.round), {})
-            if len(known) < MOST_ANNOUNCED:
-                known.setdefault(blake3.blake3(ready.hashes).digest(), next(self._count))
+        at = self._order.of(peer, ready[peer])
+        return {
+            other: one for other, one in ready.items() if other in (peer, self._me) or self._order.of(other, one) < at
+        }
 
     def _secret(self, peer: PeerId, round: int) -> bytes:
         return self._identity.sign("trial", peer, round.to_bytes(8, "big"))  # Never sent.
 
-    def _judges(self, peer: PeerId) -> bool:
+    def _is_tried_here(self, peer: PeerId) -> bool:
+        """Return True if a peer is a newcomer whose contributions this peer scores."""
         return peer not in self._replica.members and peer not in self._former and self.on_trial(peer)
 
     def takes(self, peer: PeerId, frame: Frame) -> bool:
         """Take a chunk that we have asked for, once; return True if the frame is one of these."""
         message = frame.message
-        if isinstance(message, Ready):
-            self._hear(peer, message)
+        round = self._replica.round
+        if isinstance(message, Ready) and self._required and round < message.round <= round + 2:
+            self._order.add(peer, message)
         if not isinstance(message, Chunk):
             return False
         index, replica = message.index, self._replica
@@ -281,9 +271,9 @@ class Trials:
         self._samples = [other for other in self._samples if other is not sample]
         peer, fields = sample.peer, {"assigned": theirs[0], "other": theirs[1], "ours": sum(ours) / 2}
         if sample.newcomer:
-            self._report(peer, self._book.judge_newcomer(peer, theirs, reason), **fields)
+            self._report_score(peer, self._book.judge_newcomer(peer, theirs, reason), **fields)
         elif (opinion := self._book.judge_member(peer, theirs, ours)) is not None:
-            self._report(peer, opinion, **fields)
+            self._report_score(peer, opinion, **fields)
 
-    def _report(self, peer: PeerId, opinion: Opinion, **fields: object) -> None:
-        self._tell("trial", peer, opinion.summary, score=opinion.score, **fields)
+    def _report_score(self, peer: PeerId, opinion: Opinion, **fields: object) -> None:
+        self._emit_about("trial", peer, opinion.summary, score=opinion.score, **fields)

@@ -54,7 +54,7 @@ class HostLearner(StageLearner):
         self._send_queue, self._work, self._now = send_queue, work, now
         self._coming, self._assembly = 0, holding.assembly
         """Tag of the frozen rows that are in transit to us, and their assembly."""
-        self._at, self._until, self._heard, self._lone = 0, 0, 0.0, False
+        self._at, self._until, self._last_frame_at, self._lone = 0, 0, 0.0, False
         self._round, self._orphaned, self._able = round, orphaned, able
         self._next: int | None = None
 
@@ -144,7 +144,7 @@ class HostLearner(StageLearner):
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         """Pass frames of pipelines to the host, and frozen rows to their assembly."""
         if peer == self.host.origin:
-            self._heard, message = self._now(), frame.message
+            self._last_frame_at, message = self._now(), frame.message
             if (
                 isinstance(message, StageAssignment)
                 and message.stage != self._holding.stage
@@ -159,7 +159,7 @@ class HostLearner(StageLearner):
         """Take note of a broken link, above all to the origin."""
         self.host.on_link_down(peer, gone=gone)
         if peer == self.host.origin:
-            self._heard = -math.inf
+            self._last_frame_at = -math.inf
 
     def on_link_up(self, peer: PeerId) -> None:
         """Repeat to the origin that this peer is ready."""
@@ -168,7 +168,7 @@ class HostLearner(StageLearner):
 
     def on_tick(self) -> None:
         """Repeat that this peer is ready. Without a link to the origin end the steps."""
-        if self._until and self._now() > self._heard + AGAIN_SECONDS:
+        if self._until and self._now() > self._last_frame_at + AGAIN_SECONDS:
             self._lone = self._orphaned()
             if self._lone:
                 self.host.wake()
@@ -188,7 +188,7 @@ class HostLearner(StageLearner):
         self.host.wake()
 
     def _post(self) -> None:
-        self._heard = self._now()
+        self._last_frame_at = self._now()
         post = StageAssignment(
             self.host.step, self._until, self._holding.stage, self._holding.frozen.tag, self._round(), self.source
         )

@@ -64,7 +64,7 @@ class HostReadiness(Handler):
         self._reported: tuple[int, ...] = ()
         self._here: set[PeerId] = set()
         self._news = asyncio.Event()
-        self._came: dict[PeerId, float] = {}
+        self._seated_at: dict[PeerId, float] = {}
         """Time at which each host took its stage."""
         self._turn = 0
         self._excused: dict[PeerId, Backoff] = defaultdict(lambda: Backoff(EXCUSED))
@@ -79,11 +79,11 @@ class HostReadiness(Handler):
             return
         if peer not in self._posts or self._posts[peer].stage != message.stage:
             if peer in self._posts:
-                if self._now() < self._came[peer] + SETTLED:
+                if self._now() < self._seated_at[peer] + SETTLED:
                     return
                 self._here.discard(peer)
                 self._dismiss(peer)
-            self._came[peer] = self._now()
+            self._seated_at[peer] = self._now()
             detail = f"stage {message.stage}" + (f", from: {message.source}" if message.source else "")
             self._emit("host", {"peer": peer.hex(), "detail": detail})
         others = [self._posts[one].round for one in self._here if self._posts[one].stage == message.stage]

@@ -157,7 +157,7 @@ def test_peer_that_fetched_previous_state_announces_anew_and_votes_with_its_memo
             node.replica.seal()
             node.session.current = node.session.starter.start(node.session.current.attempt, node.session.current)
 
-        s.fail_at(1, 3, "applied", lambda node: node.rounds.thereafter(lambda: spoil(node)))
+        s.fail_at(1, 3, "applied", lambda node: node.rounds.call_when_settled(lambda: spoil(node)))
         s.start()
         await s.finish()
         assert synced(wrong) == [3]

@@ -25,7 +25,7 @@ class FakeSinks:
 
     def __init__(self, *given, **options):
         self.report = SimpleNamespace(speed=0.0, phase="", device="", emit=lambda kind, fields: None)
-        self.keep_telling, self.tell, self.close = for_ever, lambda peer: None, lambda: None
+        self.publish_repeatedly, self.publish, self.close = for_ever, lambda peer: None, lambda: None
 
 
 def services(outcomes, replica, speeds):
