@@ -235,7 +235,7 @@ class BackgroundPeer:
     def _over(self, report: RoundReport) -> RoundReport:
         self.last = report
         self.reports.append(report)
-        self._background.call(self._services.checkpoint(self._private))
+        self._background.call(self._services.checkpoints.begin_if_due(self._private))
         return report
 
     def abandon(self) -> None:
@@ -296,16 +296,18 @@ class BackgroundPeer:
     def save(self) -> None:
         """Write a checkpoint, unless this round has one. Returns once it is on the medium."""
         follows = self.peer.rounds.follows
-        self._background.last_call(self._services.written())
+        self._background.last_call(self._services.checkpoints.written())
         self.settle()
         if follows:
             self._background.call(self.peer.rounds.rest())
         try:
             if self.peer.rounds.overlaps_calls:  # an exchange in progress changes the state meanwhile
-                saved = self._background.call(self._background.work(lambda: self._services.save(self._private)))
+                saved = self._background.call(
+                    self._background.work(lambda: self._services.checkpoints.save(self._private))
+                )
             else:
-                saved = self._services.save(self._private)
-            self.ask(lambda: self._services.saved(saved))
+                saved = self._services.checkpoints.save(self._private)
+            self.ask(lambda: self._services.checkpoints.saved(saved))
         finally:
             if follows:
                 self.ask(self.peer.rounds.resume)
@@ -345,7 +347,7 @@ class BackgroundPeer:
             task.cancel()
         await self._exchange_task.cancel()
         try:
-            await self._services.written()
+            await self._services.checkpoints.written()
         finally:
             await self._services.leave()
         self._report_sinks.publish(self.peer)

@@ -78,7 +78,7 @@ class PeerLifecycle:
                 self._interrupt.set()
                 await cancelled(life)
         except asyncio.CancelledError:
-            await self._services.abandon()
+            await self._services.checkpoints.abandon()
             await self.peer.vanish()
             raise
         except Exception:
@@ -135,7 +135,7 @@ class PeerLifecycle:
         last = self._last or peer.manifest.run.rounds
         while not self.stopping and not (last and peer.workload.over(last)):
             if await self._round(learner):
-                await self._services.checkpoint(learner.private)
+                await self._services.checkpoints.begin_if_due(learner.private)
                 await self._look_at_held_out(learner)
             if self._moves(learner):
                 self.stop()
@@ -232,10 +232,10 @@ class PeerLifecycle:
         self._tail = tail
 
     async def _save(self, learner: Learner) -> None:
-        await self._services.written()
+        await self._services.checkpoints.written()
         if self.peer.ready:
             await self.peer.rounds.settled()
-        self._services.saved(await self._work(lambda: self._services.save(learner.private)))
+        self._services.checkpoints.saved(await self._work(lambda: self._services.checkpoints.save(learner.private)))
 
     async def _finish(self) -> None:
         """Save the state, let the other peers fetch what they need, and leave."""

@@ -1,4 +1,4 @@
-"""Services of a peer beside training: exchange, checkpoints, failure detection, departure."""
+"""Services of a peer beside training: exchange, failure detection, departure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.membership.join import BANNED_HINT
 from thinwire.node.outer.round_loop import Meanwhile
+from thinwire.node.peer.checkpoint_schedule import CheckpointSchedule
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.reports.participation import Participation
-from thinwire.node.runtime.asyncio_extra import Work, cancelled, uninterrupted
-from thinwire.node.state.checkpoint_store import SaveFailed, SaveOutcome
-from thinwire.node.state.snapshot import PrivateState
+from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.messages.registry import PeerId
-
-SAVE_SECONDS, SAVE_ROUNDS = 30.0, 10
-"""Least seconds and least rounds between two checkpoints; the last round is always saved."""
 
 GATHER_SECONDS = 60.0
 """Seconds for which `gather` waits for other peers."""
@@ -51,18 +46,16 @@ class Banned(HintedError):
 
 
 class PeerServices:
-    """Services of one peer. Everything but `save` belongs to the loop's thread.
+    """Services of one peer; belong to the loop's thread. `work`: see CheckpointSchedule.
 
-    `meanwhile`: trains while an exchange is in progress, for methods that overlap the two. `work`: runs a function while
-    nothing changes the replica and the model is not trained.
+    `meanwhile`: trains while an exchange is in progress, for methods that overlap the two.
     """
 
     def __init__(self, peer: Peer, report: Reporter, *, meanwhile: Meanwhile, work: Work) -> None:
         self._peer, self._report, self._now = peer, report, peer.environment.now
-        self._saved_at, self._saved_round, self._first = self._now(), 0, True
-        self._writer: asyncio.Task[None] | None = None
-        self._remarked, self._gathered = False, frozenset[PeerId]()
-        self._apart, self._meanwhile, self._work = 0.0, meanwhile, work
+        self.checkpoints = CheckpointSchedule(peer, report, work)
+        self._gathered = frozenset[PeerId]()
+        self._apart, self._meanwhile = 0.0, meanwhile
         self._participation = Participation()
 
     async def _train_meanwhile(self) -> None:
@@ -186,88 +179,6 @@ class PeerServices:
         text = self._participation.text(self._report.speed, speeds, balancing=balancing)
         self._report.emit("alarm", {"detail": text})
 
-    # Checkpoints
-
-    @property
-    def _due(self) -> bool:
-        # Without any checkpoint an outage of all peers would end the run.
-        if self._first and self._peer.checkpointer.digest is None:
-            return True
-        rounds = self._peer.replica.round - self._saved_round
-        return self._now() - self._saved_at > SAVE_SECONDS and rounds >= SAVE_ROUNDS
-
-    async def checkpoint(self, private: Callable[[], PrivateState | None]) -> None:
-        """Begin a checkpoint if one is due; call it between two rounds.
-
-        Returns when the private state of training is copied; a task writes the checkpoint. While it runs, no other one
-        begins. Without memory for copies, returns when the private state or all of the checkpoint is written. `private` runs in
-        `work`. Raises an error of our own in the last checkpoint.
-        """
-        peer = self._peer
-        if not self._due:
-            return
-        self._saved_at, self._saved_round, self._first = self._now(), peer.replica.round, False
-        if self._writer is not None and not self._writer.done():
-            if not self._remarked:
-                detail = "the disk takes longer than the interval between checkpoints, so some are skipped"
-                self._report.emit("checkpoint", {"detail": detail})
-            self._remarked = True
-            return
-        await self.written()
-        began = self._now()
-        if await self._work(lambda: peer.checkpointer.begin(peer.replica, peer.layout, private())):
-            written, loop = asyncio.Event(), asyncio.get_running_loop()
-            writer = self._writer = asyncio.create_task(self._write(partial(loop.call_soon_threadsafe, written.set)))
-            if not peer.checkpointer.waits:
-                return
-            what, done = "the private state is", _first(writer, written)
-        else:
-            what, done = "all is", self._write_now(private)
-        if not self._remarked:
-            detail = f"no memory to copy the state for a checkpoint, so training waits until {what} written"
-            self._report.emit("checkpoint", {"detail": detail})
-        self._remarked = True
-        await uninterrupted(done)
-        # Other peers wait for ours meanwhile, so such writes take at most a tenth of the time.
-        self._saved_at = self._now() + 9 * (self._now() - began)
-
-    async def _write(self, private_written: Callable[[], object]) -> None:
-        peer = self._peer
-        self.saved(await peer.checkpointer.write(peer.layout, private_written))
-
-    async def _write_now(self, private: Callable[[], PrivateState | None]) -> None:
-        self.saved(await self._work(lambda: self._peer.save(private())))
-
-    async def written(self) -> None:
-        """Wait until no checkpoint is being written. Raises an error of our own in the last one."""
-        writer = self._writer
-        if writer is not None:
-            await asyncio.wait([writer])
-            self._writer = None
-            writer.result()
-
-    async def abandon(self) -> None:
-        """Stop waiting for a checkpoint that is being written, like a killed process."""
-        if self._writer is not None:
-            await cancelled(self._writer)
-
-    def save(self, private: Callable[[], PrivateState | None]) -> SaveOutcome | None:
-        """Write a checkpoint unless this state is saved already.
-
-        Blocks for the disk: call it in the worker, after `written` and `settled`.
-        """
-        peer = self._peer
-        return peer.save(private()) if peer.ready and peer.replica.digest != peer.checkpointer.digest else None
-
-    def saved(self, outcome: SaveOutcome | None) -> None:
-        """Record the result of `save`."""
-        if isinstance(outcome, SaveFailed):
-            self._report.emit("alarm", {"detail": f"no checkpoint: {outcome.reason}"})
-        elif outcome is not None:
-            self._report.checkpoint = str(outcome.path)
-
-    # Departure
-
     async def trouble(self) -> BaseException:
         """Wait until this peer cannot continue; return why.
 
@@ -325,13 +236,6 @@ class PeerServices:
             self._report.emit("left", fields)
         self._report.summary(peer)
         self._report.phase = "done"
-
-
-async def _first(task: asyncio.Task[None], event: asyncio.Event) -> None:
-    """Wait until the event is set or the task has ended."""
-    waiting = asyncio.create_task(event.wait())
-    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
-    await cancelled(waiting)
 
 
 def duplicate_key(identity: Identity) -> DuplicateKey:

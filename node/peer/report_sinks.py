@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from logging import Logger
 
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.quorum_waits import recover
 from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.reports.background_thread import Background
 from thinwire.node.peer.reports.experiment_trackers import Monitors
 from thinwire.node.peer.status import Status, this_process, write_status
+from thinwire.node.peer.status_parts import without_quorum
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
@@ -89,3 +89,11 @@ class ReportSinks:
         self._log.close()
         self._background.close()
         self._monitors.close()
+
+
+def recover(peer: Peer) -> int:
+    """Found lineages without a quorum, and wait no longer; return in how many fragments."""
+    waiting = without_quorum(peer)
+    for session in waiting:
+        session.quorum_wait.recover()
+    return len(waiting)

@@ -9,12 +9,11 @@ import msgspec
 from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.quorum_waits import stalls
 from thinwire.node.peer.reports.lineage_alarms import LineageAlarms
 from thinwire.node.peer.reports.plan_outcome_check import PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Phase, Status
-from thinwire.node.peer.status_parts import fragments_of, lineages, links_known
+from thinwire.node.peer.status_parts import fragments_of, lineages, links_known, stalls
 from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short

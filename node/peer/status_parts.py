@@ -1,9 +1,10 @@
-"""Parts of a peer's status: lineages, links and fragments."""
+"""Parts of a peer's status: lineages, links, fragments, and waits for a quorum."""
 
 from __future__ import annotations
 
+from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.status import FragmentStatus, LinkStatus
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, Stall
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.announcement import SPAN_PREFIX
 from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, value
@@ -43,4 +44,39 @@ def fragments_of(peer: Peer) -> tuple[FragmentStatus, ...]:
             lineage=one.lineage.hex() if len(one.chain) > 1 else "",
         )
         for number, one, _ in peer.replica.each(peer.layout)
+    )
+
+
+def stalls(peer: Peer) -> tuple[Stall, ...]:
+    """Return the waits of a peer for a quorum, by fragment.
+
+    Empty if quorums are here, or if the method needs none.
+    """
+    now = peer.environment.now()
+    return tuple(_stall(session, now) for session in without_quorum(peer))
+
+
+def without_quorum(peer: Peer) -> list[RoundSession]:
+    """Return the sessions that wait for a quorum."""
+    sessions = peer.session.sessions.values() if peer.ready else ()
+    return [one for one in sessions if isinstance(one, RoundSession) and one.quorum_wait.since is not None]
+
+
+def _stall(session: RoundSession, now: float) -> Stall:
+    agreement, wait, members = session.current.agreement, session.quorum_wait, session.replica.members
+    here = [peer for peer in members if peer in session.live and peer not in agreement.nonvoters]
+    obstacle = ""
+    if session.states.held:
+        obstacle = "a state is being fetched"
+    elif agreement.diverged:
+        obstacle = "most of the members have another state, which must be fetched"
+    return Stall(
+        fragment=session.fragment,
+        round=session.replica.round,
+        members=tuple(peer.hex() for peer in members),
+        absent=tuple(peer.hex() for peer in agreement.absent if peer != session.me),
+        founders=tuple(peer.hex() for peer in sorted({session.me, *here})),
+        seconds=max(0.0, now - (wait.since or 0.0)),
+        until=None if wait.until is None else max(0.0, wait.until - now),
+        obstacle=obstacle,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from kit.scenarios import manifest_of, swarm_of
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.sims.results.journal import Event
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
@@ -43,8 +43,8 @@ def short_rounds(peers: int, *faults: Fault, seconds: float, seed: int = 2, **mo
 
 def save_each_round(patch: pytest.MonkeyPatch) -> None:
     """Let peers write a checkpoint after each round, so that a restart loses no round."""
-    patch.setattr(peer_services, "SAVE_SECONDS", 0.0)
-    patch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    patch.setattr(checkpoint_schedule, "SAVE_SECONDS", 0.0)
+    patch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
 
 
 def played(scenario: Scenario) -> Run:

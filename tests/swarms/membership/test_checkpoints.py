@@ -9,7 +9,7 @@ import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
 from thinwire.node.outer import round_history
 from thinwire.node.outer.round_loop import RoundLoop
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
 from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.scenario.faults import Fault
@@ -24,8 +24,8 @@ METHODS = {
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """A checkpoint is due after every round."""
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
 
 
 def run_of(*faults, outer=METHODS["diloco"], peers=2, seconds=40.0):
@@ -59,8 +59,8 @@ def test_full_disk_is_reported_and_training_continues():
 
 def test_killed_peer_restores_its_checkpoint_and_fetches_the_newer_state(monkeypatch):
     """The last checkpoint is up to ten rounds older than the kill."""
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 5.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 10)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 5.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 10)
     run = run_of(Fault(25.0, "restart", (2,), 4.0), peers=3)
     (restored,) = events_of(run, "restored", 2)
     before = [one for one in events_of(run, "round", 2) if one.at < 25.0][-1]

@@ -13,7 +13,7 @@ from thinwire.compression.device import HOST
 from thinwire.node.membership.join import NoSwarm
 from thinwire.node.outer import round_session, state_server
 from thinwire.node.outer.state_server import StateServer
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import DuplicateKey
@@ -318,8 +318,8 @@ def test_checkpoint_is_written_after_10_rounds_or_30_seconds_whichever_is_later(
 @pytest.fixture
 def often(monkeypatch):
     """A checkpoint is due after every round."""
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
 
 
 async def slowly(write):
@@ -591,8 +591,8 @@ def told(monkeypatch):
 def test_state_is_not_announced_before_its_digest_is_ready(saves, tmp_path, told, monkeypatch):
     """Steps continue meanwhile. The second peer's digest takes longer than all of them, the first's two."""
     if saves:
-        monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
-        monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+        monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 0.0)
+        monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
     bases = []
     announce = Round.announce
 

@@ -24,7 +24,7 @@ from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.round_factory import MAX_PENDING_EACH
 from thinwire.node.methods.fragments.fragment_schedule import FragmentSchedule
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.state.replica import Replica
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.peers.learners import StubLearner
@@ -122,8 +122,8 @@ def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, 
 
     Afterwards no peer remembers its promises in any of them.
     """
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 2.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
     faults = tuple(Fault(12.0, "restart", (index,), seconds=1.0) for index in range(4))
     scenario = streaming(fragments, overlap, steps=24, peers=4, seconds=40.0 + 3 * fragments, faults=faults)
     run = simulate(scenario, preset=PACE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.groups import host, peer, scenario
 from kit.scenarios import events_of, play
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.sims.scenario.faults import Fault
 
 LOST = 9.0
@@ -131,8 +131,8 @@ def test_unreachable_holder_adopts_state_of_its_successor():
 @pytest.mark.trial
 def test_restarted_holder_restores_stage_from_its_checkpoint(monkeypatch):
     """The holder is killed and restarts with its checkpoint, which only it has."""
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 2.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
     run = lose(faults=(Fault(LOST, "restart", (2,), 5.0),), buddy=0, seconds=24.0)
     assert brought(run) == [(2, 1, "checkpoint")]
     goes_on(run, (1, 2, 3), since=LOST + 7.0)
@@ -141,8 +141,8 @@ def test_restarted_holder_restores_stage_from_its_checkpoint(monkeypatch):
 @pytest.mark.trial
 def test_restarted_holder_with_old_checkpoint_follows_new_state(monkeypatch):
     """A newcomer has recovered the stage meanwhile, and the old holder's checkpoint is older."""
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 2.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 2.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
     run = lose(comes=(1,), faults=(Fault(LOST, "restart", (2,), 7.0),), seconds=30.0)
     assert brought(run) == [(4, 1, "copy")]
     assert [event.peer for event in events_of(run, "restored")] == [2]

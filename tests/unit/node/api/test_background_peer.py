@@ -35,7 +35,8 @@ def services(outcomes, replica, speeds):
         def __init__(self, peer, report, *, meanwhile, work):
             self._peer, self._report, self._meanwhile = peer, report, meanwhile
             self.trouble, self.follow = for_ever, lambda: None
-            self.gather = self.checkpoint = self.written = self.leave = nothing
+            self.gather = self.leave = nothing
+            self.checkpoints = SimpleNamespace(begin_if_due=nothing, written=nothing)
 
         async def exchange(self, *, steps, weight, loss):
             speeds.append(self._report.speed)

@@ -16,7 +16,7 @@ from kit.real.warm_process import WarmProcess
 from thinwire.compression import device
 from thinwire.compression.dense import torch_backend
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.node.peer import peer_services
+from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import Replica
 from torch import nn
@@ -610,8 +610,8 @@ def test_survivor_continues_when_the_other_peer_is_killed(found, tmp_path):
 
 
 def test_swarm_writes_checkpoints_during_training(found, monkeypatch):
-    monkeypatch.setattr(peer_services, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(peer_services, "SAVE_ROUNDS", 1)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
     model = net()
     with found(steps=1) as swarm:
         optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -13,7 +13,8 @@ from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.node.outer.verification.own_contributions import name_of
-from thinwire.node.peer.quorum_waits import recover, stalls
+from thinwire.node.peer.report_sinks import recover
+from thinwire.node.peer.status_parts import stalls
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import sign_message

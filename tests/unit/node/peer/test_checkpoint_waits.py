@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.peer.peer_services import PeerServices
+from thinwire.node.peer.checkpoint_schedule import CheckpointSchedule
 from thinwire.node.runtime.asyncio_extra import at_once
 
 
@@ -30,11 +30,11 @@ class Keeper:
         await self.rest.wait()
 
 
-def services(keeper, events):
+def schedule(keeper, events):
     environment = SimpleNamespace(now=lambda: 0.0)
     peer = SimpleNamespace(environment=environment, checkpointer=keeper, replica=SimpleNamespace(round=1), layout=None)
     report = SimpleNamespace(emit=lambda name, fields: events.append(fields["detail"]))
-    return PeerServices(peer, report, meanwhile=None, work=at_once)
+    return CheckpointSchedule(peer, report, at_once)
 
 
 async def turns(count=20):
@@ -46,8 +46,8 @@ async def turns(count=20):
 def test_training_waits_until_the_private_state_is_written_if_that_is_not_copied(waits):
     async def main():
         keeper, events = Keeper(waits=waits), []
-        here = services(keeper, events)
-        task = asyncio.create_task(here.checkpoint(lambda: None))
+        here = schedule(keeper, events)
+        task = asyncio.create_task(here.begin_if_due(lambda: None))
         await turns()
         assert task.done() is not waits
         keeper.private.set()
@@ -65,9 +65,9 @@ def test_training_waits_until_the_private_state_is_written_if_that_is_not_copied
 def test_training_does_not_wait_for_a_writer_that_has_failed():
     async def main():
         keeper = Keeper(waits=True, fails=True)
-        here = services(keeper, [])
+        here = schedule(keeper, [])
         keeper.private.set()
-        await here.checkpoint(lambda: None)
+        await here.begin_if_due(lambda: None)
         with pytest.raises(OSError):
             await here.written()
 
