@@ -40,7 +40,7 @@ class Lateness:
             self._seconds = seconds
 
     def skip(self, turn: int, seconds: float | None) -> int:
-        """Return the inner steps to skip. `seconds`: lateness in this turn; None: that of the last noted turn counts."""
+        """Return the inner steps to skip. `seconds`: lateness in this turn; None: in the last noted one."""
         usual = median(self._durations) if self._durations else math.inf
         late = self._seconds if seconds is None else seconds
         if late <= SLACK * usual:

@@ -73,21 +73,22 @@ class GossipSession(ReplicaSession):
             paced=False,
         )
         self.catch_up = GossipCatchUp(
-            replica, self._states, draw=lambda: self._some(SOURCES), patience=lambda: self.patience
+            replica, self._states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience
         )
         outer, exchange = manifest.outer, manifest.exchange
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.rule])
         ).digest()
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
-        self._life = presence.roster.record.sequence // 1000 % 2**31
+        self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
         self._early = EarlyMessages(EARLY)
-        self._drawn: tuple[int, int, tuple[PeerId, ...]] = (-1, -1, ())
-        self._pace = PartnerWait(now, patience=context.patience, entered=self._entered)
-        self._inquiry = ProgressPoll(now)
+        self._last_draw: tuple[int, int, tuple[PeerId, ...]] = (-1, -1, ())
+        """Number of the view and round of the last draw of partners, and its result."""
+        self._partner_wait = PartnerWait(now, patience=context.patience, entered=self._entered)
+        self._poll = ProgressPoll(now)
         self._past: GossipGroup | None = None
-        self._present: set[PeerId] = set()
-        self.current = self._next_round(self._life)
+        self._peers_with_state: set[PeerId] = set()
+        self.current = self._next_round(self._first_attempt)
         if presence.watch is not None:
             presence.watch.paired()
 
@@ -100,26 +101,26 @@ class GossipSession(ReplicaSession):
         if summary is None:
             summary = summarize(source)
         self.presence.wake()
-        group, deadline = self.current, self._pace.train()
-        self._choose()
+        group, deadline = self.current, self._partner_wait.train()
+        self._choose_partners()
         self._phase("announce")
         group.announce(source, summary.hashes, weight=weight, loss=loss, speed=speed, deadline=deadline)
         for peer in self._early.peers:  # We draw no other group in this round.
-            self._bring(peer)
+            self._process_early(peer)
         results = await group.wait()
-        self._pace.learn(group, results)
+        self._partner_wait.learn(group, results)
         return results
 
     @property
     def patience(self) -> float:
-        return self._pace.patience
+        return self._partner_wait.patience
 
     def post(self, base: Sequence[Buffer], hashes: bytes) -> None:
         """Send encoded slow weights to the partners of the round in progress, while training continues."""
         self.presence.wake()
         self.current.post(base, hashes)
         if self._entered:
-            self._choose()
+            self._choose_partners()
 
     def refuse(self, peer: PeerId, reason: str) -> None:
         """Report that a partner's contribution is not used in this round."""
@@ -128,11 +129,11 @@ class GossipSession(ReplicaSession):
     @property
     def overtaken(self) -> bool:
         """True if inner steps should end now: a state must be fetched, or partners have waited long enough."""
-        return self.catch_up.behind.is_set() or self._pace.keeps_waiting(self.current)
+        return self.catch_up.behind.is_set() or self._partner_wait.keeps_waiting(self.current)
 
     @property
     def ready(self) -> Collection[PeerId]:
-        return self._present
+        return self._peers_with_state
 
     @property
     def dropped_frames(self) -> int:
@@ -162,19 +163,19 @@ class GossipSession(ReplicaSession):
             done.close()
         if self._past is not None:
             self._phase("commit")
-        self._pace.begin(elsewhere=self._past is None)
-        for peer in () if self._entered else self._some(GREETED):
+        self._partner_wait.begin(elsewhere=self._past is None)
+        for peer in () if self._entered else self._draw_peers(GREETED):
             self._send_queue.control(peer, Behind(self.replica.round))
         self._entered = True
         self.catch_up.behind.clear()
         # A fetched state replaces ours: earlier announcements of this round no longer count.
-        again = self.replica.round + 1 == done.round
-        self.current = self._next_round(done.attempt + 1 if again else self._life)
+        repeats = self.replica.round + 1 == done.round
+        self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)
         self._send_queue.begin(self.current.round)
         self.roster.progress = self.replica.round
         self._states.resume()
         for peer in self._early.peers:
-            self._bring(peer)
+            self._process_early(peer)
 
     def _next_round(self, attempt: int) -> GossipGroup:
         terms = PairTerms(
@@ -195,20 +196,20 @@ class GossipSession(ReplicaSession):
     def _phase(self, name: str) -> None:
         self._emit("phase", {"round": self.current.round, "phase": name})
 
-    def _choose(self) -> None:
+    def _choose_partners(self) -> None:
         """Choose the partners of the round in progress from the current view."""
-        number, round, drawn = self._drawn
+        number, round, drawn = self._last_draw
         current, view = self.current, self.roster.peers.view
         if number != view.number or round != current.round:
             size = self.manifest.exchange.gossip_group_size
             drawn = matching.others(self.run_id, current.round, view.peers, self.me, size)
-            self._drawn = (view.number, current.round, drawn)
+            self._last_draw = (view.number, current.round, drawn)
         known = current.pairs
         if current.choose(drawn, view):
             for peer in [peer for peer, pair in current.pairs.items() if known.get(peer) is not pair]:
-                self._bring(peer)
+                self._process_early(peer)
 
-    def _bring(self, peer: PeerId) -> None:
+    def _process_early(self, peer: PeerId) -> None:
         """Process the early messages of a peer whose round has come."""
         for frame in self._early.take(peer, self.current.round):
             self.on_frame(peer, frame)
@@ -223,8 +224,8 @@ class GossipSession(ReplicaSession):
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self._states.on_link_down(peer)
         self._early.drop(peer)
-        self._inquiry.on_link_down(peer)
-        self._present.discard(peer)
+        self._poll.on_link_down(peer)
+        self._peers_with_state.discard(peer)
         self.announced.pop(peer, None)
         for group in (self._past, self.current):
             if group is not None:
@@ -237,7 +238,7 @@ class GossipSession(ReplicaSession):
         if isinstance(message, STATE):
             self._states.on_frame(peer, frame)
         elif isinstance(message, Behind):
-            self._hear_round(peer, message.round)
+            self._on_claimed_round(peer, message.round)
         elif isinstance(message, Ask):
             if self._entered:
                 self._send_queue.control(peer, Behind(self.replica.round))
@@ -252,12 +253,12 @@ class GossipSession(ReplicaSession):
         if current.ours is not None:
             current.tick()
         elif current.posted and self._entered:
-            self._choose()
+            self._choose_partners()
         self._states.on_tick()
-        if self._inquiry.due:
-            self._judge()
-        if current.ours is None and self._pace.keeps_waiting(current):
-            self._pace.hurried = True
+        if self._poll.due:
+            self._end_poll()
+        if current.ours is None and self._partner_wait.keeps_waiting(current):
+            self._partner_wait.hurried = True
             self._on_commit()
 
     def deadline(self) -> float:
@@ -266,16 +267,16 @@ class GossipSession(ReplicaSession):
         It is the past after our announcement, and while others read our state or answer our questions.
         """
         current = self.current
-        settled = not current.posted or not self._entered or tuple(current.pairs) == self._drawn[2]
-        if current.ours is not None or not settled or self._states.busy or self._inquiry.running:
+        settled = not current.posted or not self._entered or tuple(current.pairs) == self._last_draw[2]
+        if current.ours is not None or not settled or self._states.busy or self._poll.running:
             return -math.inf
-        return self._pace.deadline(current)
+        return self._partner_wait.deadline(current)
 
     def _route_round(self, peer: PeerId, frame: Frame, number: int) -> None:
         message, current = frame.message, self.current
         if isinstance(message, Ready):
             self.announced[peer] = message
-            self._present.add(peer)
+            self._peers_with_state.add(peer)
             self._states.done(peer, number)
             if not self._entered:
                 return self._send_queue.control(peer, Decline(number, 0, "no state yet"))
@@ -283,7 +284,7 @@ class GossipSession(ReplicaSession):
             self._early.keep(peer, frame)
         elif number == current.round:
             if isinstance(message, (Base, Ready)) and current.ours is None and peer not in current.pairs:
-                self._choose()
+                self._choose_partners()
             if isinstance(message, (Base, Ready)) and not current.accepts(peer, message):
                 self._early.keep(peer, frame)
             else:
@@ -304,30 +305,30 @@ class GossipSession(ReplicaSession):
 
     # --- progress of other peers
 
-    def _hear_round(self, peer: PeerId, round: int) -> None:
+    def _on_claimed_round(self, peer: PeerId, round: int) -> None:
         """Note the last completed round that a peer claims."""
         pair = self.current.pairs.get(peer)
-        self._present.add(peer)
+        self._peers_with_state.add(peer)
         if pair is not None and pair.ours is not None and pair.result is None:
             pair.note_present()
             if round >= pair.round:
                 pair.fail("ahead", tell=False)
-                self._ask_around(peer, round)
-        elif self._inquiry.answer(peer, round):
-            self._judge()
+                self._start_poll(peer, round)
+        elif self._poll.answer(peer, round):
+            self._end_poll()
 
-    def _ask_around(self, peer: PeerId, round: int) -> None:
-        for one in self._inquiry.open(peer, round, self._some(ASKED + 1), self.patience):
+    def _start_poll(self, peer: PeerId, round: int) -> None:
+        for one in self._poll.open(peer, round, self._draw_peers(ASKED + 1), self.patience):
             self._send_queue.control(one, Ask(self.current.round, 0))
-        if self._inquiry.complete:
-            self._judge()
+        if self._poll.complete:
+            self._end_poll()
 
-    def _judge(self) -> None:
-        if self._inquiry.close() > self.replica.round:
+    def _end_poll(self) -> None:
+        if self._poll.close() > self.replica.round:
             self.catch_up.behind.set()
             self._on_commit()
 
-    def _some(self, count: int) -> list[PeerId]:
+    def _draw_peers(self, count: int) -> list[PeerId]:
         """Draw up to `count` live peers at random."""
         others = [peer for peer in self.roster.peers.view.peers if peer != self.me and peer in self.live]
         seed = blake3.blake3(self.run_id + self.me + repr(self._now()).encode()).digest()

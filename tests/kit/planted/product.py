@@ -211,11 +211,11 @@ def pulled_from_the_exact_place(patch):
 
 def mean_of_another_member(patch):
     """Owners send to all members what is meant for the first one."""
-    give, first = OwnerPair.give, {}
+    send_mean, first = OwnerPair.send_mean, {}
     patch.setattr(
         OwnerPair,
-        "give",
-        lambda self, number, payload: give(self, number, first.setdefault((self.round, number), payload)),
+        "send_mean",
+        lambda self, number, payload: send_mean(self, number, first.setdefault((self.round, number), payload)),
     )
 
 

@@ -15,7 +15,7 @@ ENOUGH, ENTERED = 4, 5.0
 """So many daemons that have been up for so many seconds commit rounds."""
 
 SAVE_SECONDS, SAVE_ROUNDS, SAVING = 30.0, 10, 5.0
-"""Interval between two checkpoints (node/peer/checkpoint_schedule.py), and the time for the round in progress and the disk."""
+"""Interval between two checkpoints (node/peer/checkpoint_schedule.py), and a time for round and disk."""
 
 TOLD = ("start", "ready", "synced", "lineage", "uncommitted", "alarm", "left", "dead")
 """Events that explain a violation."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
 from thinwire.node.outer import round_history
-from thinwire.node.outer.round_loop import RoundLoop
+from thinwire.node.outer.round_loop import ReplicaLoop
 from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
 from thinwire.sims.peers.learners import StubLearner
@@ -123,7 +123,7 @@ def test_only_peer_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_rea
 def test_first_parameters_are_not_in_memory_while_a_peer_joins(monkeypatch):
     """The replica has a copy. With them, a joiner would have three vectors of the model's size besides its model."""
     made, left = [], []
-    parameters, enter = StubLearner.parameters, RoundLoop.enter
+    parameters, enter = StubLearner.parameters, ReplicaLoop.enter
 
     def noted(self):
         found = parameters(self)
@@ -135,6 +135,6 @@ def test_first_parameters_are_not_in_memory_while_a_peer_joins(monkeypatch):
         return await enter(self, **options)
 
     monkeypatch.setattr(StubLearner, "parameters", noted)
-    monkeypatch.setattr(RoundLoop, "enter", entering)
+    monkeypatch.setattr(ReplicaLoop, "enter", entering)
     play(swarm_of(2, manifest_of("sync_every = 4\n"), seconds=8.0))
     assert left == [[False, False]]

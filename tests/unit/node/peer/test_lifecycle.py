@@ -20,8 +20,11 @@ async def nothing(*arguments, **more):
 class Services:
     """Services of a peer whose exchanges have these outcomes. `weights`: those that were given."""
 
-    follow = saved = save = staticmethod(lambda *arguments: None)
-    gather = checkpoint = written = leave = staticmethod(nothing)
+    follow = staticmethod(lambda *arguments: None)
+    gather = leave = staticmethod(nothing)
+    checkpoints = SimpleNamespace(
+        save=lambda private: None, saved=lambda outcome: None, begin_if_due=nothing, written=nothing
+    )
 
     def __init__(self, outcomes):
         self.outcomes, self.weights = iter(outcomes), []
