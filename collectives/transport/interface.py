@@ -99,7 +99,7 @@ class Transport(Protocol):
     def addresses(self) -> tuple[str, ...]:
         """Return the gate addresses ("host:port") at which others may reach us.
 
-        They are known once the transport is open.
+        They are known once the transport is open, and may change with the addresses of this machine.
         """
         ...
 

@@ -53,7 +53,7 @@ def export(
     format: Annotated[
         str, typer.Option("--format", metavar="KIND", help="safetensors (a file), transformers or peft (a folder).")
     ] = "safetensors",
-    force: Annotated[bool, typer.Option("--force", help="Replace files of a folder OUT that is not empty.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT although it is no earlier export.")] = False,
     homes: With = None,
     model: UserModel = None,
     home: Home = None,

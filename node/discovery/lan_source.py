@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
@@ -90,7 +91,7 @@ class LanSource:
 
     async def cards(self) -> Sequence[bytes]:
         """Return the cards of the services that answer within LOOK_SECONDS."""
-        from zeroconf import ServiceStateChange
+        from zeroconf import Error, ServiceStateChange
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
         zeroconf, names = self._open(), set[str]()
@@ -104,7 +105,10 @@ class LanSource:
             await asyncio.sleep(LOOK_SECONDS)
         finally:
             await browser.async_cancel()
-        infos = [AsyncServiceInfo(SERVICE, name) for name in names]
+        infos = []
+        for name in names:
+            with suppress(Error):  # Anyone in the network can announce names that no service may have.
+                infos.append(AsyncServiceInfo(SERVICE, name))
         await asyncio.gather(*(info.async_request(zeroconf.zeroconf, LOOK_SECONDS * 1000) for info in infos))
         return [wire for info in infos if (wire := card_in(info.properties))]
 

@@ -81,11 +81,14 @@ async def knock(
                 elif met():
                     return None
                 else:
-                    reason = f"{contact.address}: {answer.detail or answer.code}"
+                    reason = answer.detail or answer.code
+                    if contact.address not in reason:
+                        reason = f"{contact.address}: {reason}"
                     full = reason if answer.code == "full" else full
                     again = answer.code not in ADVICE and answer.code not in lasting
                     if answer.code in ADVICE:
-                        text = f"{contact.address} refused us ({answer.code}): {answer.detail}"
+                        verdict = "does not suit us" if answer.code == "signature" else "refused us"
+                        text = f"{contact.address} {verdict} ({answer.code}): {answer.detail}"
                         refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
                 if again:
                     hopeful = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from thinwire.collectives.transport.addresses.observed_addresses import Reach, Sighting, judge
@@ -43,16 +44,21 @@ class Reachability:
         self._mapped: tuple[str, ...] = ()
 
     async def watch(self) -> None:
-        """Ask whenever peers of other subnets appear, and from time to time.
+        """Ask whenever peers of other subnets appear, when our own addresses change, and from time to time.
 
-        Ends if we listen on loopback only.
+        Without a network nothing is asked or announced.
         """
-        if all(scope_of(address) == "machine" for address in self._own):
-            return
         asked: frozenset[Contact] = frozenset()
         at, seen, turn = 0.0, -1, 0
         while True:
             await asyncio.sleep(CHECK_SECONDS)
+            own = self._transport.addresses()
+            if all(scope_of(address) == "machine" for address in own):
+                continue
+            if own != self._own:
+                # All that others have seen concerns the old addresses.
+                self._own, self.reach, at = own, Reach(), -math.inf
+                self._announce()
             roster, due = self._roster, self._now() >= at
             if not due and roster.peers.view.number == seen:
                 continue

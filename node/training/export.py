@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from thinwire.node.runtime.console import warn
 from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
@@ -32,8 +33,8 @@ class ExportError(NoModelError):
 def export(model: StoredModel, out: Path, format: str, config: Config, *, force: bool = False) -> None:
     """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-    An existing file is replaced in one step, files of a folder only with `force`. config: names the base of an adapter that is
-    to be merged; merging raises the errors of `StoredModel.model`.
+    An earlier export is replaced in one step, other files and those of a folder only with `force`. config: names the base of an
+    adapter that is to be merged; merging raises the errors of `StoredModel.model`.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")
@@ -41,6 +42,8 @@ def export(model: StoredModel, out: Path, format: str, config: Config, *, force:
     try:
         if out.exists() and not (out.is_file() or out.is_dir()):  # a rename would replace a device, too
             raise ExportError(f"{out} is neither a file nor a folder", "name the file to write")
+        if out.is_file() and not force and not _is_export(out):
+            raise ExportError(f"{out} is no earlier export", "name another file, or replace it with --force")
         if format != "safetensors" and not force and out.is_dir() and any(out.iterdir()):
             raise ExportError(f"{out} has files already", "name another folder, or replace its files with --force")
         if format == "transformers":
@@ -64,6 +67,14 @@ def export(model: StoredModel, out: Path, format: str, config: Config, *, force:
         raise ExportError(f"cannot write {out}: {error.strerror}", "choose a writable path") from None
     count = sum(tensor.size for tensor in weights.values())
     print(f"{out}: {len(weights)} tensors, {count} parameters, {model.origin}")
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        with safe_open(path, "np") as file:
+            return MANIFEST_KEY in (file.metadata() or {})
+    except SafetensorError:
+        return False
 
 
 def _write_tokenizer(out: Path, manifest: Manifest, directory: RunDirectory) -> None:

@@ -19,14 +19,14 @@ RUN = b"r" * 32
 class Peer:
     """A transport with its identity and record; `admit` may be replaced."""
 
-    def __init__(self, seed, *, identity=None, run_id=RUN, limits=None, **options):
+    def __init__(self, seed, *, identity=None, run_id=RUN, limits=None, wall=lambda: int(time.time()), **options):
         self.identity = identity or Identity.generate(bytes([seed]) * 32)
         self.run_id = run_id
         self.verdict = None
         self.hellos = []
         self.limits = limits or Limits()
         self.transport = ZmqTransport(
-            self.identity, run_id=run_id, admit=self.admit, wall=lambda: int(time.time()), limits=self.limits, **options
+            self.identity, run_id=run_id, admit=self.admit, wall=wall, limits=self.limits, **options
         )
         self.id = self.identity.peer_id
         self.record = None

@@ -209,8 +209,8 @@ async def knock(
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 
-    A local failure returns a Refuse with the code "unreachable", or "refused" if the machine answers but nothing
-    listens there.
+    A local failure returns a Refuse with the code "unreachable", "refused" if the machine answers but nothing listens there, or
+    "signature" if the record is not valid here and now.
     """
     answer = await _visit(station, contact, hello, Welcome, _HOST, route=route)
     if isinstance(answer, Refuse):
@@ -220,7 +220,7 @@ async def knock(
     try:
         record = PeerRecord.parse(message.record, run_id=hello.run_id, now=wall())
     except RecordError as error:
-        return Refuse("unreachable", f"{contact.address}: {error}"[:256])
+        return Refuse("signature", str(error)[:256])  # Usually one of both clocks is wrong.
     if record.transport_key != contact.transport_key:
         return Refuse("unreachable", f"{contact.address} is not who was expected")
     return message, record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import os
 import random
 import socket
@@ -16,6 +17,10 @@ from thinwire.swarm.identity.errors import HintedError
 
 BACKLOG = 512
 """Connections that may wait to be accepted."""
+
+
+MOST_INTERFACES = 4
+"""Most interfaces whose addresses are announced."""
 
 
 class PortTaken(HintedError):
@@ -99,21 +104,35 @@ def _family(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def own_address(host: str) -> str:
-    """Return the address that others can dial for a bound `host`.
+def own_addresses(host: str) -> tuple[str, ...]:
+    """Return the addresses that others can dial for a bound `host`.
 
-    For a wildcard this is the address of the default route.
+    For a wildcard this is the address of the default route; in a network without one, those of all interfaces.
     """
     if host not in ("0.0.0.0", "::", ""):
-        return host
+        return (host,)
     family, outside = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             # Connecting a datagram socket sends nothing; it only queries the routing table.
             probe.connect((outside, 9))
-            return str(probe.getsockname()[0])
+            return (str(probe.getsockname()[0]),)
         except OSError:
-            return "::1" if host == "::" else "127.0.0.1"
+            return _of_interfaces(family) or ("::1" if host == "::" else "127.0.0.1",)
+
+
+def _of_interfaces(family: socket.AddressFamily) -> tuple[str, ...]:
+    """Return the addresses of this machine that other machines may dial, of at most MOST_INTERFACES."""
+    import psutil
+
+    up = {name for name, one in psutil.net_if_stats().items() if one.isup}
+    found = [
+        one.address
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for one in addresses
+        if name in up and one.family == family and "%" not in one.address
+    ]
+    return tuple(one for one in found if not ipaddress.ip_address(one).is_loopback)[:MOST_INTERFACES]
 
 
 class HalfOpen:

@@ -29,7 +29,7 @@ from thinwire.collectives.transport.zeromq.admission import AdmissionPort, obser
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_address
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_addresses
 from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.collectives.transport.zeromq.stream_pool import Traffic
@@ -149,8 +149,7 @@ class ZmqTransport:
             raise
         name = socket_name(self._station.run_id, self.peer_id, self._connections.bulk_port)
         self._station.local_sockets.listen(name, self._shared_memory_stream)
-        self._advertise = self._advertise or (join_address(own_address(self._host), self._port),)
-        self._connections.addresses = self._advertise
+        self.addresses()
 
     @property
     def peer_id(self) -> PeerId:
@@ -163,8 +162,10 @@ class ZmqTransport:
         return self._port
 
     def addresses(self) -> tuple[str, ...]:
-        """Return the gate addresses to announce."""
-        return self._advertise
+        """Return the gate addresses to announce: the given ones, or those that this machine has now."""
+        own = self._advertise or tuple(join_address(one, self._port) for one in own_addresses(self._host))
+        self._connections.addresses = own
+        return own
 
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate. A Welcome means that the link is up."""

@@ -121,7 +121,41 @@ def test_swarm_of_one_machine_is_not_asked():
         world.known = {1: record(1, "127.0.0.1:7401")}
         await asyncio.sleep(1000)
 
-    assert not world.run(play) and not world.asked
+    world.run(play)
+    assert not world.asked
+
+
+def test_new_address_of_this_machine_is_announced_and_the_others_are_asked_about_it():
+    """Their earlier answers concern the old address, which stays while there is no network."""
+    world, moved = World(), ("10.9.0.7:7400",)
+
+    async def play(reachability):
+        world.known = {1: record(1, "45.1.1.1:7400"), 2: record(2, "45.2.1.1:7400")}
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert world.record.addresses == ("198.51.7.9:7400", *OWN)
+        world.own, world.seen = ("127.0.0.1:7400",), None
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert world.record.addresses == ("198.51.7.9:7400", *OWN) and len(world.asked) == 1
+        world.own = moved
+        await asyncio.sleep(1.5 * CHECK_SECONDS)
+        assert world.record.addresses == moved and len(world.asked) == 2
+        world.seen = "203.0.114.5"
+        await asyncio.sleep(AGAIN_SECONDS + CHECK_SECONDS)
+        assert world.record.addresses == ("203.0.114.5:7400", *moved)
+
+    assert world.run(play)
+
+
+def test_peer_that_began_without_a_network_announces_the_address_that_it_gets():
+    world = World(own=("127.0.0.1:7400",))
+
+    async def play(reachability):
+        await asyncio.sleep(10 * CHECK_SECONDS)
+        world.own = OWN
+        await asyncio.sleep(1.5 * CHECK_SECONDS)
+        assert world.updates == [OWN]
+
+    assert world.run(play)
 
 
 def test_a_peer_that_has_left_announces_nothing():

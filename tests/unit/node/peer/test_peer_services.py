@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.peer.peer_services import GATHER_SECONDS, LOOK_SECONDS, PeerServices
+from thinwire.node.peer.reports.participation import ALWAYS
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.manifest.parser import parse
 
@@ -30,7 +31,11 @@ class Training:
             rounds=self.rounds,
         )
         report = SimpleNamespace(
-            phase="", speed=0.0, emit=lambda *event: self.told.append(event), uncommitted=lambda peer: None
+            phase="",
+            speed=0.0,
+            book=lambda *args, **fields: None,
+            emit=lambda *event: self.told.append(event),
+            uncommitted=lambda peer: None,
         )
         self.services = PeerServices(self.peer, report, meanwhile=None, work=None)
         self.session = session
@@ -97,6 +102,23 @@ def test_exchange_waits_for_nobody_if_no_member_waits_for_peers_that_are_no_memb
     """Two peers that waited for each other would both waste the longest wait."""
     (first, second), told = first_exchange(nothing, **given)
     assert first == second == 0.0 and not told
+
+
+@pytest.mark.parametrize("on_trial", [False, True])
+def test_peer_on_trial_is_not_warned_that_its_contributions_are_late(on_trial):
+    async def main():
+        training = Training((OTHER,))
+        training.on_trial = {ME} if on_trial else set()
+        training.peer.identity = SimpleNamespace(peer_id=ME)
+        training.peer.drop_anchor = training.rounds.thereafter = lambda *args: None
+        commit = SimpleNamespace(proposal=SimpleNamespace(contributors=()))
+        training.rounds.sync = lambda **fields: asyncio.sleep(0, Outcome(commit=commit))
+        for _ in range(2 * ALWAYS):
+            await training.exchange()
+        alarms = [fields["detail"] for kind, fields in training.told if kind == "alarm"]
+        assert [text.split(":")[0] for text in alarms] == ([] if on_trial else ["contributed to 0 of 6 rounds"])
+
+    virtual_loop.run(main(), seed=1)
 
 
 def test_joiner_counts_live_members_which_announce_nothing_before_their_first_contribution():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from thinwire.node.cli import main
 from thinwire.node.runtime.directories import directories
@@ -115,6 +116,20 @@ def test_transformers_export_computes_the_same(tmp_path, capsys, tied):
     with open(folder / "model.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     assert header["__metadata__"] == {"format": "pt"}
+
+
+def test_export_replaces_an_earlier_export_and_no_other_file(tmp_path, capsys):
+    home, manifest, weights = tmp_path / "home", tmp_path / "run.toml", tmp_path / "weights.safetensors"
+    trained(home)
+    assert outcome(capsys, weights, "--home", home)[0] == outcome(capsys, weights, "--home", home)[0] == 0
+    manifest.write_text("[run]")
+    save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "mine.safetensors")
+    for other in (manifest, tmp_path / "mine.safetensors"):
+        before = other.read_bytes()
+        code, said, err = outcome(capsys, other, "--home", home)
+        assert code == 2 and not said and err.startswith(f"error: {other} is no earlier export\nhint: ")
+        assert other.read_bytes() == before
+        assert outcome(capsys, other, "--force", "--home", home)[0] == 0 and other.read_bytes() != before
 
 
 def test_transformers_export_has_the_tokenizer(tmp_path, capsys):

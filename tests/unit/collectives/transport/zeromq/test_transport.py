@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import socket
+import time
 
 import msgspec
 import psutil
@@ -334,6 +335,18 @@ def test_peer_cannot_meet_its_own_identity(wire):
     async def work():
         first, twin = await wire.peer(1), await wire.peer(1)
         assert (await twin.meet(first)).code == "busy"
+
+    wire.run(work)
+
+
+@pytest.mark.parametrize(("shift", "reason"), [(-3600, "in the future"), (20 * 86400, "expired")])
+def test_peer_with_a_wrong_clock_learns_that_records_are_not_valid_here_and_now(wire, shift, reason):
+    """The gate does not know this clock, so it may admit a peer that is behind."""
+
+    async def work():
+        first, second = await wire.peer(1), await wire.peer(2, wall=lambda: int(time.time()) + shift)
+        refusal = await second.meet(first)
+        assert refusal.code == "signature" and reason in refusal.detail
 
     wire.run(work)
 
