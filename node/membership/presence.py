@@ -144,7 +144,8 @@ class Presence:
         """Set if this peer itself is banned, for `ban_reason`."""
         self.ban_reason = ""
         self._outcasts: dict[PeerId, float] = {}
-        self._heard: dict[PeerId, float] = {}  # time of the last message of each peer, present or not
+        self._last_message_at: dict[PeerId, float] = {}
+        """Time of the last message of each peer, present or not."""
         self.watch = (
             PeerDiagnosis(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
             if wall is not None
@@ -206,9 +207,9 @@ class Presence:
         if peer not in self.live:
             self._reach(peer)
         message, now = frame.message, self._now()
-        if len(self._heard) >= MAX_PEERS and peer not in self._heard:
-            self._heard = {one: at for one, at in self._heard.items() if one in self.live}
-        self._heard[peer] = now
+        if len(self._last_message_at) >= MAX_PEERS and peer not in self._last_message_at:
+            self._last_message_at = {one: at for one, at in self._last_message_at.items() if one in self.live}
+        self._last_message_at[peer] = now
         if type(message) in MEMBERSHIP:  # most messages; the watch observes none of them
             if letters := self.roster.handle(peer, message, now):
                 self._send(letters)
@@ -223,8 +224,8 @@ class Presence:
 
     def silence_of(self, peer: PeerId) -> float:
         """Return the seconds since the last message of a peer; 0 if none has come."""
-        heard = self._heard.get(peer)
-        return 0.0 if heard is None else self._now() - heard
+        last = self._last_message_at.get(peer)
+        return 0.0 if last is None else self._now() - last
 
     def _answer_outcast(self, peer: PeerId) -> None:
         """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""

@@ -53,7 +53,7 @@ class ReportSinks:
             raise unwritable(events, error) from None
         self.report = Reporter(
             self._write,
-            say=lambda level, text, event: logger.log(level, "%s", text, extra={EVENT: event}),
+            log=lambda level, text, event: logger.log(level, "%s", text, extra={EVENT: event}),
             wall=time.time,
             name=config.name,
             device=device,

@@ -38,7 +38,7 @@ ALARMS = 64
 class Reporter:
     """Reporter of one peer. All parts of the peer send events to `emit`, on the loop's thread.
 
-    write: receives every event, kind and fields. say: receives lines for people with their level,
+    write: receives every event, kind and fields. log: receives lines for people with their level,
     and the event behind each, its "kind" included. wall: seconds since
     1970. process: number and start (seconds since 1970) of the process, for the status. group: describes the group with
     which this peer holds the model. memory: returns the bytes of main memory and of the GPU that the process occupies.
@@ -48,7 +48,7 @@ class Reporter:
         self,
         write: Callable[[str, Mapping[str, object]], None],
         *,
-        say: Callable[[int, str, Mapping[str, object]], None] = lambda level, text, event: None,
+        log: Callable[[int, str, Mapping[str, object]], None] = lambda level, text, event: None,
         wall: Callable[[], float],
         name: str = "",
         device: str = "",
@@ -68,7 +68,7 @@ class Reporter:
         self.alarm = ""
         self._alarms: dict[str, None] = {}
         self._lineages = LineageAlarms()
-        self._write, self._say, self._wall, self._name, self._process = write, say, wall, name, process
+        self._write, self._log, self._wall, self._name, self._process = write, log, wall, name, process
         self._group, self._memory = group, memory
         self._away: dict[PeerId, str] = {}
         self._plan, self._compared, self._compared_at = PlanCheck(), tuple[Comparison, ...](), -math.inf
@@ -82,10 +82,10 @@ class Reporter:
             self.alarm = str(fields.get("detail", ""))
             if len(self._alarms) < ALARMS:
                 self._alarms[self.alarm] = None
-            self._say(WARNING, self.alarm, {"kind": kind, **fields})
+            self._log(WARNING, self.alarm, {"kind": kind, **fields})
         else:
             level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
-            self._say(level, event_text(kind, fields), {"kind": kind, **fields})
+            self._log(level, event_text(kind, fields), {"kind": kind, **fields})
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
         """Record a committed round of `steps` own inner steps that took `seconds`; the status shows it."""
@@ -132,9 +132,9 @@ class Reporter:
             self._plan.add(fields, peer.environment.now(), fragments=peer.manifest.outer.fragment_count)
         elif steps:
             self._plan.interrupt()
-        absent = "".join(f" · {short(who)} out ({reason})" for who, reason in missing.items())
+        absent = "".join(f" · {short(other)} out ({reason})" for other, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
-        self._say(
+        self._log(
             WARNING if missing else INFO,
             f"round {number} · loss {shown} · {contributors}/{len(roster.peers.view)} peers · "
             f"up {bytes_text(up)}{saved_text(factor)} · exchange {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
@@ -159,14 +159,14 @@ class Reporter:
         """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""
         if peer.ready and (names := lineages(peer)):
             text = f"ended in lineage {', '.join(name[:8] for name in names)}"
-            self._say(INFO, text, {"kind": "ended", "lineages": names})
+            self._log(INFO, text, {"kind": "ended", "lineages": names})
         if self._compared:
             figures = {"kind": "plan and outcome", "figures": msgspec.to_builtins(self._compared)}
-            self._say(INFO, f"plan and outcome: {comparison_text(self._compared)}", figures)
+            self._log(INFO, f"plan and outcome: {comparison_text(self._compared)}", figures)
         summaries = self._lineages.summaries
         for alarm in self._alarms:
             text = summaries.get(alarm, alarm)
-            self._say(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
+            self._log(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
 
     def _plan_and_outcome(self, peer: Peer) -> tuple[Comparison, ...]:
         """Return the comparison with the plan, made again if it is old."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from statistics import median_low
 
-from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import MAX_PENDING, MAX_PENDING_EACH, fragment_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, turn_of
@@ -82,10 +81,6 @@ class FragmentSessions(Session):
     def _on_advance(self, number: int) -> None:
         self.committed[number].clear()
         self.roster.progress = self.replica.round
-
-    @property
-    def current(self) -> Round:
-        return self.ahead.current
 
     @property
     def overtaken(self) -> bool:

@@ -21,7 +21,7 @@ def peer(*chain):
 
 def reporter():
     lines = []
-    said = Reporter(lambda kind, fields: None, say=lambda *line: lines.append(line[:2]), wall=lambda: 0.0)
+    said = Reporter(lambda kind, fields: None, log=lambda *line: lines.append(line[:2]), wall=lambda: 0.0)
     return said, lines
 
 
