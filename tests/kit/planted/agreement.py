@@ -15,17 +15,15 @@ from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.vote_store import VoteRecord
-from thinwire.collectives.state_offers import state_digest
-from thinwire.node.outer import round_session
+from thinwire.collectives.state_offers import matches, state_digest
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
-from thinwire.node.outer.own_lineage import OwnLineage
+from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.state import vote_file
 from thinwire.node.state.vote_file import VoteFile
 from thinwire.sims.peers import byzantine
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, StateChunk, StateOffer
 
 
@@ -82,11 +80,12 @@ def farewell_without_vote(patch):
 
 def chain_not_checked(patch):
     """The chain of an offered state is believed as it is."""
-    patch.setattr(
-        round_session,
-        "proven",
-        lambda chain, fragment, trusted, **rest: end_of(chain) if chain and trusted(chain[0].fork) else None,
-    )
+
+    def believed(self, offer, chain):
+        yield from ()
+        return matches(offer, end_of(chain) if chain else None)
+
+    patch.setattr(CatchUp, "_proves", believed)
 
 
 def older_state_taken(patch):
@@ -95,10 +94,7 @@ def older_state_taken(patch):
     patch.setattr(state_sync, "best", lambda offers, ours, peers: best(_oldest(offers), ours, peers))
     useful = CatchUp._useful
 
-    def lax(self, offer, chain, behind):
-        return lineage_of(chain) == self._replica.lineage or useful(self, offer, chain, behind)
-
-    patch.setattr(CatchUp, "_useful", lax)
+    patch.setattr(CatchUp, "_useful", lambda self, offer, chain, *, behind: useful(self, offer, chain, behind=-(2**32)))
 
 
 def _oldest(offers):
@@ -130,18 +126,14 @@ def lost_folder_keeps_its_vote(patch):
 
 def orphan_timer_not_reset(patch):
     """The time without a quorum continues when a quorum is here again."""
-    on_tick, advance = OwnLineage.on_tick, OwnLineage.advance
+    end = QuorumWait.end
 
-    def keeping(method):
-        def kept(self):
-            since = self.since
-            method(self)
-            self.since = since if self.since is None else min(self.since, self.since if since is None else since)
+    def kept(self):
+        since = self.since
+        end(self)
+        self.since = since
 
-        return kept
-
-    patch.setattr(OwnLineage, "on_tick", keeping(on_tick))
-    patch.setattr(OwnLineage, "advance", keeping(advance))
+    patch.setattr(QuorumWait, "end", kept)
 
 
 def equivocation_ignored(patch):
