@@ -84,15 +84,15 @@ class OwnerPair(Pair):
 
     def reach(self) -> None:
         """Handle a new link: means may have been lost with the old one."""
-        broken = not self._linked
+        broken = not self._patience.linked
         super().reach()
         for frame in self._sent_means.values() if broken else ():
             self._send_queue.bulk(self.partner, frame)
 
     @property
-    def _due(self) -> float:
-        """Time when a ready partner counts as stalled; it may wait for other members as long as we do."""
-        return super()._due + (self._deadline if self.complete else 0.0)
+    def _extra_time(self) -> float:
+        """Seconds that a ready partner gets in addition: it may wait for other members as long as we do."""
+        return self._patience.deadline if self.complete else 0.0
 
     def _serve(self, message: Fetch) -> None:
         """Send requested chunks, but none that others own."""
@@ -145,8 +145,7 @@ class OwnerPair(Pair):
         except CodecError as error:
             return self.fail(error.reason)
         self._means[number] = frame.payload
-        self._came += nbytes(frame.payload)
-        self._moved = self._now()
+        self._patience.note_data(nbytes(frame.payload))
         self._look()
 
     def look(self) -> None:

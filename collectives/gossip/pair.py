@@ -26,8 +26,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.collectives.gossip.pair_codec import PairCodec
+from thinwire.collectives.gossip.partner_patience import PartnerPatience
 from thinwire.collectives.gossip.transfer import ChunkReceiver, ChunkSender
-from thinwire.collectives.timing import GIVE_UP, STALL
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
@@ -36,13 +36,6 @@ from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch
 
 ECHOES = 16
 """Most times that a partner gets our slow weights again because it had chosen another one."""
-
-RATE = 32 * 1024
-"""Least average rate of a partner in bytes/s where a transfer takes longer than GIVE_UP patiences.
-
-Otherwise many chunks, each in time, would occupy a pair for hours. Patience adapts to the duration of exchanges, so it
-is inaccurate only for the first one.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,6 @@ class Pair:
         self.theirs_at = 0.0
         """When the partner's last announcement arrived."""
         self.ours: Ready | None = None
-        self.ours_at = 0.0
         self.result: PairResult | None = None
         self.exchanged = False
         self._plan, self._mismatch = terms.plan, terms.mismatch
@@ -113,19 +105,15 @@ class Pair:
             terms.mixed,
             terms.max_weight,
         )
-        self._send_queue, self._now, self._patience = terms.send_queue, terms.now, terms.patience
+        self._send_queue, self._now = terms.send_queue, terms.now
+        self._patience = PartnerPatience(terms.now, terms.patience)
         self._posted: ChunkSender | None = None
         self._announced: ChunkSender | None = None
         self._base: ChunkReceiver | None = None
         self._step: ChunkReceiver | None = None
         """Slow weights, and chunks announced when the steps are done: ours, then the partner's."""
-        self._deadline = 0.0
-        self._answered = self._linked = True
         self._echoed: Base | None = None
         self._echoes = 0
-        self._moved = self._since = 0.0
-        self._came = 0
-        """When the partner was ready first, and its bytes received since its last announcement."""
         self._refused = ""
         self._settled, self._wanted = settled, wanted
 
@@ -145,8 +133,8 @@ class Pair:
 
         `deadline`: seconds to wait for a partner that is present but not ready.
         """
-        self.ours_at, self._moved = self._now(), self._now()
-        self.ours, self._deadline, self._answered = ready, deadline, self.theirs is not None
+        self.ours = ready
+        self._patience.announce(deadline, answered=self.theirs is not None)
         if self._refused:
             self.fail(self._refused, tell=False)
         else:
@@ -161,7 +149,7 @@ class Pair:
     @property
     def moved(self) -> float:
         """Time of the partner's last progress, or of our announcement if that is later."""
-        return self._moved
+        return self._patience.moved
 
     @property
     def refused(self) -> str:
@@ -198,7 +186,7 @@ class Pair:
         elif isinstance(message, Ready):
             self._take_ready(message)
         elif isinstance(message, Fetch):
-            self._answered = True
+            self.note_present()
             self._serve(message)
         elif isinstance(message, Chunk):
             self._take_chunk(message, frame)
@@ -208,20 +196,20 @@ class Pair:
 
     def note_present(self) -> None:
         """Note that the partner is present, though not ready."""
-        self._answered = True
+        self._patience.answered = True
 
     def on_link_down(self) -> None:
         """Handle a broken link; it has one patience to come back."""
         for sender in (self._posted, self._announced):
             if sender is not None:
                 sender.forgotten()
-        self._linked, self._moved = False, self._now()
+        self._patience.note_link(False)
 
     def reach(self) -> None:
         """Handle a new link."""
-        if self._linked:
+        if self._patience.linked:
             return
-        self._linked, self._moved = True, self._now()
+        self._patience.note_link(True)
         for mine in (self._posted, self._announced):
             if mine is not None:
                 self._send_queue.control(self.partner, mine.announced)
@@ -232,24 +220,13 @@ class Pair:
         """Let time pass: give up a partner that is silent, stalled or late."""
         if self.result is not None or self.ours is None:
             return
-        now = self._now()
-        if not self._linked and now > self._moved + self._patience:
-            self.fail("unreachable")
-        elif self.theirs is not None and now > self._due:
-            self.fail("stalled")
-        elif not self._answered and now > self.ours_at + self._patience:
-            self.fail("silent")
-        elif self.theirs is None and now > self.ours_at + self._deadline:
-            self.fail("late")
+        if reason := self._patience.exhausted(ready=self.theirs is not None, extra=self._extra_time):
+            self.fail(reason)
 
     @property
-    def _due(self) -> float:
-        """Time when a ready partner counts as stalled.
-
-        Then its next chunk is overdue, or the whole transfer is too slow.
-        """
-        longest = max(GIVE_UP * self._patience, self._came / RATE)
-        return min(self._moved + STALL * self._patience, max(self._since, self.ours_at) + longest)
+    def _extra_time(self) -> float:
+        """Seconds that a ready partner gets in addition."""
+        return 0.0
 
     # --- the partner's side
 
@@ -265,9 +242,9 @@ class Pair:
 
     def _note_announcement(self) -> None:
         """Note an announcement of the partner: it is present, and may not have been when we announced."""
-        if self.ours is not None and not self._answered:
+        if self.ours is not None and not self._patience.answered:
             self._announce()
-        self._answered = True
+        self.note_present()
 
     def _take_base(self, base: Base) -> None:
         codec = self._halves.slow
@@ -308,9 +285,8 @@ class Pair:
             return self.fail(self._mismatch)
         if len(ready.hashes) != 32 * len(self._grid) or ready.weight > self._max_weight:
             return self.fail("announcement")
-        if self.theirs is None:  # a repeated announcement is not progress
-            self._moved = self._since = self._now()
-        self.theirs, self.theirs_at, self._came = ready, self._now(), 0
+        self._patience.note_ready(first=self.theirs is None)
+        self.theirs, self.theirs_at = ready, self._now()
         if self._base is not None and self._base.digest != ready.base:
             self._base = None
         self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0, range(len(self._grid)), self._wanted)
@@ -342,8 +318,7 @@ class Pair:
         fault = receiver.take(message.index, frame)
         if fault:
             return self.fail(fault)
-        self._came += nbytes(frame.payload)
-        self._moved = self._now()
+        self._patience.note_data(nbytes(frame.payload))
         self._look()
 
     @property

@@ -8,8 +8,9 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.gossip.group import GossipGroup
-from thinwire.collectives.gossip.pair import RATE, PairTerms
+from thinwire.collectives.gossip.pair import PairTerms
 from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.partner_patience import RATE
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.swarm.frame import Frame

@@ -1,0 +1,76 @@
+"""Time for which a pair waits for its partner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.collectives.timing import GIVE_UP, STALL
+
+RATE = 32 * 1024
+"""Least average rate of a partner in bytes/s where a transfer takes longer than GIVE_UP patiences.
+
+Otherwise many chunks, each in time, would occupy a pair for hours. Patience adapts to the duration of exchanges, so it
+is inaccurate only for the first one.
+"""
+
+
+class PartnerPatience:
+    """Presence and progress of the partner of a pair, and the time when it is given up.
+
+    patience: seconds to wait for an answer, or for progress.
+    """
+
+    def __init__(self, now: Callable[[], float], patience: float) -> None:
+        self._now, self._patience = now, patience
+        self.moved = 0.0
+        """Time of the partner's last progress, or of our announcement if that is later."""
+        self.deadline = 0.0
+        """Seconds to wait for a partner that is present but not ready."""
+        self.answered = self.linked = True
+        self._announced_at = self._ready_at = 0.0
+        """When we announced ourselves, and when the partner was ready first."""
+        self._came = 0
+        """Bytes received since the partner's last announcement."""
+
+    def announce(self, deadline: float, *, answered: bool) -> None:
+        """Begin to wait: we have announced ourselves. answered: whether the partner is known to be present."""
+        self._announced_at = self.moved = self._now()
+        self.deadline, self.answered = deadline, answered
+
+    def note_ready(self, *, first: bool) -> None:
+        """Note an announcement of the partner; only the first one is progress."""
+        if first:
+            self.moved = self._ready_at = self._now()
+        self._came = 0
+
+    def note_data(self, count: int) -> None:
+        """Note received bytes."""
+        self._came += count
+        self.moved = self._now()
+
+    def note_link(self, linked: bool) -> None:
+        """Note a new or broken link."""
+        self.linked, self.moved = linked, self._now()
+
+    def exhausted(self, *, ready: bool, extra: float = 0.0) -> str:
+        """Return the reason to give the partner up, or "".
+
+        ready: whether it has announced itself. extra: seconds that a ready one gets in addition.
+        """
+        now = self._now()
+        if not self.linked and now > self.moved + self._patience:
+            return "unreachable"
+        if ready:
+            return "stalled" if now > self._due + extra else ""
+        if not self.answered and now > self._announced_at + self._patience:
+            return "silent"
+        return "late" if now > self._announced_at + self.deadline else ""
+
+    @property
+    def _due(self) -> float:
+        """Time when a ready partner counts as stalled.
+
+        Then its next chunk is overdue, or the whole transfer is too slow.
+        """
+        longest = max(GIVE_UP * self._patience, self._came / RATE)
+        return min(self.moved + STALL * self._patience, max(self._ready_at, self._announced_at) + longest)
