@@ -36,9 +36,9 @@ class StubSession:
         self.quorum_wait = SimpleNamespace(begun=asyncio.Event())
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds
-        exchange = SimpleNamespace(summarize=summarize)
+        data_plane = SimpleNamespace(summarize=summarize)
         self.current = SimpleNamespace(
-            agreement=SimpleNamespace(commit=None, proposal=None), attempt=0, exchange=exchange
+            agreement=SimpleNamespace(commit=None, proposal=None), attempt=0, data_plane=data_plane
         )
         self.ready: Collection[PeerId] = table.members
 

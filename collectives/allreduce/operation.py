@@ -180,7 +180,7 @@ class Operation:
             self._withdrew.add(peer)
             self._callers.withdraw(peer)
             self._callers.again()
-            current.exchange.halt()
+            current.data_plane.halt()
             self._attempt, self.current, self.group = current.attempt, None, ()
             if self._waiting is not None:
                 self._waiting.cancel()
@@ -262,7 +262,7 @@ class Operation:
         place, (round, fragment) = self._place, self.key
         again = self.current is not None or place.me not in group or not self._voter
         if self.current is not None:
-            self.current.exchange.halt()  # it must not vote any more
+            self.current.data_plane.halt()  # it must not vote any more
         self.group, self._started, self._voted = group, place.now(), False
         current = group_round(
             place,
@@ -349,7 +349,7 @@ class Operation:
     def _fail(self, failure: str, hint: str = "") -> None:
         self._end(OperationResult(failure=failure, hint=hint))
         if self.current is not None:
-            self.current.exchange.halt()
+            self.current.data_plane.halt()
         if self._waiting is not None:
             self._waiting.cancel()
 

@@ -18,12 +18,12 @@ Paced = Callable[[PeerId, int], bool]
 
 
 class Repair:
-    """Repair of one round at one peer. `exchange`: its data plane, which stores the results."""
+    """Repair of one round at one peer. `data_plane`: its data plane, which stores the results."""
 
     def __init__(
-        self, agreement: Agreement, exchange: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
+        self, agreement: Agreement, data_plane: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
     ) -> None:
-        self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
+        self._agreement, self._data_plane, self._send_queue, self._now = agreement, data_plane, send_queue, now
         self._requests = ChunkRequests()
         self._claims_at, self._claims_asked = -math.inf, 0
         self._leader_asked: tuple[Proposal, float] | None = None
@@ -32,8 +32,8 @@ class Repair:
     @property
     def missing_results(self) -> int:
         """Number of results that are missing here although the round is bound to them."""
-        results = self._exchange.results
-        return results.missing if self._exchange.proposal is not None and results.wanted is not None else 0
+        results = self._data_plane.results
+        return results.missing if self._data_plane.proposal is not None and results.wanted is not None else 0
 
     @property
     def follows(self) -> bool:
@@ -69,20 +69,20 @@ class Repair:
     @property
     def voters(self) -> list[PeerId]:
         """Reachable peers that voted for the results."""
-        agreement, commit, proposal = self._agreement, self._agreement.commit, self._exchange.proposal
+        agreement, commit, proposal = self._agreement, self._agreement.commit, self._data_plane.proposal
         voters = [proof.peer for proof in commit.votes] if commit else list(proposal.sources) if proposal else []
         return [peer for peer in voters if peer != agreement.me and peer in agreement.reachable]
 
     def settle(self, digest: Digest) -> None:
         """Settle the results as `digest`: fetch those that are missing or differ."""
-        exchange, results = self._exchange, self._exchange.results
+        data_plane, results = self._data_plane, self._data_plane.results
         results.settle(digest)
-        lost = any(exchange.owners[index] not in self._agreement.reachable for index in results.lacks())
-        untouched = exchange.proposal is None or self._agreement.me not in exchange.proposal.alive
+        lost = any(data_plane.owners[index] not in self._agreement.reachable for index in results.lacks())
+        untouched = data_plane.proposal is None or self._agreement.me not in data_plane.proposal.alive
         self._requests.at = self._now()
         if results.missing and (lost or untouched or self._agreement.commit is None):
             self._fetch_all()
-        exchange.check()
+        data_plane.check()
 
     def spent(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
@@ -102,28 +102,28 @@ class Repair:
         """Handle a new link to `peer`."""
         sources = self.sources
         if self.missing_results and peer in sources and self._spent.issuperset({*sources} - {peer}):
-            self._fetch(self._exchange.results.lacks(), [peer])  # All others have freed the results.
+            self._fetch(self._data_plane.results.lacks(), [peer])  # All others have freed the results.
 
     def tick(self, now: float) -> None:
         """Let time pass: repeat requests."""
-        results, patience = self._exchange.results, self._agreement.terms.patience
-        if now >= self._claims_at + self._exchange.repair_patiences * patience:
+        results, patience = self._data_plane.results, self._agreement.terms.patience
+        if now >= self._claims_at + self._data_plane.repair_patiences * patience:
             self._fetch_claims(now)
         if results.wanted is None or not results.missing:
             return
         # Voters continue with the next round and free the results soon after it.
-        wait = 1.0 if self._requests.tries else self._exchange.repair_patiences
+        wait = 1.0 if self._requests.tries else self._data_plane.repair_patiences
         if self.follows:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
             wait = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
-        if now >= max(self._requests.at, self._exchange.progress.moved) + wait * patience:
+        if now >= max(self._requests.at, self._data_plane.progress.moved) + wait * patience:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
         """Ask one peer after the other, the leader first, for what an audit of the results needs."""
-        wanted, proposal, exchange = self._exchange.results.wanted, self._exchange.proposal, self._exchange
-        if wanted is None or proposal is None or not exchange.unclaimed or self._agreement.commit is not None:
+        wanted, proposal, data_plane = self._data_plane.results.wanted, self._data_plane.proposal, self._data_plane
+        if wanted is None or proposal is None or not data_plane.unclaimed or self._agreement.commit is not None:
             return
         # A voter may have restarted. Then other peers that have computed or fetched the results can show the claims.
         others = [peer for peer in proposal.alive if peer != self._agreement.me and peer in self._agreement.reachable]
@@ -142,13 +142,13 @@ class Repair:
 
     def unproved(self, now: float) -> bool:
         """Return True if the leader has shown no claims to the results of its vote within two patiences."""
-        asked, exchange = self._leader_asked, self._exchange
-        if asked is None or asked[0] is not exchange.proposal or self._agreement.results_confirmed(asked[0]):
+        asked, data_plane = self._leader_asked, self._data_plane
+        if asked is None or asked[0] is not data_plane.proposal or self._agreement.results_confirmed(asked[0]):
             return False
-        return exchange.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
+        return data_plane.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 
     def _ask_others(self, peer: PeerId) -> None:
-        missing = self._requests.owed(peer).intersection(self._exchange.results.lacks())
+        missing = self._requests.owed(peer).intersection(self._data_plane.results.lacks())
         sources = [one for one in self.sources if one not in self._spent]
         if missing and sources:
             self._fetch(sorted(missing), sources)
@@ -156,10 +156,10 @@ class Repair:
     def _fetch_all(self) -> None:
         sources = self.sources
         if sources:
-            self._fetch(self._exchange.results.lacks(), [one for one in sources if one not in self._spent] or sources)
+            self._fetch(self._data_plane.results.lacks(), [one for one in sources if one not in self._spent] or sources)
 
     def _fetch(self, missing: Sequence[int], sources: Sequence[PeerId]) -> None:
-        terms, wanted = self._agreement.terms, self._exchange.results.wanted
+        terms, wanted = self._agreement.terms, self._data_plane.results.wanted
         if wanted is not None:
             for peer, part in self._requests.plan(missing, sources, self._now()).items():
                 self._send_queue.control(peer, Fetch(terms.round, terms.fragment, wanted, tuple(part)))
@@ -168,20 +168,20 @@ class Repair:
 class ResultServer:
     """Answers to peers that lack results of a round.
 
-    exchange: the data plane of the round at this peer. paced: returns whether a peer that asks for the results of a round gets
-    them with pauses, as state.
+    data_plane: that of the round at this peer. paced: returns whether a peer that asks for the results of a round gets them
+    with pauses, as state.
     """
 
     def __init__(
         self,
         agreement: Agreement,
-        exchange: DataPlane,
+        data_plane: DataPlane,
         *,
         send_queue: SendQueue,
         now: Callable[[], float],
         paced: Paced,
     ) -> None:
-        self._agreement, self._exchange, self._send_queue, self._now = agreement, exchange, send_queue, now
+        self._agreement, self._data_plane, self._send_queue, self._now = agreement, data_plane, send_queue, now
         self._paced = paced
         self._proved: dict[PeerId, float] = {}
         """Times at which claims were shown to each peer."""
@@ -192,10 +192,10 @@ class ResultServer:
 
     def serve(self, sender: PeerId, message: Fetch) -> None:
         """Send the requested results that are here, and a record of all; before the commit also claims."""
-        agreement, exchange, proposal = self._agreement, self._exchange, self._exchange.proposal
-        round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, exchange.results.chunks
-        whole = exchange.results.digest == message.digest
-        if proposal is None or not exchange.serves(sender, message):
+        agreement, data_plane, proposal = self._agreement, self._data_plane, self._data_plane.proposal
+        round, fragment, chunks = agreement.terms.round, agreement.terms.fragment, data_plane.results.chunks
+        whole = data_plane.results.digest == message.digest
+        if proposal is None or not data_plane.serves(sender, message):
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
         paced = not known and self._paced(sender, round)
@@ -204,7 +204,7 @@ class ResultServer:
             return  # the peer has not read what it asked for before
         if whole:
             everything = tuple(range(len(chunks)))
-            hashes = exchange.results.hashes(everything)
+            hashes = data_plane.results.hashes(everything)
             record = ResultRecord(round, fragment, proposal.ballot, everything, hashes, proposal.lineage)
             self._send_queue.control(sender, record)
             if not message.indices and agreement.commit is None:
@@ -219,5 +219,5 @@ class ResultServer:
         terms, last = self._agreement.terms, self._proved.get(to, -math.inf)
         if to in {*terms.members, *proposal.alive} and self._now() >= last + terms.patience:
             self._proved[to] = self._now()
-            for proof in (*self._exchange.claims(), *self._agreement.announcements.kept):
+            for proof in (*self._data_plane.claims(), *self._agreement.announcements.kept):
                 self._send_queue.control(to, proof)

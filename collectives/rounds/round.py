@@ -50,7 +50,7 @@ TRICKLE = 2048
 
 
 class Round:
-    """One peer's part in one round of one fragment; `exchange` moves the data.
+    """One peer's part in one round of one fragment; `data_plane` moves the data.
 
     Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_down`, `reach`); `announce` starts our own
     contribution; `wait` returns the Outcome. `attempt`: number of our last announcement, if this round had one before;
@@ -64,7 +64,7 @@ class Round:
     def __init__(
         self,
         agreement: Agreement,
-        exchange: DataPlane,
+        data_plane: DataPlane,
         *,
         send_queue: SendQueue,
         now: Callable[[], float],
@@ -78,15 +78,15 @@ class Round:
         met: dict[PeerId, bytes] | None = None,
         paced: Paced = lambda peer, round: False,
     ) -> None:
-        self.agreement, self.exchange = agreement, exchange
+        self.agreement, self.data_plane = agreement, data_plane
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
         self._send_queue, self._now, self._phase = send_queue, now, phase
         self._link, self._spans, self._opinions = link, spans, opinions
         self._key_of, self._met = key_of, {} if met is None else met
         self.attempt = attempt
         self._site = site
-        self._repair = Repair(agreement, exchange, send_queue=send_queue, now=now)
-        self._server = ResultServer(agreement, exchange, send_queue=send_queue, now=now, paced=paced)
+        self._repair = Repair(agreement, data_plane, send_queue=send_queue, now=now)
+        self._server = ResultServer(agreement, data_plane, send_queue=send_queue, now=now, paced=paced)
         self._accused: Ballot | None = None
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
@@ -113,9 +113,9 @@ class Round:
         """
         self.attempt += 1
         life = self.agreement.use_number(self.attempt)
-        self.exchange.contribute(source, self.attempt)
+        self.data_plane.contribute(source, self.attempt)
         if summary is None:
-            summary = self.exchange.summarize(source)
+            summary = self.data_plane.summarize(source)
         terms, (endorsed, distrusted) = self.agreement.terms, self._opinions()
         ready = Ready(
             self.round,
@@ -143,7 +143,7 @@ class Round:
     def abandon(self) -> None:
         """End our part: another round takes its place."""
         self.abandoned = True
-        self.exchange.halt()
+        self.data_plane.halt()
         self.pump()
 
     def resume(self) -> None:
@@ -167,12 +167,12 @@ class Round:
     @property
     def results(self) -> Sequence[Buffer | None]:
         """The results in grid order; None where missing."""
-        return self.exchange.results.chunks
+        return self.data_plane.results.chunks
 
     @property
     def nbytes(self) -> int:
         """Bytes of stored contributions and results."""
-        return self.exchange.nbytes
+        return self.data_plane.nbytes
 
     @property
     def missing_results(self) -> int:
@@ -187,12 +187,12 @@ class Round:
     @property
     def moved(self) -> float:
         """Time at which useful data last arrived."""
-        return self.exchange.progress.moved
+        return self.data_plane.progress.moved
 
     @property
     def complete(self) -> bool:
         """True if every committed result is here."""
-        return self.exchange.complete
+        return self.data_plane.complete
 
     def given_up_at(self, began: float, give_up: float) -> float:
         """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
@@ -200,7 +200,7 @@ class Round:
         It is later while whole frames come or leave, so that a round may take as long as its links need: until STALL patiences
         after the last one, and MAX_MOVING seconds in all.
         """
-        stalled = self.exchange.progress.transferred + STALL * self.agreement.terms.patience
+        stalled = self.data_plane.progress.transferred + STALL * self.agreement.terms.patience
         return max(began + give_up, min(stalled, began + MAX_MOVING))
 
     # --- events
@@ -212,7 +212,7 @@ class Round:
             return
         if isinstance(message, (Chunk, Partial, Result, ResultRecord, ResultClaim, Subtotal)):
             if getattr(message, "lineage", lineage) == lineage:  # One ballot may exist in several lineages.
-                self.exchange.take(sender, frame)
+                self.data_plane.take(sender, frame)
         elif isinstance(message, Fetch):
             self._server.serve(sender, message)
         else:
@@ -224,10 +224,10 @@ class Round:
             before = self.agreement.ready.get(sender)
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
-                self.exchange.announced(sender)
+                self.data_plane.announced(sender)
         self.pump()
         if isinstance(message, ShownReady):
-            self.exchange.announcement_shown()
+            self.data_plane.announcement_shown()
             self.pump()
 
     def spent(self, peer: PeerId) -> None:
@@ -252,7 +252,7 @@ class Round:
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
         self._server.on_link_down(peer)
-        self.exchange.on_link_down(peer)
+        self.data_plane.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
         self._repair.on_link_down(peer)
         self.pump()
@@ -260,7 +260,7 @@ class Round:
     def reach(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         self.agreement.reach(peer)
-        self.exchange.reach(peer)
+        self.data_plane.reach(peer)
         self._repair.reach(peer)
         self.pump()
 
@@ -269,19 +269,19 @@ class Round:
         now, patience = self._now(), self.agreement.terms.patience
         self._count_partial_frames(now)
         self.agreement.tick(now)
-        exchange, committed = self.exchange, self.agreement.commit is not None
-        proposal = exchange.proposal
+        data_plane, committed = self.data_plane, self.agreement.commit is not None
+        proposal = data_plane.proposal
         self._repair.tick(now)
         if not committed:
-            exchange.tick()
+            data_plane.tick()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
-        if proposal is not None and not committed and exchange.waits and now >= exchange.progress.moved + patience:
+        if proposal is not None and not committed and data_plane.waits and now >= data_plane.progress.moved + patience:
             if self.me in proposal.alive and self._accused != proposal.ballot:
-                found = exchange.culprit(proposal)
+                found = data_plane.culprit(proposal)
                 early = (
                     found is not None
-                    and now < exchange.progress.moved + exchange.accusation_patiences.get(found[1], 1) * patience
+                    and now < data_plane.progress.moved + data_plane.accusation_patiences.get(found[1], 1) * patience
                 )
                 if not early:
                     self._accused = proposal.ballot
@@ -294,34 +294,34 @@ class Round:
 
         On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
         """
-        proposal, (then, before) = self.exchange.proposal, self._received
-        if proposal is None or not self.exchange.results.missing or now < then + self.agreement.terms.patience / 8:
+        proposal, (then, before) = self.data_plane.proposal, self._received
+        if proposal is None or not self.data_plane.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = {peer: self._send_queue.came(peer) for peer in self.exchange.awaited_peers(proposal)}
+        came = {peer: self._send_queue.came(peer) for peer in self.data_plane.awaited_peers(proposal)}
         self._received = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
         if grown >= TRICKLE * (now - then):
-            self.exchange.progress.partly_arrived()
+            self.data_plane.progress.partly_arrived()
 
     def pump(self) -> None:
         """Act on the agreement's decisions and send its messages."""
         proposal, commit = self.agreement.proposal, self.agreement.commit
         if commit is not None and (proposal is None or commit.proposal.ballot != proposal.ballot):
             proposal = commit.proposal
-        exchange = self.exchange
+        data_plane = self.data_plane
         self._send_messages()  # a proposal before the data that it asks for: sealing and sending that takes milliseconds
-        if proposal is not None and proposal is not exchange.proposal:
+        if proposal is not None and proposal is not data_plane.proposal:
             self.opened_at = self._now()
-            exchange.open(proposal)
+            data_plane.open(proposal)
             if proposal.adopted is not None:
                 self._repair.settle(proposal.adopted)
-        if commit is not None and exchange.results.wanted != commit.digest and not self.complete:
+        if commit is not None and data_plane.results.wanted != commit.digest and not self.complete:
             self._repair.settle(commit.digest)
         self._send_messages()
         if self.complete or self.agreement.diverged or self.abandoned:
             if not self._settled.is_set() and self.complete:
                 self._phase(self.round, "commit")
-                exchange.settle()
+                data_plane.settle()
             self._settled.set()
 
     def _send_messages(self) -> None:

@@ -184,10 +184,10 @@ class RoundFactory:
             banned=self._banned,
             trial=self._trial,
         )
-        exchange = self._plane(agreement, grid, seed, turn, stirred=lambda: current.pump())
+        data_plane = self._plane(agreement, grid, seed, turn, stirred=lambda: current.pump())
         current = Round(
             agreement,
-            exchange,
+            data_plane,
             send_queue=self._send_queue,
             now=self._now,
             attempt=attempt,
@@ -202,7 +202,7 @@ class RoundFactory:
         )
         if (last := self._last()) is not None:
             last.halt()  # an abandoned round must not vote any more
-        self._last = ref(exchange)
+        self._last = ref(data_plane)
         return current
 
     def _link(self) -> tuple[int, int]:
@@ -251,13 +251,13 @@ class RoundFactory:
             outcome = replace(outcome, certificate=proof)
         if outcome.commit is not None and not current.booked:
             current.booked = True  # callers that follow rounds ask again for the outcome of the next one
-            withheld = current.exchange.withheld & set(self._live)  # a broken link shows nothing
+            withheld = current.data_plane.withheld & set(self._live)  # a broken link shows nothing
             led = current.agreement.acceptor.heeded
-            self.peer_backoff.settle(outcome.commit.proposal, current.exchange.failed, withheld, led)
+            self.peer_backoff.settle(outcome.commit.proposal, current.data_plane.failed, withheld, led)
             self._settle(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
-                self._patience.observe(current.exchange.progress.duration_without_late_peers(took))
+                self._patience.observe(current.data_plane.progress.duration_without_late_peers(took))
         return outcome
 
     async def until_given_up(
@@ -287,10 +287,10 @@ class RoundFactory:
 
         A ring that holds takes one step back.
         """
-        exchange = current.exchange
-        if isinstance(exchange, Ring) and exchange.broken:
+        data_plane = current.data_plane
+        if isinstance(data_plane, Ring) and data_plane.broken:
             self._ring_backoff.fail(current.round)
-        elif exchange.proposal is not None and exchange.proposal.order:
+        elif data_plane.proposal is not None and data_plane.proposal.order:
             self._ring_backoff.succeed()
 
     def verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:

@@ -330,7 +330,7 @@ class OuterLoop(ReplicaLoop):
         if replica.next_start is not None:
             self.write(replica.next_start)
             replica.write_buffers(self.write)
-        return payloads, session.current.exchange.summarize(payloads)
+        return payloads, session.current.data_plane.summarize(payloads)
 
     async def catch_up(self) -> bool:
         """Take over the swarm's state; return True if there was a suitable one."""

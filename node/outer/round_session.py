@@ -242,7 +242,7 @@ class RoundSession(ReplicaSession):
         return self.quorum_wait.text
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.exchange.early}
+        return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.data_plane.early}
 
     @property
     def dropped_frames(self) -> int:

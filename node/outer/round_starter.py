@@ -107,7 +107,7 @@ class RoundStarter:
             self.audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
         if last is not None and self.presence.watch is not None:
-            self.presence.watch.contributed(last.exchange.ratios, last.round, fragment=self._fragment)
+            self.presence.watch.contributed(last.data_plane.ratios, last.round, fragment=self._fragment)
         terms = RoundTerms(
             replica.round + 1,
             self._fragment,

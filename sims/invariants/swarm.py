@@ -144,7 +144,7 @@ class SwarmInvariants:
             self.commits.encoded(peer.identity.peer_id, group.round, group.attempt + 1, theta, trained)
         if self.replays and isinstance(session, RoundSession):
             current = session.current
-            me, source = peer.identity.peer_id, current.exchange.source
+            me, source = peer.identity.peer_id, current.data_plane.source
             self.replays[fragment].announced(me, current.round, current.attempt, source)
 
     def _installed(self, machine: Machine, peer: Peer, number: int | None, kind: str) -> None:

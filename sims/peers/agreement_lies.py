@@ -248,7 +248,7 @@ class _FalseVote:
         session, agreement = self._session, current.agreement
         if agreement.proposal is None or agreement.commit is not None or agreement.proposal.adopted is not None:
             return
-        if self._bounded and not current.exchange.source:
+        if self._bounded and not current.data_plane.source:
             return
         self._chunks = [self._false_result(index, current) for index in range(len(session.grid))]
         if self._claims and (ready := agreement.ready.get(session.me)) is not None:
@@ -265,7 +265,7 @@ class _FalseVote:
         codec, size = self._session.codec, self._session.grid.size(index)
         payload, values = np.empty(codec.nbytes(size), np.uint8), np.full(size, HUGE, np.float32)
         if self._bounded:
-            codec.decode(np.frombuffer(current.exchange.source[index], np.uint8), values)
+            codec.decode(np.frombuffer(current.data_plane.source[index], np.uint8), values)
             values *= np.float32(WITHIN)
         codec.encode(values, payload)
         return payload.data
@@ -278,20 +278,20 @@ class _FalseVote:
 
     def _insert_results(self, current: Round, wanted: Digest) -> None:
         """Have the results, so that others can fetch them."""
-        results = current.exchange.results
+        results = current.data_plane.results
         if results.wanted != wanted or not results.missing:
             return
         for index, chunk in enumerate(self._chunks):
             if results.chunks[index] is not None:
                 results.drop(index)
             results.put(index, chunk)
-        proposal = current.exchange.proposal
+        proposal = current.data_plane.proposal
         if self._claims and proposal is not None:
             hashes = b"".join(results.each())
             place = proposal.round, proposal.fragment, proposal.ballot
             basis = basis_of(proposal.contributors)
             self._send_to_all(ResultRecord(*place, tuple(range(len(results))), hashes, proposal.lineage, basis))
-        current.exchange.check()
+        current.data_plane.check()
 
     def _send_to_all(self, message: Message) -> None:
         for peer in sorted(self._session.live):

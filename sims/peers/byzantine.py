@@ -265,7 +265,7 @@ def _copy_honest(process: Process) -> None:
         theirs = victim.peer.session.sessions[own.fragment]
         if not isinstance(theirs, RoundSession) or theirs.current.round != own.current.round:
             return ()
-        return theirs.current.exchange.source
+        return theirs.current.data_plane.source
 
     def begin(session: RoundSession | GossipSession) -> None:
         async def lying(source: Sequence[Any], others: dict[str, Any]) -> Sequence[Any]:

@@ -232,7 +232,7 @@ def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
         given = [[np.full(total, 2.0**i, np.float32)] for i in range(peers)]
         await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
         rounds = [averager.past for averager in group.averagers]
-        assert all(len(past.exchange.proposal.order) == peers for past in rounds)
+        assert all(len(past.data_plane.proposal.order) == peers for past in rounds)
         return max(past.moved for past in rounds) - max(past.opened_at for past in rounds)
 
     codec = dense("fp32")
@@ -262,7 +262,7 @@ def test_results_of_a_past_round_are_free_without_the_garbage_collector(topology
             )
 
         await call(0)
-        old = [weakref.ref(averager.past.exchange) for averager in group.averagers]
+        old = [weakref.ref(averager.past.data_plane) for averager in group.averagers]
         assert None not in [one() for one in old]
         await call(2)
         await asyncio.sleep(1.0)  # the tasks of the averagers have forgotten it, too

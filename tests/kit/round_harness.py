@@ -274,7 +274,7 @@ class DenseHarness(RoundHarness):
         self.round.announce(self.sources[ME], weight=10, loss=0.0, speed=0.0)
         for peer in peers:
             if peer != ME:
-                norms = self.round.exchange.summarize(self.sources[peer]).norms
+                norms = self.round.data_plane.summarize(self.sources[peer]).norms
                 self.on_message(peer, ready(self.sources[peer], site=sited[peer], norms=norms))
 
     def result(self, index: int) -> bytes:

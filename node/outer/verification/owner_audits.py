@@ -131,17 +131,17 @@ class Audits:
 
     def begin(self, done: Round) -> None:
         """Note a committed and applied round, report refused results, and audit a chunk of it if it is chosen."""
-        exchange = done.exchange
-        if not isinstance(exchange, Butterfly) or exchange is self._last():
+        data_plane = done.data_plane
+        if not isinstance(data_plane, Butterfly) or data_plane is self._last():
             return
-        self._last = weakref.ref(exchange)
-        for peer, why in exchange.refused.items():
+        self._last = weakref.ref(data_plane)
+        for peer, why in data_plane.refused.items():
             detail = f"peer {short(peer)}: {why}"
             self._emit("refused result", {"peer": peer.hex(), "round": done.round, "detail": detail})
         if not self._manifest.audited:
             return
         self._expire(done.round)
-        data = exchange.audit_data
+        data = data_plane.audit_data
         if data is None:
             return
         self._data[done.round] = data

@@ -164,7 +164,7 @@ class Scene:
         ballot, number, said = Ballot(2, ANN), session.current.round, {}
         for peer in (ANN, BEN):
             hashes = hashes_of([values]) if peer == ANN else b""
-            norms = session.current.exchange.summarize([values]).norms if peer == ANN else b""
+            norms = session.current.data_plane.summarize([values]).norms if peer == ANN else b""
             given = terms.base, terms.plan, 10 if peer == ANN else 0, hashes
             said[peer] = Ready(number, 0, 1, *given, True, 1.0, 1.0, life=peer[:16], norms=norms)
             self.on_message(peer, said[peer])

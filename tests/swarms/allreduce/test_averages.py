@@ -145,7 +145,7 @@ def test_chunk_ownership_follows_link_speeds(slow):
         for ended in await asyncio.gather(*(operation.wait() for operation in begun)):
             results = [np.frombuffer(chunk, np.int64) for chunk in ended.outcome.results]
             np.testing.assert_array_equal(np.concatenate(results), sum(arrays))
-        owners = [operation.current.exchange.owners for operation in begun]
+        owners = [operation.current.data_plane.owners for operation in begun]
         assert len(set(owners)) == 1 and len(owners[0]) > 4
         assert set(owners[0]) == {member.id for index, member in enumerate(group) if index != slow}
 

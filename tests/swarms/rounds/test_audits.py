@@ -174,7 +174,7 @@ def test_lie_in_a_round_that_a_later_ballot_adopts_can_be_found(swarm):
             node.presence.send_queue.control = send
 
         def look(node):
-            claims.append(node.session.history.get(3).exchange.audit_data.claims)
+            claims.append(node.session.history.get(3).data_plane.audit_data.claims)
 
         for node in s.nodes.values():
             withhold(node)
@@ -207,7 +207,7 @@ def test_contributor_that_announces_other_data_to_one_owner_is_banned(swarm):
 
         def say(to, message):
             if isinstance(message, Ready) and message.round == 3 and to == fooled:
-                chunks = map(doubled, liar.session.current.exchange.source)
+                chunks = map(doubled, liar.session.current.data_plane.source)
                 hashes = b"".join(blake3.blake3(chunk).digest() for chunk in chunks)
                 message = msgspec.structs.replace(message, hashes=hashes)
             control(to, message)
@@ -251,8 +251,8 @@ def test_false_accuser_excludes_nobody_and_is_ignored_in_the_end(swarm, serves):
         begin, takes = audits.begin, audits.takes
 
         def misjudge(done):
-            audit_data = done.exchange.audit_data
-            done.exchange.audit_data = replace(audit_data, reducer=Doubling(audit_data.reducer))
+            audit_data = done.data_plane.audit_data
+            done.data_plane.audit_data = replace(audit_data, reducer=Doubling(audit_data.reducer))
             begin(done)
 
         audits.begin = misjudge

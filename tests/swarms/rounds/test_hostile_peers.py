@@ -102,7 +102,7 @@ def test_undecodable_result_is_never_applied(swarm):
                 if liar.session.current.round == 3 and liar.session.current.agreement.proposal is not None:
                     out[:4] = 255
 
-        liar.session.current.exchange.codec = poisoned = Poisoned()
+        liar.session.current.data_plane.codec = poisoned = Poisoned()
         liar.replica.codec = poisoned
         s.start()
         await s.finish([0, 2, 3])
@@ -133,12 +133,12 @@ def test_unread_answers_to_one_peer_are_bounded(swarm):
 
         victim.presence.send_queue.control = counted
         for _ in range(1000):
-            everything = tuple(range(len(past.exchange.results)))
-            for message in (Fetch(past.round, 0, past.exchange.results.digest, everything), StateAsk()):
+            everything = tuple(range(len(past.data_plane.results)))
+            for message in (Fetch(past.round, 0, past.data_plane.results.digest, everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
         waiting = sum(victim.presence.send_queue.later(liar.id, kind) for kind in (Result, StateChunk, StateOffer))
-        assert 0 < waiting <= len(past.exchange.results) + 2 * IN_FLIGHT + 2
+        assert 0 < waiting <= len(past.data_plane.results) + 2 * IN_FLIGHT + 2
         assert len(told) < 100
 
     virtual_loop.run(main(), seed=3)
@@ -168,8 +168,8 @@ def _announces_anew(s, liar):
 
     def on_frame(peer, frame):
         current = session.current
-        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.exchange.source:
-            current.announce(current.exchange.source, weight=100, loss=1.0, speed=1.0)
+        if isinstance(frame.message, Prepare) and frame.message.round == current.round and current.data_plane.source:
+            current.announce(current.data_plane.source, weight=100, loss=1.0, speed=1.0)
         routed(peer, frame)
 
     session.on_frame = on_frame

@@ -31,7 +31,7 @@ def test_results_of_past_rounds_are_freed_before_those_of_the_next_one_come(swar
     planes, alive = {}, []
 
     def note(node):
-        planes[node.index, node.session.current.round] = weakref.ref(node.session.current.exchange)
+        planes[node.index, node.session.current.round] = weakref.ref(node.session.current.data_plane)
 
     def look(node):
         alive.extend(key for key, plane in planes.items() if key[0] == node.index and plane() is not None)

@@ -39,7 +39,7 @@ def test_hierarchy_replicas_stay_identical(swarm, codec):
         await s.finish()
         s.check()
         assert all(not any(node.missing.values()) for node in s.nodes.values())
-        assert all(isinstance(node.session.current.exchange, Hierarchy) for node in s.nodes.values())
+        assert all(isinstance(node.session.current.data_plane, Hierarchy) for node in s.nodes.values())
 
     virtual_loop.run(main(), seed=1)
 

@@ -56,7 +56,7 @@ def uneven(swarm):
 
 def mark(node, number):
     node.up[number] = node.transport.traffic.bulk_up
-    node.source[number] = sum(memoryview(piece).nbytes for piece in node.session.current.exchange.source)
+    node.source[number] = sum(memoryview(piece).nbytes for piece in node.session.current.data_plane.source)
 
 
 def payload(s, number):

@@ -219,7 +219,7 @@ def test_equivocating_announcements_do_not_split_the_swarm(sparse, told):
 
         def say(to, message):
             if isinstance(message, Ready) and message.round == 3 and to in fooled:
-                piece = _levels(0.25)(liar.session.current.exchange.source)[0]
+                piece = _levels(0.25)(liar.session.current.data_plane.source)[0]
                 stands_for[0] = piece
                 message = msgspec.structs.replace(message, hashes=blake3.blake3(piece).digest())
             control(to, message)

@@ -369,7 +369,7 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
 
     def leave(node):
         current = seen["current"] = node.session.current
-        seen["due"] = current.exchange.due
+        seen["due"] = current.data_plane.due
         seen["before"] = list(current.results)
         node.session.advance()
 
@@ -381,7 +381,7 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.0)
         assert seen["due"] and list(seen["current"].results) == seen["before"]
-        assert not seen["current"].exchange.due
+        assert not seen["current"].data_plane.due
 
     virtual_loop.run(main(), seed=1)
 

@@ -44,7 +44,7 @@ def seconds(s, first=4):
 
 def owned(s):
     """Return the chunks that each node owned in the last round, by the view of each."""
-    found = [Counter(node.session.history.get(ROUNDS).exchange.owners) for node in s.nodes.values()]
+    found = [Counter(node.session.history.get(ROUNDS).data_plane.owners) for node in s.nodes.values()]
     assert all(one == found[0] for one in found)
     return [found[0][node.id] for node in s.nodes.values()]
 

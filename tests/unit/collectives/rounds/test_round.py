@@ -97,7 +97,7 @@ def harness():
 
 def test_six_chunks_are_owned_two_each(harness):
     assert len(GRID) == 6
-    assert harness.round.exchange.owners == (LEADER, LEADER, ME, ME, OTHER, OTHER)
+    assert harness.round.data_plane.owners == (LEADER, LEADER, ME, ME, OTHER, OTHER)
 
 
 def test_butterfly_round_with_honest_peers_votes(harness):
@@ -137,7 +137,7 @@ def test_owner_signs_once_for_all_its_results_and_in_audits_for_having_computed_
 def test_results_of_a_dropped_round_are_freed_at_once(harness):
     """Not only when cyclic garbage is collected, which may be many rounds later."""
     harness.finish()
-    plane = weakref.ref(harness.round.exchange)
+    plane = weakref.ref(harness.round.data_plane)
     gc.disable()
     try:
         harness.round = None
@@ -250,7 +250,7 @@ def test_repeated_chunk_changes_nothing(harness):
 def test_result_from_non_owner_is_ignored(harness, sender, index):
     harness.on_message(sender, Result(1, 0, FIRST, index), harness.result(index))
     assert harness.round.results[index] is None and harness.blamed() == []
-    assert harness.round.exchange.early[0] == 0, "nothing is settled that could vouch for it later"
+    assert harness.round.data_plane.early[0] == 0, "nothing is settled that could vouch for it later"
 
 
 @pytest.mark.parametrize("payload", [b"", bytes(8), None])
@@ -290,7 +290,7 @@ def test_later_announcement_of_a_contributor_does_not_lift_the_bound():
     false = (np.float32(-1e9) * np.frombuffer(harness.result(0), np.float32)).tobytes()
     harness.on_message(LEADER, Result(1, 0, FIRST, 0), false)
     assert harness.round.results[0] is None and harness.blamed() == [(LEADER, "result")]
-    assert harness.round.exchange.refused.keys() == {LEADER}
+    assert harness.round.data_plane.refused.keys() == {LEADER}
 
 
 @pytest.mark.parametrize("norm", [5e-38, -0.0])
@@ -298,7 +298,7 @@ def test_zero_chunk_with_another_announced_norm_is_blamed(norm):
     """A norm of zero does not enter the median of a clipped mean, so the smallest other one would change the bound."""
     harness, zero = bounded(), bytes(4 * GRID.size(2))
     chunks = [zero if index == 2 else chunk for index, chunk in enumerate(harness.sources[OTHER])]
-    norms = np.frombuffer(harness.round.exchange.summarize(chunks).norms, "<f4").copy()
+    norms = np.frombuffer(harness.round.data_plane.summarize(chunks).norms, "<f4").copy()
     norms[2] = norm
     harness.on_message(OTHER, ready(chunks, attempt=2, norms=norms.tobytes()))
     harness.open(ballot=SECOND, contributors=tuple(Contribution(p, 1 + (p == OTHER), 10) for p in IDS))
@@ -310,7 +310,7 @@ def test_relay_of_a_false_result_names_the_relay_only():
     harness = bounded()
     harness.record_of(LEADER, 0, 1)
     harness.on_message(OTHER, Result(1, 0, FIRST, 0), np.full(GRID.size(0), 1e9, np.float32).tobytes())
-    assert harness.blamed() == [(OTHER, "result")] and not harness.round.exchange.refused
+    assert harness.blamed() == [(OTHER, "result")] and not harness.round.data_plane.refused
 
 
 @pytest.mark.parametrize("sources", [(LEADER,), (LEADER, OTHER)])
@@ -369,7 +369,7 @@ def test_peer_computes_and_votes_again_when_a_free_ballot_follows_one_with_false
     ((to, vote, _),) = harness.sent(Vote)
     assert to == OTHER and vote.ballot == third
     assert vote.digest == digest_of([blake3.blake3(harness.result(index)).digest() for index in range(6)])
-    assert not harness.round.exchange.failed, "the owners have contradicted no result that counts"
+    assert not harness.round.data_plane.failed, "the owners have contradicted no result that counts"
 
 
 @pytest.mark.parametrize(
@@ -433,13 +433,13 @@ def test_unneeded_chunk_is_no_progress(harness):
 
 def test_owner_that_lost_chunks_or_signed_other_results_has_failed(harness):
     harness.finish()
-    assert not harness.round.exchange.failed
+    assert not harness.round.data_plane.failed
     others = dense_payloads(9)
     right = [harness.result(index) for index in range(4)]
     digest = blake3.blake3(hashes_of(right + others[4:])).digest()
     harness.open(ballot=Ballot(2, LEADER), adopted=digest, sources=(LEADER,), kept=tuple(IDS), idle=(LEADER,))
     harness.on_message(LEADER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes_of(right + others[4:])))
-    assert harness.round.exchange.failed == {LEADER, OTHER}
+    assert harness.round.data_plane.failed == {LEADER, OTHER}
 
 
 @pytest.mark.parametrize(("first", "last"), [(LEADER, OTHER), (OTHER, LEADER)])
@@ -686,7 +686,7 @@ def test_lost_results_are_fetched_soon_after_the_verdict(harness):
     """Its patience may be longer than the others' next round, after which they drop these results."""
     proposal = harness.proposal
     for index in (0, 1, 4):
-        owner = harness.round.exchange.owners[index]
+        owner = harness.round.data_plane.owners[index]
         harness.on_message(owner, Result(1, 0, proposal.ballot, index), harness.result(index))
     harness.on_message(LEADER, _commit(proposal, harness))
     harness.round.tick()
@@ -694,7 +694,7 @@ def test_lost_results_are_fetched_soon_after_the_verdict(harness):
     harness.now += 0.3 * harness.round.agreement.terms.patience
     harness.round.tick()
     missing = [index for _, message, _ in harness.sent(Fetch) for index in message.indices]
-    assert sorted(missing) == harness.round.exchange.results.lacks() != []
+    assert sorted(missing) == harness.round.data_plane.results.lacks() != []
     harness.now += 0.3 * harness.round.agreement.terms.patience
     harness.round.tick()
     assert not harness.sent(Fetch)
@@ -838,17 +838,17 @@ def test_oversized_early_frame_is_dropped():
     harness = Harness()
     for index, size in ((2, 4 * 4096 + 1), (6, 1)):
         harness.chunk(OTHER, index, bytes(size), attempt=2)
-    assert harness.round.exchange.early[0] == 0
+    assert harness.round.data_plane.early[0] == 0
     harness.chunk(OTHER, 2, bytes(4 * 4096), attempt=2)
-    assert harness.round.exchange.early[0] == 1
+    assert harness.round.data_plane.early[0] == 1
     harness.chunk(OTHER, 3, bytes(8), attempt=2)
-    assert harness.round.exchange.early[0] == 2, "payloads of some codecs vary in length"
+    assert harness.round.data_plane.early[0] == 2, "payloads of some codecs vary in length"
 
 
 def test_early_frames_of_one_peer_are_all_that_an_honest_one_sends_and_some_repeated_ones(harness):
     for number in range(40):
         harness.chunk(LEADER, number % 6, b"", attempt=2)
-    assert harness.round.exchange.early[0] == 2 * len(GRID) + 8
+    assert harness.round.data_plane.early[0] == 2 * len(GRID) + 8
 
 
 def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full():
@@ -856,14 +856,14 @@ def test_early_chunk_beyond_the_grid_is_dropped_although_the_last_chunk_is_full(
     harness = RoundHarness(Butterfly, peers=IDS, **options)
     for index in (1, 2):
         harness.on_message(OTHER, Chunk(1, 0, 1, index), b"")
-    assert harness.round.exchange.early[0] == 1
+    assert harness.round.data_plane.early[0] == 1
 
 
 def test_record_before_its_ballot_is_kept_with_a_single_chunk():
     options = {**DENSE, "grid": Grid(4096, 4096)}
     harness = RoundHarness(Butterfly, peers=IDS, **options)
     harness.on_message(LEADER, ResultRecord(1, 0, FIRST, (0,), bytes(32)))
-    assert harness.round.exchange.early[0] == 1
+    assert harness.round.data_plane.early[0] == 1
 
 
 def test_resumed_round_keeps_promises_and_votes():
@@ -877,7 +877,7 @@ def test_resumed_round_keeps_promises_and_votes():
     harness.finish()
     assert harness.sent(Vote) == [] and not harness.round.agreement.diverged
     proposal = harness.open(ballot=Ballot(5, OTHER))
-    assert harness.round.exchange.proposal == proposal and len(harness.sent(Vote)) == 1
+    assert harness.round.data_plane.proposal == proposal and len(harness.sent(Vote)) == 1
 
 
 def test_frames_of_another_fragment_are_ignored(harness):
@@ -901,7 +901,7 @@ def test_chunk_of_an_announcement_that_another_one_replaced_is_neither_blamed_no
     """The ballot in progress still names the older one."""
     harness.on_message(OTHER, ready(dense_payloads(9), attempt=2))
     harness.chunk(OTHER, 2, attempt=1)
-    assert harness.blamed() == [] and harness.round.exchange.early[0] == 0
+    assert harness.blamed() == [] and harness.round.data_plane.early[0] == 0
 
 
 def test_fetched_result_of_our_chunk_is_not_computed_again(harness):
@@ -910,10 +910,10 @@ def test_fetched_result_of_our_chunk_is_not_computed_again(harness):
     harness.on_message(OTHER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes))
     harness.results_of(OTHER, 2, ballot=Ballot(2, LEADER))
     assert {message.index for _, message, _ in harness.sent(Result)} == {2}
-    missing = harness.round.exchange.results.missing
+    missing = harness.round.data_plane.results.missing
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 2)
-    assert not harness.sent(Result) and harness.round.exchange.results.missing == missing == 5
+    assert not harness.sent(Result) and harness.round.data_plane.results.missing == missing == 5
 
 
 def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
@@ -927,15 +927,15 @@ def test_chunk_of_a_peer_outside_the_ballot_is_neither_used_nor_blamed():
 
 
 def test_early_frames_are_limited_by_grid_and_group(harness):
-    assert harness.round.exchange.early == (0, 2 * 6 + 256)
+    assert harness.round.data_plane.early == (0, 2 * 6 + 256)
     terms = RoundTerms(1, 0, IDS, BASE, PLAN, chunks=6)
     unequal = DenseHarness(Butterfly, peers=IDS, terms=terms)
-    assert unequal.round.exchange.early == (0, (MOST + 1) * 6 + 256), "one peer may own MOST equal shares"
+    assert unequal.round.data_plane.early == (0, (MOST + 1) * 6 + 256), "one peer may own MOST equal shares"
 
 
 def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
     harness = DenseHarness(Butterfly, peers=IDS)
-    harness.round.exchange.reach(OTHER)
+    harness.round.data_plane.reach(OTHER)
     assert harness.sent(Chunk) == [] and harness.sent(Result) == []
 
 
@@ -943,9 +943,9 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 2)
     harness.sent(Result)
-    harness.round.exchange.reach(PEERS[4])
+    harness.round.data_plane.reach(PEERS[4])
     assert harness.sent(Result) == []
-    harness.round.exchange.reach(OTHER)
+    harness.round.data_plane.reach(OTHER)
     assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
 
 
@@ -954,11 +954,11 @@ def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
     harness = DenseHarness(Butterfly, peers=PEERS)
     harness.result = lambda index: mean([harness.sources[peer][index] for peer in PEERS], [10.0] * 5)
     harness.open()
-    before = harness.round.exchange.owners
+    before = harness.round.data_plane.owners
     lost = tuple(index for index, owner in enumerate(before) if owner == former)
     harness.on_message(former, ResultRecord(1, 0, FIRST, lost, hashes_of([b"false"] * len(lost))))
     harness.open(ballot=Ballot(2, LEADER), idle=(former,))
-    owners = harness.round.exchange.owners
+    owners = harness.round.data_plane.owners
     assert any(owners[index] not in (former, ME) for index in lost)
     for peer in PEERS:
         for index, owner in enumerate(owners):
@@ -976,13 +976,13 @@ def test_backup_computes_an_audited_result_itself(audited):
     """Otherwise it would sign for a false result of the owner before."""
     harness = DenseHarness(Butterfly, peers=PEERS, audited=audited)
     harness.open()
-    before = harness.round.exchange.owners
+    before = harness.round.data_plane.owners
     lost = [index for index, owner in enumerate(before) if owner in PEERS[2:]]
     for index in lost:
         harness.on_message(before[index], Result(1, 0, FIRST, index), b"\0" * 4 * GRID.size(index))
     harness.sent(Result)
     harness.open(ballot=Ballot(2, LEADER), idle=PEERS[2:])
-    mine = [index for index in lost if harness.round.exchange.owners[index] == ME]
+    mine = [index for index in lost if harness.round.data_plane.owners[index] == ME]
     assert mine
     assert {message.index for _, message, _ in harness.sent(Result)}.isdisjoint(mine) is audited
     for peer in PEERS:
@@ -1006,7 +1006,7 @@ def test_hashes_that_do_not_have_the_settled_digest_vouch_for_nothing(harness, a
     harness.open(ballot=Ballot(2, LEADER), adopted=wanted, sources=(OTHER,), kept=IDS)
     harness.on_message(OTHER, ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), false))
     harness.results_of(LEADER, 0, ballot=Ballot(2, LEADER))
-    assert harness.blamed() == [] and not harness.round.exchange.failed
+    assert harness.blamed() == [] and not harness.round.data_plane.failed
 
 
 def test_owner_repeats_its_results_in_a_later_ballot(harness):
@@ -1030,7 +1030,7 @@ def test_contributors_without_all_their_chunks_for_us_have_withheld_them(harness
     missing = tuple(Exclusion(peer, "chunk missing") for peer in (LEADER, OTHER))
     proposal = harness.open(ballot=Ballot(3, LEADER), contributors=(Contribution(ME, 1, 10),), excluded=missing)
     harness.on_message(LEADER, _commit(proposal, harness))
-    assert harness.round.exchange.withheld == ({OTHER} if kept else {LEADER, OTHER})
+    assert harness.round.data_plane.withheld == ({OTHER} if kept else {LEADER, OTHER})
 
 
 @pytest.mark.parametrize("indices", [(0,) * 6, (1, 0, 2, 3, 4, 5)])
@@ -1066,10 +1066,12 @@ def test_audited_round_leaves_the_claims_of_its_owners_alone(audited):
         ResultRecord(1, 0, Ballot(2, LEADER), tuple(range(6)), hashes, b"", basis_of(harness.proposal.contributors)),
     )
     harness.on_message(LEADER, _commit(harness.proposal, harness))
-    assert harness.round.complete and (harness.round.exchange.audit_data is not None) == audited
+    assert harness.round.complete and (harness.round.data_plane.audit_data is not None) == audited
     if audited:
-        claims = harness.round.exchange.audit_data.claims
-        assert {index: owner for index, (owner, _) in claims.items()} == dict(enumerate(harness.round.exchange.owners))
+        claims = harness.round.data_plane.audit_data.claims
+        assert {index: owner for index, (owner, _) in claims.items()} == dict(
+            enumerate(harness.round.data_plane.owners)
+        )
 
 
 def adopting(sources=(OTHER,)):
@@ -1247,7 +1249,7 @@ def test_results_are_no_vote_for_a_proposal_that_has_not_begun_here():
     harness.finish()
     assert harness.sent(Vote)
     harness.round.agreement.proposal = msgspec.structs.replace(harness.proposal, ballot=SECOND)
-    harness.round.exchange.check()
+    harness.round.data_plane.check()
     assert harness.round.agreement.acceptor.voted.ballot == FIRST
 
 
@@ -1319,7 +1321,7 @@ def shared():
     harness.now = 10.0
     entries = tuple(Contribution(peer, 1 + (peer == OTHER), 10) for peer in IDS)
     harness.open(contributors=entries, shares=(1, 1, 4))
-    assert harness.round.exchange.owners == (LEADER, ME, *[OTHER] * 4)
+    assert harness.round.data_plane.owners == (LEADER, ME, *[OTHER] * 4)
     harness.now = 11.0
     for peer in (LEADER, OTHER):
         harness.on_message(peer, Chunk(1, 0, 1 + (peer == OTHER), 1), harness.sources[peer][1])
@@ -1334,9 +1336,11 @@ def test_owner_of_many_chunks_that_is_much_slower_than_announced_has_failed(took
     harness.results_of(LEADER, 0)
     harness.now = 10.0 + took
     harness.results_of(OTHER, 2, 3, 4, 5)
-    assert harness.round.exchange.failed == failed
-    harness.open(ballot=Ballot(2, LEADER), contributors=harness.round.exchange.proposal.contributors, shares=(1, 1, 4))
-    assert harness.round.exchange.failed == set(), "the later ballot has delayed it"
+    assert harness.round.data_plane.failed == failed
+    harness.open(
+        ballot=Ballot(2, LEADER), contributors=harness.round.data_plane.proposal.contributors, shares=(1, 1, 4)
+    )
+    assert harness.round.data_plane.failed == set(), "the later ballot has delayed it"
 
 
 def test_results_that_others_hand_on_do_not_tell_how_long_their_owner_took():
@@ -1344,18 +1348,18 @@ def test_results_that_others_hand_on_do_not_tell_how_long_their_owner_took():
     harness.results_of(OTHER, 2, 3, 4, 5)
     harness.now = 20.0
     harness.results_of(OTHER, 0)
-    assert harness.round.exchange.failed == set()
+    assert harness.round.data_plane.failed == set()
     harness = shared()
     harness.results_of(LEADER, 0)
     harness.now = 20.0
     harness.results_of(OTHER, 2, 3, 4)
     harness.now = 30.0
     harness.results_of(LEADER, 5)
-    assert harness.round.exchange.failed == {OTHER}
+    assert harness.round.data_plane.failed == {OTHER}
 
 
 def test_peers_that_owe_data_are_contributors_and_owners_without_it(harness):
-    exchange = harness.round.exchange
+    exchange = harness.round.data_plane
     assert set(exchange.awaited_peers(harness.proposal)) == {LEADER, OTHER}
     harness.results_of(LEADER, 0, 1)
     harness.results_of(OTHER, 4, 5)
@@ -1371,12 +1375,12 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
             harness.chunk(peer, index)
     harness.results_of(LEADER, 0, 1)
     harness.record_of(LEADER, 0, 1)
-    assert harness.round.exchange.culprit(harness.proposal) == (OTHER, "result missing")
+    assert harness.round.data_plane.culprit(harness.proposal) == (OTHER, "result missing")
     harness.results_of(OTHER, 4, 5)
-    assert harness.round.exchange.culprit(harness.proposal) == (OTHER, "result missing"), "it has not signed"
-    assert harness.round.exchange.waits
+    assert harness.round.data_plane.culprit(harness.proposal) == (OTHER, "result missing"), "it has not signed"
+    assert harness.round.data_plane.waits
     harness.record_of(OTHER, 4, 5)
-    assert harness.round.exchange.culprit(harness.proposal) is None and not harness.round.exchange.waits
+    assert harness.round.data_plane.culprit(harness.proposal) is None and not harness.round.data_plane.waits
 
 
 @pytest.mark.parametrize("index", [6, 60])

@@ -134,7 +134,7 @@ def test_pieces_before_announcement_or_open_are_kept(early):
     else:
         harness.open()
     assert [message.digest for _, message, _ in harness.sent(Vote)] == [DIGEST]
-    assert harness.round.exchange.early[0] == 0
+    assert harness.round.data_plane.early[0] == 0
 
 
 def blamed(harness):
@@ -315,7 +315,7 @@ def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):
     harness, hashed = Harness(tell=(LEADER,)), []
     for index in range(6, 9):
         harness.on_message(OTHER, Result(1, 0, FIRST, index), b"y" * 10)
-    assert harness.round.exchange.early[0] == 3
+    assert harness.round.data_plane.early[0] == 3
 
     class Counting:
         @staticmethod
@@ -330,10 +330,10 @@ def test_unvouched_records_are_not_hashed_repeatedly(monkeypatch):
         harness.announce(LEADER)
     assert not replays
     harness.announce(LEADER, attempt=2)
-    assert replays and not hashed and harness.round.exchange.early[0] == 3
+    assert replays and not hashed and harness.round.data_plane.early[0] == 3
     harness.send(LEADER)
     harness.announce(OTHER)
-    assert harness.round.exchange.early[0] == 0 and b"y" * 10 in hashed, "judged as soon as they mean something"
+    assert harness.round.data_plane.early[0] == 0 and b"y" * 10 in hashed, "judged as soon as they mean something"
 
 
 def test_early_payloads_are_bounded_by_round_size(monkeypatch):

@@ -82,7 +82,7 @@ def test_round_that_is_over_publishes_no_result():
     async def main():
         harness = Harness()
         await asyncio.sleep(0)
-        harness.round.exchange.halt()
+        harness.round.data_plane.halt()
         await harness.work.go()
         assert not harness.sent(Result) and not harness.sent(ResultRecord) and not harness.work.waiting
 

@@ -87,7 +87,7 @@ def harness():
 
 
 def test_chunks_are_assigned_to_sites_and_within_sites(harness):
-    assert harness.round.exchange.owners == (LEADER, FAR, ALONE, ME, FURTHER, ALONE)
+    assert harness.round.data_plane.owners == (LEADER, FAR, ALONE, ME, FURTHER, ALONE)
     assert [message.site for _, message, _ in harness.sent(Ready)][0] == "a"
 
 
@@ -189,17 +189,17 @@ def test_missing_data_is_blamed_in_order_of_the_route(harness):
     assert harness.blamed() == [(LEADER, "chunk missing")]
     for index in (3, 4, 5):
         harness.chunk(LEADER, index)
-    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (ALONE, "chunk missing")
+    assert harness.round.data_plane.culprit(harness.round.data_plane.proposal) == (ALONE, "chunk missing")
     harness.chunk(ALONE, 3)
-    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (FURTHER, "subtotal missing")
+    assert harness.round.data_plane.culprit(harness.round.data_plane.proposal) == (FURTHER, "subtotal missing")
     harness.subtotal(FURTHER, 3)
-    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (LEADER, "result missing")
+    assert harness.round.data_plane.culprit(harness.round.data_plane.proposal) == (LEADER, "result missing")
     harness.results_of(LEADER, 0)
-    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (FAR, "result missing"), (
+    assert harness.round.data_plane.culprit(harness.round.data_plane.proposal) == (FAR, "result missing"), (
         "the owner has not signed"
     )
     harness.record_of(FAR, 1)
-    assert harness.round.exchange.culprit(harness.round.exchange.proposal) == (LEADER, "result missing"), (
+    assert harness.round.data_plane.culprit(harness.round.data_plane.proposal) == (LEADER, "result missing"), (
         "so its relay has it"
     )
 
@@ -221,7 +221,7 @@ def test_replacement_relay_does_not_resend_known_site_mean(harness):
     for kind in (Subtotal, Result, ResultRecord):
         harness.sent(kind)
     harness.open(ballot=SECOND, idle=(FURTHER,))
-    assert harness.round.exchange.owners == (LEADER, FAR, ALONE, ME, FAR, ALONE)
+    assert harness.round.data_plane.owners == (LEADER, FAR, ALONE, ME, FAR, ALONE)
     assert [(to, message.index) for to, message, _ in harness.sent(Subtotal)] == [(FAR, 4)]
     assert sorted(to for to, message, _ in harness.sent(Result)) == [LEADER, FAR, ALONE]
 

@@ -297,7 +297,7 @@ def test_ballot_without_ring_order_is_a_butterfly(harness):
             harness.on_message(peer, Chunk(1, 0, 1, index), harness.sources[peer][index])
     results = sent(harness.sent(Result))
     assert set(results) == {(peer, index) for peer in (LEADER, OTHER) for index in MINE}
-    assert harness.round.exchange.broken
+    assert harness.round.data_plane.broken
 
 
 def _settled(harness):
@@ -338,7 +338,7 @@ def test_adopted_ring_results_are_fetched(harness):
     harness.on_message(OTHER, Result(1, 0, FIRST, 5), made[5])
     assert [bytes(chunk) for chunk in harness.round.results] == made
     ((_, vote, _),) = harness.sent(Vote)
-    assert vote.digest == digest and harness.blamed() == [] and not harness.round.exchange.failed
+    assert vote.digest == digest and harness.blamed() == [] and not harness.round.data_plane.failed
 
 
 def test_results_are_forwarded_after_the_verdict(harness):
@@ -346,7 +346,7 @@ def test_results_are_forwarded_after_the_verdict(harness):
         harness.partial(index)
     harness.sent(Result)
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
-    proposal = harness.round.exchange.proposal
+    proposal = harness.round.data_plane.proposal
     vote = Vote(1, 0, FIRST, name_of(proposal), digest)
     proofs = tuple(Proof(peer, signature(peer, vote)) for peer in (LEADER, OTHER))
     harness.on_message(LEADER, Commit(proposal, digest, proofs))
@@ -364,10 +364,10 @@ def test_early_partials_are_bounded_and_have_chunk_size():
     harness = Harness()
     for index, size in ((2, 4 * 4096 + 1), (6, 1)):
         harness.partial(index, payload=bytes(size))
-    assert harness.round.exchange.early[0] == 0
+    assert harness.round.data_plane.early[0] == 0
     for at in range(200):
         harness.partial(at % 6, ballot=Ballot(9, OTHER), payload=bytes(16))
-    assert 0 < harness.round.exchange.early[0] <= 2 * len(GRID) + 8
+    assert 0 < harness.round.data_plane.early[0] <= 2 * len(GRID) + 8
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_message_of_another_data_plane_is_ignored():
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
     proposal = harness.open()
     harness.on_message(IDS[1], Subtotal(1, 0, bytes(32), 0), b"x")
-    assert harness.round.exchange.proposal == proposal
+    assert harness.round.data_plane.proposal == proposal
 
 
 def test_data_of_another_lineage_is_ignored_although_its_ballot_has_the_same_number(harness):

@@ -159,7 +159,7 @@ class Rounds:
         self.model = self.replica.theta.copy()
         self.catch_up, self.patience, self.grace = SimpleNamespace(behind=asyncio.Event()), 1.0, 2.0
         self.current = SimpleNamespace(
-            agreement=SimpleNamespace(commit=None), attempt=0, exchange=SimpleNamespace(summarize=summarize)
+            agreement=SimpleNamespace(commit=None), attempt=0, data_plane=SimpleNamespace(summarize=summarize)
         )
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.verdicts, self.announced, self.advanced, self.reports = [], [], 0, []

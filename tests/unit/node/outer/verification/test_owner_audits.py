@@ -90,7 +90,7 @@ class Scene:
         terms = SimpleNamespace(members=self.members)
         self.audits.begin(
             SimpleNamespace(
-                round=number, exchange=Exchange(audit_data), agreement=SimpleNamespace(terms=terms, ready={})
+                round=number, data_plane=Exchange(audit_data), agreement=SimpleNamespace(terms=terms, ready={})
             )
         )
 
