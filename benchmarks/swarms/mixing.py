@@ -19,7 +19,7 @@ from itertools import product
 
 import numpy as np
 from thinwire.collectives.gossip.owner_group import MESH
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.topology.matching import partition
 from thinwire.collectives.topology.shards import Grid
 
@@ -90,7 +90,7 @@ def played(peers: int, size: int, apart: float, parts: int = 1) -> list[float]:
     view = sorted(rng.bytes(32) for _ in range(peers))
     values = rng.standard_normal((peers, VALUES))
     values -= values.mean(axis=0)
-    codec, cut = halves("int8(block=256)", lr=1.0, gamma=1.0, parts=parts), Grid(VALUES, VALUES // CHUNKS)
+    codec, cut = parse_pair_codec("int8(block=256)", lr=1.0, gamma=1.0, parts=parts), Grid(VALUES, VALUES // CHUNKS)
     found = [float(np.sqrt(np.mean(values**2)))]
     while found[-1] > apart * found[0]:
         drawn = np.concatenate([np.arange(*cut.span(chunk)) for chunk in codec.mixed(cut, len(found))])

@@ -16,7 +16,7 @@ from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.gossip.means import Means, MeshMeans
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairTerms
-from thinwire.collectives.gossip.pair_codec import PairCodec, halves
+from thinwire.collectives.gossip.pair_codec import PairCodec, parse_pair_codec
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
@@ -41,7 +41,7 @@ class ByAll(MeshMeans):
     """Means that divide each value by all members, also by those that have not sent it."""
 
     def fast(self, index: int, out: Floats) -> bool:
-        self._mean(self._halves.fast, index, out)
+        self._mean(self._codecs.fast, index, out)
         return True
 
 
@@ -145,7 +145,7 @@ def paired(
         layout = layout_of(trainers[0].model)
         theta = np.empty(layout.total, np.float32)
         layout.read(trainers[0].model, theta)
-        how, pull = halves(codec, lr=lr, gamma=gamma, parts=parts), GossipStep(momentum, lr, gamma, decay)
+        how, pull = parse_pair_codec(codec, lr=lr, gamma=gamma, parts=parts), GossipStep(momentum, lr, gamma, decay)
         pairs = PairRounds(layout, theta, toy.peers, how, pull, group, means)
 
         def reader(trainer: Trainer) -> Read:

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import msgspec
 from thinwire.collectives.costs.exchange_bytes import bits_of
-from thinwire.collectives.gossip.pair_codec import PairCodec
-from thinwire.collectives.gossip.pair_codec import halves as parse_halves
+from thinwire.collectives.gossip.pair_codec import PairCodec, parse_pair_codec
 from thinwire.compression.powersgd import PowerSGD
 from thinwire.compression.registry import Named
 from thinwire.compression.registry import dense as dense_codec
@@ -95,10 +94,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return sum(machine.count for machine in self.machines)
 
     @property
-    def halves(self) -> PairCodec:
+    def codecs(self) -> PairCodec:
         """Codec of what one partner of a pair sends."""
         own = self.own_codec if self.paired and self.own_codec else self.codec
-        return parse_halves(own, lr=self.lr, gamma=self.gamma, parts=self.parts)
+        return parse_pair_codec(own, lr=self.lr, gamma=self.gamma, parts=self.parts)
 
     @property
     def latency(self) -> float:

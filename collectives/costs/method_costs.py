@@ -80,7 +80,7 @@ def bits(question: Question, codec: str = "") -> float:
 
 def pair_bits(question: Question) -> float:
     """Return the bits per parameter that one partner of a pair sends: two vectors for a lossy codec."""
-    return sum(_pair_bits(question.halves))
+    return sum(_pair_bits(question.codecs))
 
 
 def _pair_bits(how: PairCodec) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def _pair_bits(how: PairCodec) -> tuple[float, float]:
 
 def gossip_bits(question: Question) -> float:
     """Return the bits per parameter that a peer sends in a round: its contributions, and means."""
-    how, size = question.halves, min(question.group, question.peers)
+    how, size = question.codecs, min(question.group, question.peers)
     fast, slow = _pair_bits(how)
     if question.group <= MESH:
         return (size - 1) * (fast + slow)
@@ -137,7 +137,7 @@ def pair_rounds(question: Question, every: int) -> RoundTime:
     kinds = [
         (machine.count, PlannedPeer(machine.down, machine.up, every * machine.step)) for machine in question.machines
     ]
-    return pair_time(question.parameters, question.halves, kinds, question.latency, question.group)
+    return pair_time(question.parameters, question.codecs, kinds, question.latency, question.group)
 
 
 def _slowest(question: Question) -> float:
@@ -300,7 +300,7 @@ def _gossip(question: Question) -> MethodCosts:
         100,
         once.sent,
         once.exchange,
-        (8.0 if question.halves.exact else 12.0) * question.parameters + data,
+        (8.0 if question.codecs.exact else 12.0) * question.parameters + data,
         lambda every: pair_rounds(question, every).busy,
         here=True,
     )

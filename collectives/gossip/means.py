@@ -35,14 +35,14 @@ class MeshMeans:
     """
 
     def __init__(
-        self, payloads: Sequence[Sequence[Buffer]], place: int, grid: Grid, halves: PairCodec, round: int
+        self, payloads: Sequence[Sequence[Buffer]], place: int, grid: Grid, codecs: PairCodec, round: int
     ) -> None:
-        self._payloads, self._place, self._count, self._halves = payloads, place, len(grid), halves
-        self._mixed, self._share = halves.mixed(grid, round), np.float32(1.0 / len(payloads))
+        self._payloads, self._place, self._count, self._codecs = payloads, place, len(grid), codecs
+        self._mixed, self._share = codecs.mixed(grid, round), np.float32(1.0 / len(payloads))
 
     def fast(self, index: int, out: Floats) -> bool:
         """Write the mean of Δ (of θ, if one vector travels) of this chunk."""
-        codec = self._halves.fast
+        codec = self._codecs.fast
         if isinstance(codec, FlatSparse):
             codec.mean([payload[index] for payload in self._payloads], out)
         else:
@@ -51,7 +51,7 @@ class MeshMeans:
 
     def pull(self, index: int, out: Floats) -> bool:
         """Write the mean of the slow weights minus ours as sent; return False if they do not travel."""
-        slow = self._halves.slow
+        slow = self._codecs.slow
         if slow is None or index not in self._mixed:
             return False
         number, own = self._count + self._mixed.index(index), np.empty_like(out)
@@ -94,7 +94,7 @@ class OwnerMeans:
 
     fasts: Sequence[Buffer | None]
     pulls: Sequence[Buffer | None]
-    halves: PairCodec
+    codecs: PairCodec
 
     def fast(self, index: int, out: Floats) -> bool:
         """Write the mean of Δ (of θ, if one vector travels) of this chunk; return False if there is none."""
@@ -107,5 +107,5 @@ class OwnerMeans:
     def _decode(self, payload: Buffer | None, out: Floats) -> bool:
         if payload is None:
             return False
-        self.halves.means.decode(payload, out)
+        self.codecs.means.decode(payload, out)
         return True

@@ -62,7 +62,7 @@ class OwnerGroup(GossipGroup):
         terms, members = self._drawn_terms, tuple(sorted((*drawn, self._me)))
         self._terms = replace(terms, plan=blake3.blake3(terms.plan + b"".join(members)).digest())
         count, mixed = len(terms.grid), terms.mixed
-        fast, slow = range(count if terms.halves.averaged else 0), [count + index for index in mixed]
+        fast, slow = range(count if terms.codecs.averaged else 0), [count + index for index in mixed]
         self._owners = {
             number: owner
             for numbers in (fast, slow)
@@ -133,11 +133,11 @@ class OwnerGroup(GossipGroup):
             return pair.mean(number) if pair is not None else None
 
         terms, chunks = self._terms, range(len(self._terms.grid))
-        owned = OwnerMeans([find(i) for i in chunks], [find(len(chunks) + i) for i in chunks], terms.halves)
-        if terms.halves.averaged or set(members) <= {self._me}:
+        owned = OwnerMeans([find(i) for i in chunks], [find(len(chunks) + i) for i in chunks], terms.codecs)
+        if terms.codecs.averaged or set(members) <= {self._me}:
             return owned
         payloads = [self._shared(peer) for peer in sorted(members)]
-        return SplitMeans(MeshMeans(payloads, 0, terms.grid, terms.halves, terms.round), owned)
+        return SplitMeans(MeshMeans(payloads, 0, terms.grid, terms.codecs, terms.round), owned)
 
     def _shared(self, peer: PeerId) -> Sequence[Buffer]:
         """Return the contribution of a member, or ours, to the chunks without an owner."""
@@ -198,14 +198,14 @@ class OwnerGroup(GossipGroup):
 
     def _reduce(self, number: int) -> None:
         """Compute the mean of a chunk, and send it to the members that are part of it."""
-        count, halves = len(self._terms.grid), self._terms.halves
+        count, codecs = len(self._terms.grid), self._terms.codecs
         own, payloads = self.own(number), dict[PeerId, Buffer]()
         for peer in sorted((*self._owner_pairs, self._me)):
             payload = own if peer == self._me else self._usable(peer, number)
             if payload is not None:
                 payloads[peer] = payload
         fast = number < count
-        codec = halves.fast if fast or halves.slow is None else halves.slow
+        codec = codecs.fast if fast or codecs.slow is None else codecs.slow
         mean, one = (np.empty(self._terms.grid.size(number % count), np.float32) for _ in range(2))
 
         def decode(payload: Buffer) -> Floats:
@@ -214,7 +214,7 @@ class OwnerGroup(GossipGroup):
 
         # Vectors of parameters are compared by their distance from ours, pseudo-gradients by their length. Where most are
         # zero, as the distances of equal replicas, the length of our parameters is the limit.
-        origin = None if fast and halves.slow is not None else decode(payloads[self._me]).copy()
+        origin = None if fast and codecs.slow is not None else decode(payloads[self._me]).copy()
         lengths = {peer: _length(decode(payload), origin) for peer, payload in payloads.items()}
         others = [length for peer, length in lengths.items() if origin is None or peer != self._me]
         usual = max(lower_median(others or [0.0]), self._size_near(number % count) / NORM_LIMIT)
@@ -238,8 +238,8 @@ class OwnerGroup(GossipGroup):
                     if not np.isfinite(values).all():
                         self._refuse((peer,), "no mean")
                         continue
-                    encoded = np.empty(halves.means.nbytes(mean.size), np.uint8)
-                    encode(halves.means, values, encoded)
+                    encoded = np.empty(codecs.means.nbytes(mean.size), np.uint8)
+                    encode(codecs.means, values, encoded)
                 if peer == self._me:
                     self._means[number] = encoded.data
                 else:
@@ -256,15 +256,15 @@ class OwnerGroup(GossipGroup):
         If no parameters of the chunk travel in this round, return the norm of a chunk nearby that does.
         """
         terms, first = self._terms, 0
-        if terms.halves.slow is not None:
+        if terms.codecs.slow is not None:
             mixed, first = terms.mixed, len(terms.grid)
             if not mixed:
                 return 0.0
-            place = mixed[min(place // terms.halves.parts, len(mixed) - 1)]
+            place = mixed[min(place // terms.codecs.parts, len(mixed) - 1)]
         own, out = self.own(first + place), np.empty(terms.grid.size(place), np.float32)
         if own is None:
             return 0.0
-        (terms.halves.slow or terms.halves.fast).decode(own, out)
+        (terms.codecs.slow or terms.codecs.fast).decode(own, out)
         return _length(out, None)
 
     def _usable(self, peer: PeerId, number: int) -> Buffer | None:

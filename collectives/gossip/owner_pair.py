@@ -141,7 +141,7 @@ class OwnerPair(Pair):
         if number not in self._owned or number in self._means:
             return
         try:
-            self._halves.means.check(frame.payload, self._grid.size(number % count))
+            self._codecs.means.check(frame.payload, self._grid.size(number % count))
         except CodecError as error:
             return self.fail(error.reason)
         self._means[number] = frame.payload

@@ -65,7 +65,7 @@ class PairTerms:
     round: int
     plan: Digest
     grid: Grid
-    halves: PairCodec
+    codecs: PairCodec
     max_weight: int
     send_queue: SendQueue
     now: Callable[[], float]
@@ -76,7 +76,7 @@ class PairTerms:
     @property
     def mixed(self) -> range:
         """Places of the chunks whose slow weights travel in this round."""
-        return self.halves.mixed(self.grid, self.round)
+        return self.codecs.mixed(self.grid, self.round)
 
 
 class Pair:
@@ -99,9 +99,9 @@ class Pair:
         self.result: PairResult | None = None
         self.exchanged = False
         self._plan, self._mismatch = terms.plan, terms.mismatch
-        self._grid, self._halves, self._mixed, self._max_weight = (
+        self._grid, self._codecs, self._mixed, self._max_weight = (
             terms.grid,
-            terms.halves,
+            terms.codecs,
             terms.mixed,
             terms.max_weight,
         )
@@ -247,7 +247,7 @@ class Pair:
         self.note_present()
 
     def _take_base(self, base: Base) -> None:
-        codec = self._halves.slow
+        codec = self._codecs.slow
         if codec is None or self.result is not None or self._refused:
             return
         self._note_announcement()
@@ -289,7 +289,7 @@ class Pair:
         self.theirs, self.theirs_at = ready, self._now()
         if self._base is not None and self._base.digest != ready.base:
             self._base = None
-        self._step = ChunkReceiver(ready, self._halves.fast, self._grid, 0, range(len(self._grid)), self._wanted)
+        self._step = ChunkReceiver(ready, self._codecs.fast, self._grid, 0, range(len(self._grid)), self._wanted)
         self._ask(self._step)
         self._look()
 
@@ -327,7 +327,7 @@ class Pair:
         base, step = self._base, self._step
         if self.theirs is None or step is None or step.missing:
             return False
-        return self._halves.slow is None or (base is not None and not base.missing)
+        return self._codecs.slow is None or (base is not None and not base.missing)
 
     def _look(self) -> None:
         base, step, ready = self._base, self._step, self.theirs

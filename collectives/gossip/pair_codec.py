@@ -78,7 +78,7 @@ class PairCodec:
         return self.fast.nbytes(n) + (self.slow.nbytes(n) if self.slow is not None else 0)
 
 
-def halves(spec: str, *, lr: float, gamma: float, parts: int = 1) -> PairCodec:
+def parse_pair_codec(spec: str, *, lr: float, gamma: float, parts: int = 1) -> PairCodec:
     """Return the codecs for the codec, β and γ of a manifest, and its number of parts of the slow weights."""
     if registry.kind_of(spec) == "tensor":
         codec = registry.parse(spec)

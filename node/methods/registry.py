@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.rounds.data_planes.allgather_payload import pieces
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
@@ -70,7 +70,7 @@ def _dense(manifest: Manifest, layout: Layout) -> Any:
 
 def _pairs(manifest: Manifest, layout: Layout) -> Any:
     outer = manifest.method(NoLoCo)
-    return halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
+    return parse_pair_codec(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
 
 
 WIDE = 6

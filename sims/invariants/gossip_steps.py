@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 from thinwire.collectives.gossip.owner_group import MESH
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.topology.shards import grid, shares
 from thinwire.compression.core.types import Floats
 from thinwire.compression.sparse.flat import FlatSparse
@@ -54,7 +54,9 @@ class OuterSteps:
 
     def __init__(self, manifest: Manifest) -> None:
         outer = manifest.method(NoLoCo)
-        self.how = halves(manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts)
+        self.how = parse_pair_codec(
+            manifest.exchange.codec, lr=outer.lr, gamma=outer.gamma, parts=outer.slow_weight_parts
+        )
         self.owned = manifest.exchange.gossip_group_size > MESH
         self.alpha, self.beta, self.gamma = map(np.float32, (outer.momentum, outer.lr, outer.gamma))
         self._parts = outer.slow_weight_parts

@@ -150,7 +150,7 @@ def _sites(question: Question) -> SiteBytes | None:
 
 def _sized(question: Question) -> Sized:
     """Return the codec of the chunks with the manifest's method."""
-    return question.halves if question.paired else dense_codec(question.codec)
+    return question.codecs if question.paired else dense_codec(question.codec)
 
 
 def _row(question: Question, method: MethodCosts, model: float) -> MethodRow:

@@ -68,7 +68,7 @@ def _facts(plan: Plan) -> Text:
         if paired
         else (asked.method, "agreeing")
     )
-    spec = asked.halves.spec if paired else asked.own_codec or asked.codec
+    spec = asked.codecs.spec if paired else asked.own_codec or asked.codec
     chunks = "" if asked.own_codec else f", {now.chunks} chunks"
     exchange = f"{seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data"
     computing = f"{seconds_text(now.computing)} computing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from thinwire.collectives.gossip.means import MeshMeans
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.topology.shards import grid
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
@@ -33,7 +33,7 @@ def test_sparse_training_without_error_feedback_has_higher_loss(quality, tmp_pat
 def test_large_groups_of_the_benchmark_take_the_means_of_owners(load, codec):
     """They are those of small groups, at 8 bits."""
     unlike, size, total = load("benchmarks.training.unlike"), 10, 6 * 4096
-    how, rng = halves(codec, lr=1.0, gamma=1.0, parts=2), np.random.default_rng(4)
+    how, rng = parse_pair_codec(codec, lr=1.0, gamma=1.0, parts=2), np.random.default_rng(4)
     cut, members = grid(total, how), [bytes([index]) * 32 for index in range(size)]
     first = rng.standard_normal(total).astype(np.float32)
     replicas = [GossipReplica(bytes(32), first + rng.standard_normal(total).astype(np.float32), ()) for _ in members]

@@ -67,19 +67,19 @@ class GossipReplica(Replica):
         """The codec of Δ; that of the slow weights, which are on the host, encodes there."""
         return self.codec.fast
 
-    def base(self, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
+    def base(self, grid: Grid, codecs: PairCodec) -> Iterator[memoryview]:
         """Yield the encoded chunks of the slow weights that travel in the next round.
 
         They are known as soon as the previous round is over.
         """
-        for index in halves.mixed(grid, self.round + 1):
+        for index in codecs.mixed(grid, self.round + 1):
             start, stop = grid.span(index)
-            assert halves.slow is not None
-            payload = np.empty(halves.slow.nbytes(stop - start), np.uint8)
-            halves.slow.encode(self.theta[start:stop], payload)
+            assert codecs.slow is not None
+            payload = np.empty(codecs.slow.nbytes(stop - start), np.uint8)
+            codecs.slow.encode(self.theta[start:stop], payload)
             yield payload.data
 
-    def offer(self, read: Read, grid: Grid, halves: PairCodec) -> Iterator[memoryview]:
+    def offer(self, read: Read, grid: Grid, codecs: PairCodec) -> Iterator[memoryview]:
         """Yield the encoded chunks of the contribution after the inner steps.
 
         Raises FloatingPointError if a parameter is not finite: such a contribution must not be sent.
@@ -90,11 +90,11 @@ class GossipReplica(Replica):
             read(start, stop, fast)
             if not finite(fast):
                 raise FloatingPointError(f"the parameters are not finite in elements {start} to {stop}")
-            if halves.slow is not None:
+            if codecs.slow is not None:
                 fast -= placed(self.theta[start:stop], self.device)
                 if self.residual.size:
                     fast += placed(self.residual[start:stop], self.device)
-            yield payload_of(halves.fast, fast)
+            yield payload_of(codecs.fast, fast)
 
     def install(self, fetched: FetchedState) -> int:
         """Take over a fetched state; the residual of the old state is dropped."""
@@ -140,35 +140,35 @@ class GossipReplica(Replica):
         """Read the slow weights, for a replica without a contribution."""
         out[:] = self.theta[start:stop]
 
-    def lengths(self, payloads: Sequence[Sequence[Buffer]], grid: Grid, halves: PairCodec) -> list[float]:
+    def lengths(self, payloads: Sequence[Sequence[Buffer]], grid: Grid, codecs: PairCodec) -> list[float]:
         """Return the L2 distance of each checked contribution from φ: √(|Δ|² + |φ' − φ|²), or |θ' − φ|.
 
         The slow weights are those that travel in the next round.
         """
         squares = [0.0] * len(payloads)
-        scratch, mixed = np.empty(grid.chunk, np.float32), halves.mixed(grid, self.round + 1)
+        scratch, mixed = np.empty(grid.chunk, np.float32), codecs.mixed(grid, self.round + 1)
         for index in range(len(grid)):
             start, stop = grid.span(index)
             for which, payload in enumerate(payloads):
                 out = scratch[: stop - start]
-                halves.fast.decode(payload[index], out)
-                if halves.slow is None:
+                codecs.fast.decode(payload[index], out)
+                if codecs.slow is None:
                     out -= self.theta[start:stop]
                 squares[which] += float(np.dot(out, out))
-                if halves.slow is not None and index in mixed:
-                    halves.slow.decode(payload[len(grid) + mixed.index(index)], out)
+                if codecs.slow is not None and index in mixed:
+                    codecs.slow.decode(payload[len(grid) + mixed.index(index)], out)
                     out -= self.theta[start:stop]
                     squares[which] += float(np.dot(out, out))
         return [float(np.sqrt(square)) if np.isfinite(square) else float("inf") for square in squares]
 
-    def length(self, means: Means, grid: Grid, halves: PairCodec) -> float:
+    def length(self, means: Means, grid: Grid, codecs: PairCodec) -> float:
         """Return the L2 norm of checked means: √(|mean(Δ)|² + |mean(φ) − φ|²), or |mean(θ) − φ|."""
         square, scratch = 0.0, np.empty(grid.chunk, np.float32)
         for index in range(len(grid)):
             start, stop = grid.span(index)
             out = scratch[: stop - start]
             if means.fast(index, out):
-                if halves.slow is None:
+                if codecs.slow is None:
                     out -= self.theta[start:stop]
                 square += float(np.dot(out, out))
             if means.pull(index, out):
@@ -181,7 +181,7 @@ class GossipReplica(Replica):
         mine: Sequence[Buffer],
         means: Means | None,
         grid: Grid,
-        halves: PairCodec,
+        codecs: PairCodec,
         *,
         members: Sequence[PeerId],
         pull: GossipStep,
@@ -192,7 +192,7 @@ class GossipReplica(Replica):
         mean the step is exact and the residual stays. The payloads have been checked, so the step cannot fail half-way.
         """
         alpha, beta, gamma = np.float32(pull.momentum), np.float32(pull.lr), np.float32(pull.gamma)
-        if means is not None and not halves.exact and not self.residual.size:
+        if means is not None and not codecs.exact and not self.residual.size:
             self.residual = np.zeros(self.theta.size, np.float32)
         size = min(grid.chunk, grid.total)
         buffers = [np.empty(size, np.float32) for _ in range(3)]
@@ -204,12 +204,12 @@ class GossipReplica(Replica):
             if means is None or not means.fast(index, fast):
                 read(start, stop, fast)
                 fast -= phi
-            elif halves.slow is None:
+            elif codecs.slow is None:
                 fast -= phi
-            elif not halves.exact:
+            elif not codecs.exact:
                 read(start, stop, own)
                 own -= phi
-                halves.fast.decode(mine[index], one)
+                codecs.fast.decode(mine[index], one)
                 residual = self.residual[start:stop]
                 residual += own
                 residual -= one

@@ -161,9 +161,9 @@ def partner_counted_twice(patch):
     """The contribution of the partner is in the mean twice."""
     init = MeshMeans.__init__
 
-    def twice(self, payloads, place, grid, halves, round):
+    def twice(self, payloads, place, grid, codecs, round):
         others = [payload for at, payload in enumerate(payloads) if at != place]
-        init(self, [*payloads, *others], place, grid, halves, round)
+        init(self, [*payloads, *others], place, grid, codecs, round)
 
     patch.setattr(MeshMeans, "__init__", twice)
 
@@ -193,14 +193,14 @@ def pulled_from_the_exact_place(patch):
     """Each replica is pulled from its exact place, not from the announced one: the pulls do not cancel."""
     step = GossipReplica.step
 
-    def exact(self, read, mine, means, grid, halves, *, members, pull):
+    def exact(self, read, mine, means, grid, codecs, *, members, pull):
         before = self.theta.copy()
-        step(self, read, mine, means, grid, halves, members=members, pull=pull)
-        if means is not None and halves.slow is not None:
-            for place, index in enumerate(halves.mixed(grid, self.round)):
+        step(self, read, mine, means, grid, codecs, members=members, pull=pull)
+        if means is not None and codecs.slow is not None:
+            for place, index in enumerate(codecs.mixed(grid, self.round)):
                 start, stop = grid.span(index)
                 told = np.empty(stop - start, np.float32)
-                halves.slow.decode(mine[len(grid) + place], told)
+                codecs.slow.decode(mine[len(grid) + place], told)
                 moved = np.float32(pull.gamma) * (told - before[start:stop]) / 2
                 self.momentum[start:stop] += moved
                 self.theta[start:stop] += moved

@@ -7,7 +7,7 @@ import pytest
 from thinwire.collectives.costs.gossip_time import pair_time
 from thinwire.collectives.costs.round_time import PlannedPeer, round_time
 from thinwire.collectives.gossip.owner_group import MESH
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.compression import registry
 from thinwire.sims.engine import virtual_loop
 
@@ -134,7 +134,7 @@ def test_simulated_noloco_round_takes_planned_time(swarm, name):
     case, gamma = PAIRS[name]
     group, parts = GROUPS.get(name, 2), PARTS.get(name, 1)
     period, sent = virtual_loop.run(lived_pairs(swarm, case, gamma, group, parts), seed=5, limit=1000)
-    how, places = halves(case.codec, lr=0.7, gamma=gamma, parts=parts), [(case.peers, case.places()[0])]
+    how, places = parse_pair_codec(case.codec, lr=0.7, gamma=gamma, parts=parts), [(case.peers, case.places()[0])]
     plan = pair_time(case.size, how, places, case.latency, group, jitter=JITTER)
     print(
         f"{name}: {period:.3f} s, planned {plan.period:.3f} ({plan.period / period - 1:+.1%}); "
@@ -151,7 +151,7 @@ def test_exchange_of_far_group_takes_latencies_of_its_messages(swarm, codec, lat
     """Ready, Fetch, Chunk, and the mean of an owner: a sparse Δ has none."""
     case, parts = Case(12, 200_000, codec, ((1.25e7, 1.25e7),), 0.3, 3.0), 4
     period, _ = virtual_loop.run(lived_pairs(swarm, case, 0.7, case.peers, parts), seed=5, limit=1000)
-    how, place = halves(codec, lr=0.7, gamma=0.7, parts=parts), case.places()[0]
+    how, place = parse_pair_codec(codec, lr=0.7, gamma=0.7, parts=parts), case.places()[0]
     plan = pair_time(case.size, how, [(case.peers, place)], case.latency, case.peers, jitter=JITTER)
     free = replace(place, up=1e12, down=1e12)
     bare = pair_time(case.size, how, [(case.peers, free)], case.latency, case.peers)

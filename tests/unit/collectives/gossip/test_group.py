@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.pair import PairTerms
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.gossip.partner_patience import RATE
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.topology.shards import Grid, grid
@@ -25,7 +25,7 @@ class Table:
 
     def __init__(self, size=8, chunks=1, total=SIZE):
         self.now = 1.0
-        codec = halves("fp32", lr=0.7, gamma=0.7)
+        codec = parse_pair_codec("fp32", lr=0.7, gamma=0.7)
         cut = Grid(total, total // chunks) if chunks > 1 else grid(total, codec)
         self.chunk = np.ones(codec.nbytes(cut.size(0)) // 4, np.float32).tobytes()
         self.hashes = blake3.blake3(self.chunk).digest() * chunks

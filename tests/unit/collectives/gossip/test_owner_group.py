@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairTerms
-from thinwire.collectives.gossip.pair_codec import halves, payload_of
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec, payload_of
 from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
 PATIENCE, CHUNKS, ELEMENTS = 2.0, 24, 24 * 512
-ONE = halves("fp32", lr=0.7, gamma=0.7)
-TWO = halves("fp32", lr=0.7, gamma=0.5)
-LOSSY = halves("int4(block=256)", lr=0.7, gamma=0.7)
+ONE = parse_pair_codec("fp32", lr=0.7, gamma=0.7)
+TWO = parse_pair_codec("fp32", lr=0.7, gamma=0.5)
+LOSSY = parse_pair_codec("int4(block=256)", lr=0.7, gamma=0.7)
 TOPK = "topk(k=8,chunk=256)|2bit|rice"
-SPARSE = halves(TOPK, lr=1.0, gamma=1.0)
-PARTS = halves("fp32", lr=0.7, gamma=0.7, parts=5)
-SPARSE_PARTS = halves(TOPK, lr=1.0, gamma=1.0, parts=2)
+SPARSE = parse_pair_codec(TOPK, lr=1.0, gamma=1.0)
+PARTS = parse_pair_codec("fp32", lr=0.7, gamma=0.7, parts=5)
+SPARSE_PARTS = parse_pair_codec(TOPK, lr=1.0, gamma=1.0, parts=2)
 
 
 class Room:
@@ -170,7 +170,7 @@ def test_each_member_gets_the_mean_of_sparse_contributions_and_of_a_part_of_the_
 @pytest.mark.parametrize("parts", [1, 30])
 def test_member_of_a_sparse_group_takes_the_mean_of_those_whose_data_has_arrived(parts):
     """With more parts than chunks some rounds mix no slow weights."""
-    room = Room(how=halves(TOPK, lr=1.0, gamma=1.0, parts=parts), round=29)
+    room = Room(how=parse_pair_codec(TOPK, lr=1.0, gamma=1.0, parts=parts), round=29)
     room.choose()
     cut, other = room.ids[2], room.ids[7]
     room.held = {(cut, other), (other, cut)}
@@ -444,7 +444,7 @@ def test_only_trained_member_is_compared_with_the_parameters_near_its_chunks():
 
 
 def test_chunks_of_dense_codec_have_means_in_a_round_without_slow_weights():
-    room = Room(how=halves("fp32", lr=0.7, gamma=0.5, parts=CHUNKS + 6), round=CHUNKS + 1)
+    room = Room(how=parse_pair_codec("fp32", lr=0.7, gamma=0.5, parts=CHUNKS + 6), round=CHUNKS + 1)
     room.choose()
     room.post()
     room.announce()

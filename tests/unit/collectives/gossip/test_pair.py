@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.pair import Pair, PairTerms
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.topology.shards import Grid
@@ -16,7 +16,7 @@ from thinwire.swarm.messages.registry import Base, Chunk, Decline, Fetch, Ready
 
 PARTNER, OTHER = bytes([1]) * 32, bytes([2]) * 32
 PLAN, PATIENCE, COUNT = bytes(32), 2.0, 4
-CODEC = halves("int4(block=256)", lr=0.7, gamma=0.7)
+CODEC = parse_pair_codec("int4(block=256)", lr=0.7, gamma=0.7)
 
 
 def vector(codec, value, count=COUNT):

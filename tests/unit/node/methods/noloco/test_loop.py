@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from thinwire.collectives.gossip.pair import PairResult
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.methods.noloco.loop import GossipLoop
 from thinwire.swarm.manifest.parser import parse
@@ -43,7 +43,7 @@ def test_one_liar_does_not_make_honest_partners_refuse_each_other(usual, lie):
         usual=usual,
         replica=replica,
         grid=Grid(1, 1),
-        codec=halves("fp32", lr=0.7, gamma=0.7),
+        codec=parse_pair_codec("fp32", lr=0.7, gamma=0.7),
         current=SimpleNamespace(round=1, attempt=1, base=()),
         catch_up=SimpleNamespace(behind=asyncio.Event()),
         average=average,

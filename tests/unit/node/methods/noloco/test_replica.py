@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from thinwire.collectives.gossip.means import MeshMeans
-from thinwire.collectives.gossip.pair_codec import halves
+from thinwire.collectives.gossip.pair_codec import parse_pair_codec
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
@@ -18,13 +18,13 @@ from thinwire.swarm.method_specs.noloco import gamma_limit
 
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.7
 PULL = GossipStep(ALPHA, BETA, GAMMA)
-EXACT = halves("fp32", lr=0.7, gamma=0.7)
-TWO = halves("fp32", lr=0.7, gamma=0.5)
-LOSSY = halves("int8(block=256)", lr=0.7, gamma=0.7)
+EXACT = parse_pair_codec("fp32", lr=0.7, gamma=0.7)
+TWO = parse_pair_codec("fp32", lr=0.7, gamma=0.5)
+LOSSY = parse_pair_codec("int8(block=256)", lr=0.7, gamma=0.7)
 TOPK = "topk(k=64,chunk=4096)|2bit|rice"
-SPARSE = halves(TOPK, lr=0.7, gamma=0.7)
-PARTS = halves("int8(block=256)", lr=0.7, gamma=0.7, parts=3)
-SPARSE_PARTS = halves(TOPK, lr=0.7, gamma=0.7, parts=2)
+SPARSE = parse_pair_codec(TOPK, lr=0.7, gamma=0.7)
+PARTS = parse_pair_codec("int8(block=256)", lr=0.7, gamma=0.7, parts=3)
+SPARSE_PARTS = parse_pair_codec(TOPK, lr=0.7, gamma=0.7, parts=2)
 
 
 def reader(theta):
@@ -182,7 +182,7 @@ def test_contribution_missed_by_one_peer_moves_mean_as_documented():
 
 
 def test_round_mixes_one_part_of_the_slow_weights_and_all_in_turn():
-    rng, how = np.random.default_rng(12), halves("fp32", lr=0.7, gamma=0.7, parts=3)
+    rng, how = np.random.default_rng(12), parse_pair_codec("fp32", lr=0.7, gamma=0.7, parts=3)
     cut = Grid(5 * 40 - 7, 40)  # parts of 2, 2 and 1 chunks
     replicas = swarm_of(4, np.zeros(cut.total))
     for replica in replicas:
@@ -206,8 +206,8 @@ def test_round_mixes_one_part_of_the_slow_weights_and_all_in_turn():
 
 
 def test_parts_of_slow_weights_need_two_vectors_and_change_the_plan():
-    assert halves("fp32", lr=0.7, gamma=0.7, parts=2).slow is not None
-    specs = {halves("fp32", lr=0.7, gamma=0.6, parts=parts).spec for parts in (1, 2, 3)}
+    assert parse_pair_codec("fp32", lr=0.7, gamma=0.7, parts=2).slow is not None
+    specs = {parse_pair_codec("fp32", lr=0.7, gamma=0.6, parts=parts).spec for parts in (1, 2, 3)}
     assert len(specs) == 3 and TWO.spec == "fp32+fp32"
 
 
