@@ -52,13 +52,13 @@ UnixClock = Callable[[], int]
 class AdmissionPort:
     """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
-    def __init__(self, station: SharedSockets, judge: Decide, wall: UnixClock) -> None:
+    def __init__(self, station: SharedSockets, decide: Decide, wall: UnixClock) -> None:
         self.banned: dict[bytes, PeerId] = {}
         self.refused: dict[str, int] = {}
         limits, clock = station.limits, asyncio.get_running_loop().time
         addresses = TokenBuckets(limits.address_burst, limits.address_rate)
         keys = TokenBuckets(limits.key_burst, limits.key_rate)
-        self._station, self._judge, self._wall = station, judge, wall
+        self._station, self._decide, self._wall = station, decide, wall
         self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
         self._returned = 0  # visits in return that have not ended
         self._crowd = HalfOpen(
@@ -155,7 +155,7 @@ class AdmissionPort:
             return Refuse("signature", str(error)[:256])
         if record.transport_key != key:
             return Refuse("signature", "the record has another transport key")
-        return await self._judge(hello, record)
+        return await self._decide(hello, record)
 
     async def _observed(self, seen: str, key: bytes, question: Observe) -> Observed:
         """Tell a visitor its address, and whether its gate answers there. Only its own address is visited."""

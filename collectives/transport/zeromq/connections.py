@@ -146,7 +146,7 @@ class Connections:
             del self.links[peer]
             # If the new link is another process with the same key, the older process would otherwise keep dialling
             # until gossip reached it, and both would vote as one member.
-            old.show(self._records.get(peer))
+            old.send_record(self._records.get(peer))
             old.close("replaced by a newer link")
             self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link
@@ -174,9 +174,9 @@ class Connections:
         self._sessions.pop(link.session, None)
         if self._offers.get(peer) is link:
             del self._offers[peer]
-        if not link.over:
+        if not link.all_closed:
             self._leaving.add(link)
-        if link.took:
+        if link.was_ready:
             self._traffic[peer] = self._traffic.get(peer, Traffic()) + link.traffic()
         if self.links.get(peer) is link:
             del self.links[peer]
@@ -192,7 +192,7 @@ class Connections:
         """Return whether our dial goes before the other side's."""
         return self._station.identity.transport_public < transport_key
 
-    async def judge(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+    async def decide(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """Answer the Hello of a peer whose record and key were checked at the gate."""
         peer, limits = record.peer_id, self._station.limits
         if peer == self._station.identity.peer_id:

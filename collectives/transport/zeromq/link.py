@@ -229,12 +229,12 @@ class Link:
         return tuple(address for address in dict.fromkeys((self._gate, *self._record.addresses)) if address)
 
     @property
-    def took(self) -> bool:
+    def was_ready(self) -> bool:
         """True if the link was ever ready."""
         return self._control is not None
 
     @property
-    def over(self) -> bool:
+    def all_closed(self) -> bool:
         """True if all of the link's connections are closed."""
         control = self._control
         return bool(self.reason) and not self._candidates and (control is None or bool(control.tcp_relay.reason))
@@ -249,7 +249,7 @@ class Link:
         self._check_gone()
 
     def _check_gone(self) -> None:
-        if self.over:
+        if self.all_closed:
             self._tell_gone(self)
 
     # --- control
@@ -293,7 +293,7 @@ class Link:
             writer.post(self._station.head(frame))
         return writer is not None
 
-    def show(self, record: PeerRecord | None) -> None:
+    def send_record(self, record: PeerRecord | None) -> None:
         """Send the peer a newer record in its own name as a last message, without waiting."""
         control = self._control
         if record is None or record.wire == self._record.wire or control is None or control.tcp_relay.reason:

@@ -131,7 +131,7 @@ class ZmqTransport:
             workers=workers or self._own_workers,
         )
         self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)
-        self._gate = AdmissionPort(self._station, self._connections.judge, wall)
+        self._gate = AdmissionPort(self._station, self._connections.decide, wall)
         clock = asyncio.get_running_loop().time
         sources = TokenBuckets(self._limits.address_burst * streams, self._limits.address_rate * streams)
         self._crowd = HalfOpen(self._limits.half_open, lambda source: sources.take(source, clock()))

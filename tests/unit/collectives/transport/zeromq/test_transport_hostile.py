@@ -265,7 +265,7 @@ def test_member_port_admits_only_its_peer(wire, eventually):
         with pytest.raises(ConnectionError):
             await asyncio.open_connection(address, port)
         link.close("done")
-        await eventually(lambda: link.over)
+        await eventually(lambda: link.all_closed)
 
     wire.run(work)
 
