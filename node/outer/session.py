@@ -113,7 +113,7 @@ class Session(ABC):
         """Let time pass."""
 
 
-class StateFetch(Protocol):
+class StateCatchUp(Protocol):
     """Decision to replace our state by a newer one, and its transfer: CatchUp, GossipCatchUp."""
 
     behind: asyncio.Event
@@ -141,7 +141,7 @@ class StateFetch(Protocol):
 class ReplicaSession(Session):
     """Rounds of one replica. Its loop calls `change` for each outer step, then `advance`."""
 
-    catch_up: StateFetch
+    catch_up: StateCatchUp
 
     def __init__(self, context: SessionContext, replica: Replica, fragment: int = 0) -> None:
         super().__init__(context)
