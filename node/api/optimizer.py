@@ -58,7 +58,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._inner, self._background_peer, self._batch, self._on_round = inner, background_peer, batch, on_round
         self._steps = self._weight = self._sent = 0
         self._losses: float | Tensor = 0.0
-        self._heard, self._loss_of_step = 0, loss_of_step
+        self._losses_count, self._loss_of_step = 0, loss_of_step
         self._untold: deque[RoundReport] = deque(maxlen=1024)
         self._known = {id(one) for one in self._trainable()}
 
@@ -105,7 +105,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
-        self._hear(result if loss is None else loss)
+        self._add_loss(result if loss is None else loss)
         if peer.under_way and self._steps >= peer.overlap:
             self._book(peer.finish())
         if not peer.under_way and (self._steps >= peer.steps or peer.overtaken) and not peer.done:
@@ -132,19 +132,19 @@ class SwarmOptimizer(torch.optim.Optimizer):
         )
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _hear(self, loss: Any) -> None:
+    def _add_loss(self, loss: Any) -> None:
         """Add the loss of a step; it stays on its device, so that nothing waits for it before the round."""
         loss = self._loss_of_step() if loss is None else loss
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.detach().reshape(())
         elif not isinstance(loss, float | int):
             return
-        self._losses, self._heard = self._losses + loss, self._heard + 1
+        self._losses, self._losses_count = self._losses + loss, self._losses_count + 1
 
     def _mean_loss(self) -> float | None:
         """Return the mean loss since the last call, if it is known and finite; warn if it is not finite."""
-        mean = float(self._losses) / self._heard if self._heard else None
-        self._losses, self._heard = 0.0, 0
+        mean = float(self._losses) / self._losses_count if self._losses_count else None
+        self._losses, self._losses_count = 0.0, 0
         if mean is None or math.isfinite(mean):
             return mean
         text = (
