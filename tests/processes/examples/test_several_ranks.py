@@ -132,8 +132,8 @@ def test_statistics_of_ranks_are_averaged_and_ranks_that_do_not_go_together_end(
         assert "wrap the model in DistributedDataParallel" in output
     assert "frozen: ValueError: the model has no trainable parameters" in second, second
     assert "frozen: GroupError: rank 1 of the group: the model has no trainable parameters" in first, first
-    assert "changed: ValueError: weight is (5, 6) now" in second, second
-    assert "changed: GroupError: rank 1 of the group: weight is (5, 6) now" in first, first
+    assert "changed: ValueError: weight is float32 (5, 6) now" in second, second
+    assert "changed: GroupError: rank 1 of the group: weight is float32 (5, 6) now" in first, first
 
 
 @pytest.mark.trial

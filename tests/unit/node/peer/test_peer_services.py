@@ -110,7 +110,7 @@ def test_peer_on_trial_is_not_warned_that_its_contributions_are_late(on_trial):
         training = Training((OTHER,))
         training.on_trial = {ME} if on_trial else set()
         training.peer.identity = SimpleNamespace(peer_id=ME)
-        training.peer.drop_anchor = training.rounds.thereafter = lambda *args: None
+        training.peer.store_known_peers = training.rounds.call_when_settled = lambda *args: None
         commit = SimpleNamespace(proposal=SimpleNamespace(contributors=()))
         training.rounds.sync = lambda **fields: asyncio.sleep(0, Outcome(commit=commit))
         for _ in range(2 * ALWAYS):
