@@ -209,13 +209,8 @@ class RationedWork:
         self._used: dict[bytes, float] = {}
         """Cost of each owner's parts since the last time when no job waited."""
 
-    @property
-    def waiting(self) -> bool:
-        """True if a job is not done yet."""
-        return bool(self._jobs)
-
     def holds(self, owner: bytes, name: Hashable) -> bool:
-        """Return True if this job is not done yet."""
+        """Return True if a job is not done yet."""
         return (owner, name) in self._jobs
 
     def add(self, owner: bytes, name: Hashable, size: int, job: Generator[float, None, None]) -> bool:

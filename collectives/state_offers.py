@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import blake3
-from thinwire.collectives.consensus.chain import DECODED, Configuration, decode
+from thinwire.collectives.consensus.chain import Configuration, decode
 from thinwire.collectives.consensus.proposal import lives_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
-
-LAST_ROUND = 2**32 - 2
-"""First round whose offers are not accepted, because the next number would not fit a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +25,6 @@ class Offered:
 
 
 Offers = dict[PeerId, Offered]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer of a peer to StateAsk.
-
-    offered: None if it has no state, or its offer is not valid. accepted: the result of Accept.
-    """
-
-    offered: Offered | None
-    accepted: bool
-
-
-Accept = Callable[[StateOffer, Chain], Generator[float, None, bool]]
-"""Check in parts whether this peer can use a state, and its chain proves it.
-
-It yields the cost of each part, see RationedWork.
-"""
-
-
-def accept_all(offer: StateOffer, chain: Chain) -> Generator[float, None, bool]:
-    """Accept every offer."""
-    return True
-    yield  # makes it a generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +70,6 @@ def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
         return Offered(offer, hashes, decode(raw[count:]))
     except ValueError:
         return None
-
-
-def examine(offer: StateOffer, payload: bytes, accept: Accept) -> Generator[float, None, Answer]:
-    """Check an offer in parts; yields their costs, see RationedWork."""
-    yield len(payload) / DECODED
-    offered = vouched(offer, payload)
-    if offered is None or offer.round >= LAST_ROUND:
-        return Answer(offered, accepted=False)
-    accepted = yield from accept(offer, offered.chain)
-    return Answer(offered, accepted)
 
 
 def matches(offer: StateOffer, proven: Configuration | None) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
-from thinwire.collectives.state_offers import Answer, Offers, Replay, best, newest, replay_of
+from thinwire.collectives.state_offers import Offers, Replay, best, newest, replay_of, vouched
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -61,6 +61,9 @@ Sources pause between chunks (send_priority.py): for 96 s at 1 Mbit/s, and longe
 LATEST = 120.0
 """Seconds after which any source counts as late, so that none can delay a transfer for long."""
 
+LAST_ROUND = 2**32 - 2
+"""First round whose offers are not accepted, because the next number would not fit a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
@@ -91,8 +94,11 @@ class OtherModelState:
     nbytes: int
 
 
-Mail = tuple[PeerId, Frame | Answer | None]
-"""A chunk of a peer's state, or its answer to StateAsk; None if the link to the peer is lost."""
+Mail = tuple[PeerId, Frame | None]
+"""A peer's message about its state, or no frame if the link to the peer is lost."""
+
+Accept = Callable[[StateOffer, Chain], bool]
+"""Returns True if this peer can use a state, and its chain proves it."""
 
 
 async def fetch_state(
@@ -104,6 +110,7 @@ async def fetch_state(
     have: Sequence[Digest],
     nbytes: int,
     patience: float,
+    accept: Accept = lambda offer, chain: True,
     partial: PartialState | None = None,
     fragment: int = 0,
     turn: asyncio.Semaphore | None = None,
@@ -118,8 +125,8 @@ async def fetch_state(
     peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
     for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
     wait for all offers, and the unit of STALL: after STALL times the patience the peers that have answered are enough. If
-    all have answered, but were between two rounds, they are asked again at once. partial: remains of earlier tries, updated
-    by this one. receive_queue: messages about this `fragment`, with offers that are checked.
+    all have answered, but were between two rounds, they are asked again at once. accept: decides which offers count.
+    partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
     turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
     holders are all gone, namely the newest copy of a round below this one, on whichever peer. reached: returns the round
@@ -133,7 +140,9 @@ async def fetch_state(
         return best(found, ours, peers) if copy_below is None else (newest(found, copy_below, ours), False)
 
     async def find() -> tuple[Offers, StateOffer] | OtherModelState | None:
-        found, chosen = await _offers(peers, lambda peer: send(peer, question), receive_queue, patience, choose, away)
+        found, chosen = await _offers(
+            peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose, away
+        )
         if not chosen:
             return None
         offer = found[chosen[0]].offer
@@ -256,8 +265,6 @@ async def _fetch(
         if frame is None:
             give_up(peer)
             continue
-        if isinstance(frame, Answer):
-            continue
         message = frame.message
         if not isinstance(message, StateChunk) or message.round != offer.round:
             continue
@@ -290,10 +297,11 @@ async def _offers(
     ask: Callable[[PeerId], None],
     receive_queue: asyncio.Queue[Mail],
     patience: float,
+    accept: Accept,
     choose: Callable[[Offers], tuple[tuple[PeerId, ...], bool]],
     away: set[PeerId],
 ) -> tuple[Offers, tuple[PeerId, ...]]:
-    """Collect accepted offers. Return them, and the peers with the best one.
+    """Collect accepted offers. Returns them, and the peers with the best one.
 
     choose: returns the peers with the best offer, and True if it is not necessary to wait for others. away: receives the
     peers whose link was lost after they were asked. Their offers count, but they are not waited for, and chunks cannot be
@@ -306,14 +314,18 @@ async def _offers(
     async def listen() -> None:
         """Wait until all asked and reachable peers have answered, or until those that have are enough."""
         while not answered.issuperset(asked.intersection(peers) - away) and not choose(found)[1]:
-            peer, answer = await receive_queue.get()
-            if answer is None:
+            peer, frame = await receive_queue.get()
+            if frame is None:
                 away.add(peer)
-            elif isinstance(answer, Answer) and peer in asked:
-                answered.add(peer)
-                away.discard(peer)
-                if answer.accepted and answer.offered is not None:
-                    found[peer] = answer.offered
+                continue
+            offer = frame.message
+            if not isinstance(offer, StateOffer) or peer not in asked:
+                continue
+            answered.add(peer)
+            away.discard(peer)
+            offered = vouched(offer, frame.payload)
+            if offered is not None and offer.round < LAST_ROUND and accept(offer, offered.chain):
+                found[peer] = offered
 
     waited = hurried = 0
     while True:

@@ -27,9 +27,6 @@ from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
 from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import LIFE, MAX_CHAIN_ENTRIES, Certificate, Chain, ChainEntry, Fork, PeerId
 
-DECODED = 512
-"""Bytes of an encoded chain that are decoded in the time of one signature's check."""
-
 WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""
 
@@ -54,6 +51,9 @@ Proving = Generator[int, None, Configuration | None]
 
 It yields the number of signatures of each part before it checks them, and returns what the chain proves.
 """
+
+Prove = Callable[[Chain, int, Trusted], Configuration | None]
+"""`proven` for one run."""
 
 Check = Callable[[Chain, int, Trusted], Proving]
 """`checked` for one run."""
@@ -93,6 +93,22 @@ def decode(data: bytes | bytearray | memoryview) -> Chain:
         return wire_form.decode(Chain, raw) if raw else ()
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"not a chain: {error}") from None
+
+
+def proven(
+    chain: Chain, fragment: int, trusted: Trusted, *, fraction: float, verifier: WithKeys, gaps: bool = False
+) -> Configuration | None:
+    """Return the members that a chain proves, or None if it is not valid, or empty.
+
+    The parameters are those of `checked`.
+    """
+    parts = checked(chain, fragment, trusted, fraction=fraction, verifier=verifier, gaps=gaps)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found: Configuration | None = end.value
+            return found
 
 
 def checked(

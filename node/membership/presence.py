@@ -257,7 +257,6 @@ class Presence:
         self.wake()
         self.live.discard(peer)
         self.send_queue.drop(peer)
-        self.rationed.drop(peer)
         if self.watch is not None:
             self.watch.on_link_down(peer)
         for handler in self._handlers:
@@ -287,8 +286,6 @@ class Presence:
                     detail = f"for {lag:.0f} s: the process was suspended, or the machine was overloaded"
                     self._emit("stopped", {"detail": detail})
             last = now
-            if self.rationed.waiting:
-                self.rationed.run()
             if now >= roster.due:
                 if letters := roster.tick(now):
                     self._send(letters)

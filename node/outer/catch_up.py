@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable
 
-from thinwire.collectives.consensus.chain import Check
+from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
@@ -30,7 +29,7 @@ class CatchUp:
 
     It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched
     only if no peer has sent the commit of our round for one patience, or if no peer has its results any more.
-    `current` returns the round in progress; `factory` makes the rounds of `fragment`; `check` checks chains. `turn`:
+    `current` returns the round in progress; `factory` makes the rounds of `fragment`; `prove` checks chains. `turn`:
     held while chunks of a state are fetched; sessions of other fragments share it.
     """
 
@@ -43,7 +42,7 @@ class CatchUp:
         factory: RoundFactory,
         current: Callable[[], Round],
         lineages: Lineages,
-        check: Check,
+        prove: Prove,
         now: Callable[[], float],
         fragment: int,
         turn: asyncio.Semaphore | None,
@@ -58,7 +57,7 @@ class CatchUp:
         self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
         self._me, self._fragment = presence.roster.record.peer_id, fragment
-        self._lineages, self._check, self._turn, self._failed = lineages, check, turn, 0
+        self._lineages, self._prove, self._turn, self._failed = lineages, prove, turn, 0
         self._proved_since: float | None = None
         """Time since which other peers have proved to be ahead of the round in progress; None if none has."""
         self._outdated = False
@@ -182,7 +181,7 @@ class CatchUp:
             self._live,
             work,
             patience=patience,
-            accept=partial(self._useful, behind=behind),
+            accept=lambda offer, chain: self._useful(offer, chain, behind) and self._proves(offer, chain),
             turn=self._turn,
             reached=lambda offer: replica.round if follows and offer.lineage == replica.lineage != b"" else None,
         )
@@ -202,23 +201,19 @@ class CatchUp:
             lineages.drop(leaders)
         return fetched
 
-    def _useful(self, offer: StateOffer, chain: Chain, *, behind: bool) -> Generator[float, None, bool]:
-        """Decide whether a state should replace ours, and its chain proves it."""
+    def _useful(self, offer: StateOffer, chain: Chain, behind: bool) -> bool:
+        """Return True if a state with a chain, if that is valid, should replace ours."""
         replica = self._replica
-        if not self._outdated and replica.chain:
-            if lineage_of(chain) != replica.lineage:
-                if prevails(replica.chain, chain):
-                    self._prevails |= yield from self._proves(offer, chain)
-                if not self._lineages.gives_way(chain):
-                    return False
-            elif offer.round < replica.round + behind:
-                return False
-        return (yield from self._proves(offer, chain))
+        if self._outdated or not replica.chain:
+            return True
+        if lineage_of(chain) != replica.lineage:
+            self._prevails |= prevails(replica.chain, chain) and self._proves(offer, chain)
+            return self._lineages.gives_way(chain)
+        return offer.round >= replica.round + behind
 
-    def _proves(self, offer: StateOffer, chain: Chain) -> Generator[float, None, bool]:
+    def _proves(self, offer: StateOffer, chain: Chain) -> bool:
         trusted = (lambda fork: True) if self._outdated else self._lineages.trusted
-        proven = yield from self._check(chain, self._fragment, trusted)
-        return matches(offer, proven)
+        return matches(offer, self._prove(chain, self._fragment, trusted))
 
     def _voices(self) -> list[PeerId]:
         """Live members of the last round that we know, ours or the one whose commit we have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.consensus.chain import DECODED, Check, decode
+from thinwire.collectives.consensus.chain import Check, decode
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
@@ -22,6 +22,9 @@ from thinwire.swarm.lineage import (
     shared,
 )
 from thinwire.swarm.messages.registry import Chain, Fork, Head, PeerId
+
+DECODED = 512
+"""Bytes that are decoded in the time of one signature's check."""
 
 
 class Lineages:
@@ -63,6 +66,7 @@ class Lineages:
         self.ask(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
+        self._rationed.drop(peer)
         self._missed.discard(peer)
         self.drop([peer])
 
@@ -123,8 +127,9 @@ class Lineages:
                 self.ask(peer)
 
     def on_tick(self) -> None:
-        """Ask for missed chains, and bar peers of other lineages from voting."""
+        """Continue checks, ask for missed chains, and bar peers of other lineages from voting."""
         agreement = self._current().agreement
+        self._rationed.run()
         for peer in sorted(one for one in self._missed if not self._rationed.holds(one, self._job)):
             self._missed.discard(peer)
             self.ask(peer)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.collectives.consensus.chain import Check, checked
+from thinwire.collectives.consensus.chain import Check, Prove, checked, proven
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round import Round
@@ -96,16 +96,14 @@ class RoundSession(ReplicaSession):
             paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
-        self.check_chain: Check = partial(
-            checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged
-        )
+        check_chain: Check = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
+        self.prove: Prove = partial(proven, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
         """Checks chains of this run."""
         entered = context.entered and self.me in replica.members
         self.states = StateServer(
             replica,
             presence.send_queue,
             now,
-            rationed=presence.rationed,
             entered=entered,
             fragment=fragment,
             emit=emit,
@@ -119,7 +117,7 @@ class RoundSession(ReplicaSession):
             presence,
             fragment,
             now=now,
-            check=self.check_chain,
+            check=check_chain,
             current=lambda: self.current,
             quorum_wait=self.quorum_wait,
             states=self.states,
@@ -147,7 +145,7 @@ class RoundSession(ReplicaSession):
             factory=self.factory,
             current=lambda: self.current,
             lineages=self.lineages,
-            check=self.check_chain,
+            prove=self.prove,
             now=now,
             fragment=fragment,
             turn=turn,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.blocking_work import RationedWork
-from thinwire.collectives.state_offers import LAST_ROUND, Accept, Replay, accept_all, examine
+from thinwire.collectives.state_offers import Replay, vouched
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
+    LAST_ROUND,
+    STALL,
+    Accept,
     FetchedState,
     Mail,
     OtherModelState,
@@ -25,7 +28,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import Message, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
 """Types of messages about the state."""
@@ -65,7 +68,6 @@ class StateServer:
         send_queue: SendQueue,
         now: Callable[[], float],
         *,
-        rationed: RationedWork,
         entered: bool,
         fragment: int = 0,
         emit: Emit = lambda name, fields: None,
@@ -87,9 +89,9 @@ class StateServer:
         self._warned = False
         """True if the alarm that our chain is too long has been given."""
         self._partial = PartialState()
-        self._rationed = rationed
-        self._accept: Accept = accept_all
         self._mail: asyncio.Queue[Mail] | None = None
+        self._questions: Counter[PeerId] = Counter()
+        """Number of times that each peer was asked for its state and has not answered, at most STALL."""
         self.offers: dict[PeerId, StateOffer] = {}
         """States that peers have offered since the last `fetch` began, proved or not."""
         self.without: set[PeerId] = set()
@@ -161,6 +163,7 @@ class StateServer:
     def on_link_down(self, peer: PeerId) -> None:
         """Forget a reader; chunks that the peer owes are asked of others."""
         self.done(peer)
+        del self._questions[peer]
         if self._mail is not None:
             self._mail.put_nowait((peer, None))
 
@@ -172,31 +175,20 @@ class StateServer:
         if isinstance(message, StateFetch):
             self._serve(peer, message)
             return
+        if isinstance(message, StateOffer):
+            if not self._questions[peer]:
+                return  # A check takes time, so a peer gets no more of it than we have asked for.
+            self._questions[peer] -= 1
         if self._mail is None:
             return
-        if isinstance(message, StateOffer):
-            payload, name = bytes(frame.payload), ("offer", self._fragment)
-            # Of a refused one the peer is asked again.
-            if self._rationed.add(peer, name, len(payload), self._examine(peer, message, payload, self._mail)):
-                self._rationed.run()
-            return
-        self._mail.put_nowait((peer, frame))
-
-    def _examine(
-        self, peer: PeerId, offer: StateOffer, payload: bytes, mail: asyncio.Queue[Mail]
-    ) -> Generator[float, None, None]:
-        """Check an offer, and put the answer into `mail`; yields the costs of the parts."""
-        answer = yield from examine(offer, payload, self._accept)
-        if mail is not self._mail:
-            return  # the fetch is over
-        if answer.offered is not None:
-            self.forget(peer)
-            self.offers[peer] = offer
-        else:
+        if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
             self.without.add(peer)
-            if not offer.members and not offer.round:
+            if not message.members and not message.round:
                 self.empty.add(peer)
-        mail.put_nowait((peer, answer))
+        elif isinstance(message, StateOffer):
+            self.forget(peer)
+            self.offers[peer] = message
+        self._mail.put_nowait((peer, frame))
 
     def forget(self, *peers: PeerId) -> None:
         """Drop earlier messages of these peers that they have no state."""
@@ -240,21 +232,19 @@ class StateServer:
         copy_below: int | None = None,
         reached: Callable[[StateOffer], int | None] = lambda offer: None,
     ) -> FetchedState | OtherModelState | Replay | None:
-        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected.
-
-        `accept`: decides which offers count.
-        """
-        self._mail, self.offers, self._accept = asyncio.Queue(), {}, accept
+        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
+        self._mail, self.offers = asyncio.Queue(), {}
         self.forget(*self.without)
         try:
             fetched = await fetch_state(
                 peers,
-                self._send_queue.control,
+                self._send,
                 self._mail,
                 layout=self._replica.layout,
                 have=self._replica.hashes,
                 nbytes=self._replica.state.nbytes,
                 patience=patience,
+                accept=accept,
                 partial=self._partial,
                 fragment=self._fragment,
                 turn=turn,
@@ -270,6 +260,11 @@ class StateServer:
         names = ", ".join(map(short, fetched.sources))
         self._report("alarm", f"the state of round {fetched.offer.round} that {names} offered is not finite")
         return None
+
+    def _send(self, peer: PeerId, message: Message) -> None:
+        if isinstance(message, StateAsk):
+            self._questions[peer] = min(STALL, self._questions[peer] + 1)
+        self._send_queue.control(peer, message)
 
     async def install(self, work: Work, fetched: FetchedState) -> None:
         """Install a fetched state in the replica; `resume` follows."""

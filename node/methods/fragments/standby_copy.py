@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 
-from thinwire.collectives.consensus.chain import Check
+from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.state_offers import matches
 from thinwire.collectives.state_sync import FetchedState
-from thinwire.node.membership.presence import Presence
+from thinwire.collectives.transport.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
@@ -16,21 +16,17 @@ from thinwire.swarm.messages.registry import Chain, PeerId, StateOffer
 
 
 class StandbyCopy:
-    """State that changes only when it is fetched. check: checks chains.
+    """State that changes only when it is fetched. prove: checks chains.
 
     It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
-    def __init__(self, fragment: FragmentReplica, presence: Presence, now: Callable[[], float], check: Check) -> None:
-        self.fragment, self._check = fragment, check
+    def __init__(
+        self, fragment: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove
+    ) -> None:
+        self.fragment, self._prove = fragment, prove
         self._server = StateServer(
-            fragment.replica,
-            presence.send_queue,
-            now,
-            rationed=presence.rationed,
-            entered=False,
-            fragment=fragment.number,
-            paced=False,
+            fragment.replica, send_queue, now, entered=False, fragment=fragment.number, paced=False
         )
 
     @property
@@ -47,11 +43,8 @@ class StandbyCopy:
         """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
 
-        def accept(offer: StateOffer, chain: Chain) -> Generator[float, None, bool]:
-            if offer.round <= older:
-                return False
-            proven = yield from self._check(chain, self.fragment.number, lambda fork: True)
-            return matches(offer, proven)
+        def accept(offer: StateOffer, chain: Chain) -> bool:
+            return offer.round > older and matches(offer, self._prove(chain, self.fragment.number, lambda fork: True))
 
         fetched = await self._server.fetch(peers, work, patience=patience, accept=accept)
         if not isinstance(fetched, FetchedState):

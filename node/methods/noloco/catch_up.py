@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
-from thinwire.collectives.state_offers import accept_all
 from thinwire.collectives.state_sync import FetchedState, OtherModelState
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.messages.registry import Chain, PeerId, StateOffer
+from thinwire.swarm.messages.registry import PeerId
 
 
 class GossipCatchUp:
@@ -45,15 +44,13 @@ class GossipCatchUp:
         do.
         """
         oldest = self._replica.round + self.behind.is_set()
-
-        def accept(offer: StateOffer, chain: Chain) -> Generator[float, None, bool]:
-            return offer.round >= oldest and (yield from accept_all(offer, chain))
-
         self.behind.clear()
         self._offered = False
         foreign: OtherModelState | None = None
         for peer in self._draw():
-            fetched = await self._states.fetch([peer], work, patience=self._patience(), accept=accept)
+            fetched = await self._states.fetch(
+                [peer], work, patience=self._patience(), accept=lambda offer, chain: offer.round >= oldest
+            )
             self._offered |= bool(self._states.offers)
             if isinstance(fetched, OtherModelState):
                 foreign = fetched

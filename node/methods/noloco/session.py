@@ -63,14 +63,7 @@ class GossipSession(ReplicaSession):
         """Running norm of contributions, see `aggregation.outliers`."""
         self._entered = self.me in replica.members
         self._states = StateServer(
-            replica,
-            presence.send_queue,
-            now,
-            rationed=presence.rationed,
-            entered=self._entered,
-            emit=context.emit,
-            report=self.report,
-            paced=False,
+            replica, presence.send_queue, now, entered=self._entered, emit=context.emit, report=self.report, paced=False
         )
         self.catch_up = GossipCatchUp(
             replica, self._states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience

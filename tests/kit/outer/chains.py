@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
 
 import blake3
 import msgspec
 from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
-from thinwire.collectives.state_offers import Answer, examine
 from thinwire.swarm.messages.registry import (
     Ballot,
     Certificate,
-    Chain,
     Commit,
     Contribution,
     Fork,
@@ -21,13 +18,10 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Proof,
     Proposal,
-    StateOffer,
 )
 
 RESULTS = b"o" * 32
 """Digest of the results of all rounds here."""
-
-Result = TypeVar("Result")
 
 Lives = Mapping[PeerId, bytes]
 
@@ -80,24 +74,3 @@ def fork_of(round: int, base: bytes, before: Sequence[PeerId], founders: Lives) 
     members = tuple(sorted(founders))
     signatures = tuple(sign(peer, Found(round, 0, base, members, founders[peer])) for peer in members)
     return Fork(round, base, tuple(before), members, b"".join(founders[peer] for peer in members), signatures)
-
-
-def result_of(parts: Generator[float, None, Result]) -> Result:
-    """Run a check in parts to its end; return its result."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            return cast(Result, end.value)
-
-
-def answer_with(
-    offer: StateOffer, payload: bytes, accept: Callable[[StateOffer, Chain], bool] = lambda offer, chain: True
-) -> Answer:
-    """Return the answer of a peer that makes this offer, checked by `examine`."""
-
-    def parts(offer: StateOffer, chain: Chain) -> Generator[float, None, bool]:
-        yield 1.0
-        return accept(offer, chain)
-
-    return result_of(examine(offer, payload, parts))

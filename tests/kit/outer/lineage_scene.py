@@ -88,9 +88,8 @@ class Scene:
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
-        self.rationed = RationedWork(lambda: self.now)
         presence = SimpleNamespace(
-            rationed=self.rationed,
+            rationed=RationedWork(lambda: self.now),
             live=self.live,
             send_queue=SimpleNamespace(
                 control=lambda to, message: self.sent.append((to, message)),
@@ -164,7 +163,6 @@ class Scene:
     def lose(self, *peers):
         for peer in peers:
             self.live.discard(peer)
-            self.rationed.drop(peer)
             self.current.agreement.on_link_down(peer, self.now)
             self.lineages.on_link_down(peer)
 
@@ -179,7 +177,6 @@ class Scene:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 0.5)
-            self.rationed.run()
             self.lineages.on_tick()
             self.own_lineage.on_tick()
 

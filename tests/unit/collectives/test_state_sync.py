@@ -5,7 +5,6 @@ from collections import Counter
 import blake3
 import numpy as np
 import pytest
-from kit.outer.chains import answer_with
 from thinwire.collectives import state_sync
 from thinwire.collectives.state_offers import Replay, state_digest
 from thinwire.collectives.state_sync import OtherModelState, PartialState, fetch_state
@@ -18,9 +17,7 @@ FOUNDER, SECOND, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
 class Source:
-    """A peer that offers `raw` (one chunk) as the state of `members` after `round`. `accept`: see `answer_with`."""
-
-    accept = staticmethod(lambda offer, chain: True)
+    """A peer that offers `raw` (one chunk) as the state of `members` after `round`."""
 
     def __init__(self, raw, *, round=0, members=(), layout=LAYOUT, replay=0, results=0):
         self.raw, self.hashes = raw, [blake3.blake3(raw).digest()]
@@ -29,7 +26,7 @@ class Source:
 
     def answer(self, message):
         if isinstance(message, StateAsk):
-            return answer_with(self.offer, b"".join(self.hashes), self.accept)
+            return Frame(self.offer, b"".join(self.hashes))
         assert isinstance(message, StateFetch)
         return Frame(StateChunk(message.round, message.index), self.raw)
 
@@ -110,7 +107,7 @@ def many(raw, round):
 
     def answer(message):
         if isinstance(message, StateAsk):
-            return answer_with(source.offer, b"".join(source.hashes))
+            return Frame(source.offer, b"".join(source.hashes))
         source.asked.append(message.index)
         at = message.index * CHUNK_BYTES
         # The source has moved on before the last chunk.
@@ -185,7 +182,6 @@ def test_unanswered_or_outdated_sources_are_asked_again():
                 return
             raw = b"this" if loop.time() < 1.0 else b"next"
             source = Source(raw, round=5 + (loop.time() >= 1.0), members=(FOUNDER, SECOND))
-            source.accept = lambda offer, chain: offer.round > 4
             receive_queue.put_nowait((peer, source.answer(message)))
 
         fetched = await fetch_state(
@@ -196,6 +192,7 @@ def test_unanswered_or_outdated_sources_are_asked_again():
             have=[bytes(32)],
             nbytes=4,
             patience=2.0,
+            accept=lambda offer, chain: offer.round > 4,
         )
         return fetched, loop.time()
 

@@ -7,10 +7,10 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
-from kit.outer.chains import answer_with, certificate
+from kit.outer.chains import certificate
 from thinwire.collectives.consensus.chain import encode
-from thinwire.collectives.state_offers import LAST_ROUND, state_digest
-from thinwire.collectives.state_sync import IN_FLIGHT, LATEST, STALL, PartialState, fetch_state
+from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, LATEST, STALL, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import lineage_of
@@ -40,7 +40,7 @@ class Source:
     def __init__(
         self, raw, *, round=3, delay=0.01, mute=False, spoil=lambda index, chunk: chunk, members=None, chain=()
     ):
-        self.chain, self.accept = chain, lambda offer, chain: True
+        self.chain = chain
         self.raw, self.delay, self.mute, self.spoil = raw, delay, mute, spoil
         members = tuple(sorted(PEERS[:2])) if members is None else members
         self.hashes = hashes(raw)
@@ -51,9 +51,7 @@ class Source:
 
     def answer(self, message):
         if isinstance(message, StateAsk):
-            if self.mute:
-                return None
-            return answer_with(self.offer, b"".join(self.hashes) + encode(self.chain), self.accept)
+            return None if self.mute else Frame(self.offer, b"".join(self.hashes) + encode(self.chain))
         self.asked.append(message.index)
         self.owed += 1
         self.most = max(self.most, self.owed)
@@ -61,11 +59,9 @@ class Source:
         return None if chunk is None else Frame(StateChunk(message.round, message.index), chunk)
 
 
-def fetch(sources, have, *, accept=lambda offer, chain: True, **more):
-    """Return the outcome and the seconds that it took. `accept`: see `answer_with`."""
+def fetch(sources, have, **more):
+    """Return the outcome and the seconds that it took."""
     named = dict(zip(PEERS, sources, strict=False))
-    for source in sources:
-        source.accept = accept
 
     async def main():
         receive_queue, loop = asyncio.Queue(), virtual_loop.current()
@@ -76,7 +72,7 @@ def fetch(sources, have, *, accept=lambda offer, chain: True, **more):
                 loop.call_later(named[peer].delay, arrive, peer, frame)
 
         def arrive(peer, frame):
-            named[peer].owed -= isinstance(frame, Frame)
+            named[peer].owed -= isinstance(frame.message, StateChunk)
             receive_queue.put_nowait((peer, frame))
 
         fetched = await fetch_state(
@@ -164,7 +160,7 @@ def test_state_that_nobody_offers_takes_no_turn():
         turn, receive_queue = asyncio.Semaphore(0), asyncio.Queue()
 
         def send(peer, message):
-            receive_queue.put_nowait((peer, answer_with(StateOffer(0, bytes(32), LAYOUT, SIZE, ()), b"")))
+            receive_queue.put_nowait((peer, Frame(StateOffer(0, bytes(32), LAYOUT, SIZE, ()))))
 
         return await fetch_state(
             PEERS[:2], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
-from kit.outer.chains import RESULTS, certificate, fork_of, result_of, sign, verify
-from thinwire.collectives.consensus.chain import checked, decode, encode, end_of, extended, founded
+from kit.outer.chains import RESULTS, certificate, fork_of, sign, verify
+from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded, proven
 from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, vote_for
 from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
 from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_CHAIN_ENTRIES, ChainEntry, Commit, Proof
@@ -29,9 +30,7 @@ def anyone(fork):
     return True
 
 
-def prove(chain, *, trusted=anyone, verify=verify, gaps=False):
-    """Return what a chain proves."""
-    return result_of(checked(chain, 0, trusted, fraction=0.5, verifier=lambda keys: verify, gaps=gaps))
+prove = partial(proven, fragment=0, trusted=anyone, fraction=0.5, verifier=lambda keys: verify)
 
 
 @dataclass
@@ -367,20 +366,20 @@ def test_chain_of_a_long_run_is_small_and_has_few_signatures():
     for change in range(1, 1000):
         history.round = 10 * change
         history.commit({peer: life(peer) for peer in peers[change : change + 16]})
-    verified = []
+    checked = []
 
     def counting(peer, message, signature):
-        verified.append(peer)
+        checked.append(peer)
         return verify(peer, message, signature)
 
-    assert prove(history.chain, verify=counting) is not None
+    assert proven(history.chain, 0, anyone, fraction=0.5, verifier=lambda keys: counting) is not None
     keys = sum(len(one.members) * 34 for one in history.chain[0].certificates)
-    assert len(encode(history.chain)) + keys < 2_000_000 and len(verified) < 10_000
+    assert len(encode(history.chain)) + keys < 2_000_000 and len(checked) < 10_000
     assert newest_round(history.chain[0]) == 9991
 
 
 def test_run_that_an_untrusted_peer_has_begun_is_refused():
     chain = History().chain
     assert prove(chain) is not None
-    assert prove(chain, trusted=lambda fork: False) is None
+    assert proven(chain, 0, lambda fork: False, fraction=0.5, verifier=lambda keys: verify) is None
     assert sign(ANN, chain[0].fork) != sign(BEN, chain[0].fork)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from contextlib import asynccontextmanager
 from functools import wraps
 
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.collectives.allreduce.service import OPERATIONS
-from thinwire.collectives.blocking_work import BURST
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
 from thinwire.node.membership.peer_diagnosis import TELL_SECONDS
@@ -545,30 +543,6 @@ async def test_time_in_which_the_process_was_suspended_is_reported_to_people():
         await asyncio.sleep(1.0)
     text = "for 112 s: the process was suspended, or the machine was overloaded"
     assert scene.events == [("stopped", {"detail": text})]
-
-
-# --- rationed work
-
-
-@simulated
-async def test_rationed_work_continues_with_ticks_until_the_link_of_its_owner_is_lost():
-    scene, done = Scene(handled=False), Counter()
-
-    def job(owner):
-        while True:
-            yield BURST
-            done[owner] += 1
-
-    async with scene.running():
-        for peer in (ANN, BEN):
-            await scene.come(peer, Ping(1, 0, ()))
-            scene.presence.rationed.add(peer, "job", 1, job(peer))
-        await asyncio.sleep(3.0)
-        assert min(done.values()) > 1
-        await scene.lose(BEN)
-        before = Counter(done)
-        await asyncio.sleep(3.0)
-        assert done[ANN] > before[ANN] and done[BEN] == before[BEN]
 
 
 # --- deadlines

@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from kit.outer.chains import result_of
 from thinwire.collectives.consensus.chain import Configuration, founded
 from thinwire.collectives.state_sync import LATEST, OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
@@ -64,16 +63,14 @@ class Here:
             factory=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
             current=lambda: self.current,
             lineages=lineages,
-            check=self._check,
+            prove=lambda chain, fragment, trusted: (
+                Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
+            ),
             now=lambda: self.now,
             fragment=0,
             turn=None,
         )
         self.proven = 4
-
-    def _check(self, chain, fragment, trusted):
-        yield 1
-        return Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
 
     async def _fetch(self, peers, work, *, accept, **rest):
         self.accepts.append(accept)
@@ -193,9 +190,9 @@ def test_peer_fetches_later_states_of_its_lineage_and_those_of_a_prevailing_one(
         here.catch_up.behind.set()
     assert here.newer() is None
     here.proven = round
-    assert result_of(here.accepts[0](offer(round, chain), chain)) == accepted
+    assert here.accepts[0](offer(round, chain), chain) == accepted
     here.proven = round - 1
-    assert not result_of(here.accepts[0](offer(round, chain), chain)), "the chain is of another round"
+    assert not here.accepts[0](offer(round, chain), chain), "the chain is of another round"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +203,7 @@ def test_peer_notes_a_proved_offer_of_a_lineage_that_gives_way_to_its_own(chain,
     here = Here(fetched=[None])
     here.newer()
     here.proven = proven
-    result_of(here.accepts[0](offer(4, chain), chain))
+    here.accepts[0](offer(4, chain), chain)
     assert here.catch_up.newest == prevails
 
 
@@ -251,9 +248,7 @@ def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_besi
 def test_peer_without_a_state_takes_any_trusted_one():
     here = Here(chain=(), fetched=[None])
     here.newer()
-    assert result_of(here.accepts[0](offer(4, BETTER), BETTER)) and not result_of(
-        here.accepts[0](offer(4, WORSE), WORSE)
-    )
+    assert here.accepts[0](offer(4, BETTER), BETTER) and not here.accepts[0](offer(4, WORSE), WORSE)
 
 
 def test_outdated_holder_of_a_stage_takes_the_recovered_state_whoever_founded_it():
@@ -261,7 +256,7 @@ def test_outdated_holder_of_a_stage_takes_the_recovered_state_whoever_founded_it
     here.catch_up.gone.update((ANN, BEN))
     assert here.catch_up.outdated()
     here.newer()
-    assert result_of(here.accepts[0](offer(4, WORSE), WORSE))
+    assert here.accepts[0](offer(4, WORSE), WORSE)
 
 
 def test_peers_that_serve_no_state_are_dropped_after_some_failures():

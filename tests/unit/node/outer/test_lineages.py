@@ -131,7 +131,6 @@ def test_long_chains_of_many_peers_delay_an_honest_one_by_seconds():
         if tick == 5:
             chain = later_chain(ANN, BEN, CAT)
             scene.lineages.on_head(ANN, Head(newest_round(chain[-1]), 0, lineage_of(chain)), encode(chain))
-        scene.rationed.run()
         scene.lineages.on_tick()
     assert ANN in scene.lineages.ahead()
 
