@@ -163,7 +163,6 @@ class StateServer:
     def on_link_down(self, peer: PeerId) -> None:
         """Forget a reader; chunks that the peer owes are asked of others."""
         self.done(peer)
-        del self._questions[peer]
         if self._mail is not None:
             self._mail.put_nowait((peer, None))
 
@@ -234,6 +233,7 @@ class StateServer:
     ) -> FetchedState | OtherModelState | Replay | None:
         """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
         self._mail, self.offers = asyncio.Queue(), {}
+        self._questions = Counter({peer: count for peer, count in self._questions.items() if peer in peers})
         self.forget(*self.without)
         try:
             fetched = await fetch_state(
