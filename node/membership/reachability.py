@@ -19,6 +19,9 @@ MOST = 4
 CHECK_SECONDS = 2.0
 """Seconds between looks at the roster: new subnets are asked at once, because one claim is weak."""
 
+RETRY_SECONDS = 15.0
+"""Seconds after which peers are asked again if none has answered yet."""
+
 AGAIN_SECONDS = 300.0
 """Seconds after which the same peers are asked again: translators forget, and providers renumber."""
 
@@ -49,10 +52,11 @@ class Reachability:
         Without a network nothing is asked or announced.
         """
         asked: frozenset[Contact] = frozenset()
-        at, seen, turn = 0.0, -1, 0
+        at, seen, turn, last = 0.0, -1, 0, self._own
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            own = self._transport.addresses()
+            before, last = last, self._transport.addresses()
+            own = last if last == before else self._own  # An interface may go and return at once.
             if all(scope_of(address) == "machine" for address in own):
                 continue
             if own != self._own:
@@ -69,7 +73,10 @@ class Reachability:
             if contacts and (due or not asked.issuperset(contacts)):
                 asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
                 answers = await self._transport.observe(contacts)
-                self.judge([answer for answer in answers if isinstance(answer, Sighting)])
+                sightings = [answer for answer in answers if isinstance(answer, Sighting)]
+                self.judge(sightings)
+                if not sightings and self.reach == Reach():
+                    at = self._now() + RETRY_SECONDS
 
     def map(self, address: str) -> None:
         """Announce an address at which the router forwards to our gate; "": it does not any more."""

@@ -22,6 +22,9 @@ BACKLOG = 512
 MOST_INTERFACES = 4
 """Most interfaces whose addresses are announced."""
 
+INNER = ("br-", "cni", "docker", "lxc", "lxd", "veth", "virbr", "vmnet")
+"""Beginnings of names of interfaces to containers and virtual machines here; these come last."""
+
 
 class PortTaken(HintedError):
     """The address to listen on is not available."""
@@ -86,13 +89,15 @@ def _listening(host: str, port: int) -> socket.socket:
     uvloop would look up even a numeric host in a thread of libuv, after which a forked child of this process crashes when it
     exits: libuv waits for threads that the child does not have.
     """
-    sock = socket.socket(_family(host))
+    family = _family(host)
+    (*_, place), *_ = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)  # with the interface of fe80::…%eth0
+    sock = socket.socket(family)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sock.family == socket.AF_INET6:
+        if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.setblocking(False)
-        sock.bind((host, port))
+        sock.bind(place)
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()
@@ -107,7 +112,8 @@ def _family(host: str) -> int:
 def own_addresses(host: str) -> tuple[str, ...]:
     """Return the addresses that others can dial for a bound `host`.
 
-    For a wildcard this is the address of the default route; in a network without one, those of all interfaces.
+    For a wildcard this is the address of the default route; in a network without one, those of all interfaces. Raises OSError
+    where descriptors are short.
     """
     if host not in ("0.0.0.0", "::", ""):
         return (host,)
@@ -126,9 +132,10 @@ def _of_interfaces(family: socket.AddressFamily) -> tuple[str, ...]:
     import psutil
 
     up = {name for name, one in psutil.net_if_stats().items() if one.isup}
+    interfaces = sorted(psutil.net_if_addrs().items(), key=lambda item: (item[0].startswith(INNER), item[0]))
     found = [
         one.address
-        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for name, addresses in interfaces
         for one in addresses
         if name in up and one.family == family and "%" not in one.address
     ]

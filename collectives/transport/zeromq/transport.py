@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,9 +164,13 @@ class ZmqTransport:
 
     def addresses(self) -> tuple[str, ...]:
         """Return the gate addresses to announce: the given ones, or those that this machine has now."""
-        own = self._advertise or tuple(join_address(one, self._port) for one in own_addresses(self._host))
-        self._connections.addresses = own
-        return own
+        if self._advertise:
+            self._connections.addresses = self._advertise
+        else:
+            with suppress(OSError):  # Descriptors are short; the last addresses stay.
+                found = own_addresses(self._host)
+                self._connections.addresses = tuple(join_address(one, self._port) for one in found)
+        return self._connections.addresses
 
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate. A Welcome means that the link is up."""

@@ -1,6 +1,7 @@
 """The ZeroMQ transport between honest peers."""
 
 import asyncio
+import errno
 import gc
 import hashlib
 import os
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import uvloop
 from thinwire.collectives.transport.zeromq import record_writer
+from thinwire.collectives.transport.zeromq import transport as zmq_transport
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS
@@ -347,6 +349,23 @@ def test_peer_with_a_wrong_clock_learns_that_records_are_not_valid_here_and_now(
         first, second = await wire.peer(1), await wire.peer(2, wall=lambda: int(time.time()) + shift)
         refusal = await second.meet(first)
         assert refusal.code == "signature" and reason in refusal.detail
+
+    wire.run(work)
+
+
+def test_own_addresses_stay_while_descriptors_are_short(wire, monkeypatch):
+    async def work():
+        peer = await wire.peer(1, host="0.0.0.0")
+        before = peer.transport.addresses()
+        monkeypatch.setattr(zmq_transport, "own_addresses", lambda host: ("10.7.7.7",))
+        moved = peer.transport.addresses()
+        assert moved == (f"10.7.7.7:{peer.transport.port}",) != before
+
+        def fail(host):
+            raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(zmq_transport, "own_addresses", fail)
+        assert peer.transport.addresses() == moved
 
     wire.run(work)
 
