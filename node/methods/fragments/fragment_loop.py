@@ -71,7 +71,6 @@ class FragmentLoop(RoundLoop):
         self._bounded, self._overlap_tokens = manifest.run.rounds > 0, manifest.overlap * manifest.step_tokens
         self._pending: dict[int, _PendingRound] = {}
         # In a pipeline group all peers make the steps of the origin.
-        # In a pipeline group all peers make the steps of the origin.
         most = 0 if manifest.pipeline.stages else manifest.pace - 1
         self._lateness = Lateness(steps=manifest.pace, most=most)
 
