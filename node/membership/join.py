@@ -87,7 +87,7 @@ async def knock(
                     full = reason if answer.code == "full" else full
                     again = answer.code not in ADVICE and answer.code not in lasting
                     if answer.code in ADVICE:
-                        verdict = "does not suit us" if answer.code == "signature" else "refused us"
+                        verdict = "cannot be joined" if answer.code == "signature" else "refused us"
                         text = f"{contact.address} {verdict} ({answer.code}): {answer.detail}"
                         refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
                 if again:
