@@ -40,6 +40,7 @@ PACKAGES = {
     "collectives/transport": ("swarm", "compression/core", "collectives/transport/addresses"),
     "collectives/transport/addresses": ("swarm/identity",),
     "collectives/transport/circuits": ("collectives/transport",),
+    "collectives/transport/sending": ("collectives/transport",),
     "collectives/transport/shared_memory": ("swarm",),
     "collectives/transport/zeromq": (
         "collectives",
@@ -51,13 +52,13 @@ PACKAGES = {
     "collectives/consensus": ("collectives/topology",),
     "collectives/rounds": ("collectives/rounds/data_planes",),
     "collectives/rounds/data_planes": (
-        *("collectives", "collectives/aggregation", "collectives/consensus", "collectives/transport"),
+        *("collectives", "collectives/aggregation", "collectives/consensus", "collectives/transport/sending"),
     ),
     "collectives/gossip": (
         "collectives",
         "collectives/aggregation",
         "collectives/topology",
-        "collectives/transport",
+        "collectives/transport/sending",
         "compression",
     ),
     "collectives/costs": ("collectives/gossip", "swarm/manifest"),
@@ -309,7 +310,7 @@ def test_packages_import_what_the_table_allows():
         ("compression/core", "from thinwire.compression.kernels import dct", True),
         ("compression/sparse", "from thinwire.compression.kernels.dct import matrix", False),
         ("compression/sparse", "from thinwire.compression.dense.floats import Floats", True),
-        ("collectives/topology", "from thinwire.collectives.transport.own_bandwidth import Bandwidth", True),
+        ("collectives/topology", "from thinwire.collectives.transport.sending.own_bandwidth import Bandwidth", True),
         ("collectives/topology", "from thinwire.collectives import outcome", True),
         ("collectives/consensus", "from thinwire.swarm.messages.registry import Commit", False),
         ("collectives/rounds", "from thinwire.collectives.outcome import Outcome", False),

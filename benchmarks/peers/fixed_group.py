@@ -30,7 +30,7 @@ from thinwire.collectives.timing import GIVE_UP, TICK
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.interface import Arrival, Transport
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.swarm.aggregation_spec import AggregationSpec
@@ -230,7 +230,7 @@ class Averager:
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:
         message, number = frame.message, round_of(frame.message)
-        self._send_queue.look()
+        self._send_queue.sample_bandwidth()
         if isinstance(message, Behind):
             if number > self._number:
                 self._round_factory.behind.set()
@@ -255,7 +255,7 @@ class Averager:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self._send_queue.look()
+            self._send_queue.sample_bandwidth()
             for butterfly in (self.current, self.past):
                 if butterfly is not None:
                     butterfly.tick()

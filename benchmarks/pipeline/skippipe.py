@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.model.section import Section
 from thinwire.node.pipeline.model.stage import Stage

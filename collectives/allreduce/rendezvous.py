@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from thinwire.collectives.allreduce.group_acceptance import Group, confirmed, fits, greater, orderly
 from thinwire.collectives.allreduce.signature import difference
 from thinwire.collectives.blocking_work import Work, at_once
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import MAX_GROUP, Call, Digest, PeerId, Plan
 from thinwire.swarm.rendezvous_hash import leader_order

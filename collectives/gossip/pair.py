@@ -29,7 +29,7 @@ from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.gossip.partner_patience import PartnerPatience
 from thinwire.collectives.gossip.transfer import ChunkReceiver, ChunkSender
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.messages.registry import Base, Chunk, Decline, Digest, Fetch, PeerId, Ready
@@ -144,7 +144,7 @@ class Pair:
 
     def part(self) -> None:
         """Withdraw unsent data for this partner: another partner was drawn."""
-        self._send_queue.withdraw(self.partner, self.round, self.fragment)
+        self._send_queue.drop_chunks(self.partner, self.round, self.fragment)
 
     @property
     def moved(self) -> float:

@@ -9,7 +9,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.state_sync import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
 
@@ -199,7 +199,7 @@ class ResultServer:
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
         paced = not known and self._paced(sender, round)
-        waiting = self._send_queue.later(sender, Result) if paced else self._send_queue.later(sender)
+        waiting = self._send_queue.requested(sender, Result) if paced else self._send_queue.requested(sender)
         if waiting > 2 * IN_FLIGHT:
             return  # the peer has not read what it asked for before
         if whole:
@@ -212,7 +212,7 @@ class ResultServer:
         for index in dict.fromkeys(message.indices):
             if index < len(chunks) and (result := chunks[index]) is not None:
                 frame = Frame(Result(round, fragment, proposal.ballot, index, proposal.lineage), result)
-                self._send_queue.bulk(sender, frame, later=True, paced=paced)
+                self._send_queue.bulk(sender, frame, requested=True, paced=paced)
 
     def _prove(self, to: PeerId, proposal: Proposal) -> None:
         """Show a peer of the round what an audit of our results needs, once in a patience."""

@@ -20,7 +20,7 @@ from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
 from thinwire.collectives.timing import MAX_MOVING, STALL
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import peer_id_of
@@ -297,7 +297,7 @@ class Round:
         proposal, (then, before) = self.data_plane.proposal, self._received
         if proposal is None or not self.data_plane.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = {peer: self._send_queue.came(peer) for peer in self.data_plane.awaited_peers(proposal)}
+        came = {peer: self._send_queue.received(peer) for peer in self.data_plane.awaited_peers(proposal)}
         self._received = (now, came)
         grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
         if grown >= TRICKLE * (now - then):

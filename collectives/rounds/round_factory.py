@@ -35,7 +35,7 @@ from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Collective, Topology

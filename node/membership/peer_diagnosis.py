@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, named
 from thinwire.collectives.health.straggler_grace import Attendance
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Chunk, Partial, PeerId, Propose, Ready, WallClock

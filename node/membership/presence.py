@@ -19,7 +19,7 @@ from thinwire.collectives.allreduce.service import is_ours
 from thinwire.collectives.blocking_work import RationedWork, Work, at_once
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
@@ -338,7 +338,7 @@ class Presence:
 
     def spans(self) -> tuple[Span, ...]:
         """Return our measurements of links to other peers."""
-        return self.roster.distances.spans(self.roster.peers.others, self.send_queue.ways.rates(self._now()))
+        return self.roster.distances.spans(self.roster.peers.others, self.send_queue.link_rates.rates(self._now()))
 
     async def leave(self) -> None:
         """Say goodbye to all peers, and give the messages a moment to leave."""

@@ -95,7 +95,7 @@ class FrameRouter:
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
-        self._send_queue.look()
+        self._send_queue.sample_bandwidth()
         if isinstance(message, STATE):
             self._states.on_frame(peer, frame)
         elif isinstance(message, Behind):
@@ -115,7 +115,7 @@ class FrameRouter:
 
     def on_tick(self) -> None:
         """Let time pass in the round in progress, and in finished rounds that other peers need."""
-        self._send_queue.look()
+        self._send_queue.sample_bandwidth()
         self._current().tick()
         self._history.pump()
         self.prune()
@@ -189,8 +189,8 @@ class FrameRouter:
     def prune(self) -> None:
         """Free past rounds that no peer needs."""
         for peer in self._history.followers:
-            if self._send_queue.later(peer, Result, self._fragment):
+            if self._send_queue.requested(peer, Result, self._fragment):
                 self._history.follow(peer)  # its pauses may be longer
                 if self._history.hurried(peer):
-                    self._send_queue.release(peer, self._fragment)
+                    self._send_queue.end_pauses(peer, self._fragment)
         self._history.prune(self._current(), self._live, read=self._states.read)

@@ -152,8 +152,8 @@ class Lineages:
     def _send_chain(self, peer: PeerId) -> None:
         """Send our chain; a peer with a newer one, or of a lineage that prevails, answers with that."""
         proof = self._replica.proof
-        if proof and not self._send_queue.later(peer, Head, self._fragment):
-            self._send_queue.bulk(peer, Frame(self._head, proof), later=True)
+        if proof and not self._send_queue.requested(peer, Head, self._fragment):
+            self._send_queue.bulk(peer, Frame(self._head, proof), requested=True)
 
     def gives_way(self, chain: Chain) -> bool:
         """Return True if our lineage gives way to that of `chain`.

@@ -20,7 +20,7 @@ from thinwire.collectives.state_sync import (
     PartialState,
     fetch_state,
 )
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.round_history import HURRY, RoundHistory
 from thinwire.node.runtime.asyncio_extra import Result, Work
@@ -204,7 +204,7 @@ class StateServer:
     def _current(self, snapshot: _Snapshot | None) -> _Snapshot | None:
         if snapshot is None:
             return None
-        if any(self._send_queue.later(peer, StateChunk, self._fragment) for peer in snapshot.readers):
+        if any(self._send_queue.requested(peer, StateChunk, self._fragment) for peer in snapshot.readers):
             snapshot.used = self._now()  # its pauses may be longer
         old = self._now() > snapshot.used + SNAPSHOT_SECONDS
         return None if old or self._history.spent(snapshot.offer.round) >= 1 else snapshot
@@ -282,13 +282,13 @@ class StateServer:
 
     def _offer(self, peer: PeerId) -> None:
         replica, snapshot = self._replica, self._snapshot
-        if self._send_queue.later(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
+        if self._send_queue.requested(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
             return  # the peer has not even read the earlier offers
         if not self.entered:
             nothing = StateOffer(
                 replica.round, replica.digest, replica.layout, replica.state.nbytes, (), self._fragment
             )
-            self._send_queue.bulk(peer, Frame(nothing), later=True)
+            self._send_queue.bulk(peer, Frame(nothing), requested=True)
             return
         if self.held:
             self._waiting.add(peer)
@@ -316,10 +316,10 @@ class StateServer:
             snapshot = self._snapshot = _Snapshot(offer, proof, replica.twin(), self._now())
         snapshot.used = self._now()
         snapshot.readers.add(peer)
-        self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), later=True)
+        self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), requested=True)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
-        if self._send_queue.later(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
+        if self._send_queue.requested(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
             return  # an honest peer does not request as many at once, and each may cost a copy
         payload: Buffer = b""
         for snapshot in (self._snapshot, self._older):
@@ -330,7 +330,7 @@ class StateServer:
                 self._pace()
                 break
         self._send_queue.bulk(
-            peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), later=True
+            peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), requested=True
         )
 
 

@@ -17,7 +17,7 @@ def lineages(peer: Peer) -> list[str]:
 
 def links_known(peer: Peer) -> tuple[LinkStatus, ...]:
     """Return what this peer has measured of its links, and what present peers have announced of theirs."""
-    me, rates = peer.identity.peer_id, peer.presence.send_queue.ways.rates(peer.environment.now())
+    me, rates = peer.identity.peer_id, peer.presence.send_queue.link_rates.rates(peer.environment.now())
     roster, announced = peer.session.roster, peer.session.announced
     trips = {other: roster.distances.rtt(other) for other in peer.session.live}
     found = [(me[:SPAN_PREFIX], other[:SPAN_PREFIX], trip, rates.get(other, 0.0)) for other, trip in trips.items()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from thinwire.collectives.transport.send_queue import LONGEST
 from thinwire.node.membership.join import Refused
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.invariants.fragments import FragmentInvariants
@@ -319,14 +318,9 @@ class AlwaysInvariants:
         session = process.peer.session
         sizes = {
             **session.sizes(),
+            **session.presence.send_queue.sizes(),
             "news": (session.roster.queued, MAX_QUEUE),
         }
-        queue = session._send_queue
-        for lanes in (queue._control, queue._bulk, queue._state):
-            for lane in lanes.values():
-                waiting = len(lane._urgent) + len(lane._later)
-                if waiting > sizes.get("lane", (0, 0))[0]:
-                    sizes["lane"] = (waiting, LONGEST)
         if process.transport is not None:
             for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
                 if most > limit:

@@ -64,28 +64,28 @@ class FakeSendQueue:
         self.stirring: dict[PeerId, int] = {}
         self.departed, self.busy = 0.0, False
 
-    def came(self, peer: PeerId) -> int:
+    def received(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)
 
     def fail(self, error: Exception) -> None:
         raise error
 
-    def left(self, round: int, fragment: int) -> float:
+    def last_sent(self, round: int, fragment: int) -> float:
         return self.departed
 
-    def sending(self, round: int, fragment: int) -> bool:
+    def uplink_limits(self, round: int, fragment: int) -> bool:
         return self.busy
 
-    def later(self, to: PeerId, kind: type = Message) -> int:
+    def requested(self, to: PeerId, kind: type = Message) -> int:
         return self.waiting if kind is Message else len(self.paced)
 
     def control(self, to: PeerId, message: Message) -> None:
         self.sent.append((to, message, b""))
 
-    def bulk(self, to: PeerId, frame: Frame, *, later: bool = False, paced: bool = False) -> None:
+    def bulk(self, to: PeerId, frame: Frame, *, requested: bool = False, paced: bool = False) -> None:
         (self.paced if paced else self.sent).append((to, frame.message, bytes(frame.payload)))
 
-    def recall(self, round: int, fragment: int) -> None:
+    def drop_ring_frames(self, round: int, fragment: int) -> None:
         self.recalled += 1
 
     def of(self, kind: type) -> list[Sent]:

@@ -30,7 +30,7 @@ from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
 from thinwire.collectives.topology.shards import Grid, Key
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame

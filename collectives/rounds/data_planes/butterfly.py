@@ -32,7 +32,7 @@ from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_pace import OwnerPace
 from thinwire.collectives.topology.shards import Grid, Key, owners
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import Codec, CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame

@@ -19,7 +19,7 @@ from thinwire.collectives.rounds.data_planes.contributions import Contributions,
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.rounds.data_planes.transfer_progress import TransferProgress
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (

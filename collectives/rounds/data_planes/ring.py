@@ -82,7 +82,7 @@ class Ring(OwnerDependentButterfly):
         """Drop the data of another ballot's ring."""
         if self._lap is not None:
             self._lap = None
-            self._send_queue.recall(self.round, self.fragment)
+            self._send_queue.drop_ring_frames(self.round, self.fragment)
         super()._drop_results(proposal)
 
     def _assign(self, proposal: Proposal) -> None:

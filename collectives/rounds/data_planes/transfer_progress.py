@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.timing import SLOW_FACTOR
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.messages.registry import PeerId
 
 PARTIAL_FRAMES = 30
@@ -102,8 +102,8 @@ class TransferProgress:
         """
         me, terms, now = self._agreement.me, self._agreement.terms, self._now()
         sending, left = (
-            self._send_queue.sending(terms.round, terms.fragment),
-            self._send_queue.left(terms.round, terms.fragment),
+            self._send_queue.uplink_limits(terms.round, terms.fragment),
+            self._send_queue.last_sent(terms.round, terms.fragment),
         )
         if sending and left > self._last_departure:
             self._last_departure = left

@@ -140,9 +140,9 @@ class FragmentSessions(Session):
         elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
             copy.on_frame(peer, frame)
         elif isinstance(message, StateAsk):
-            if self._send_queue.later(peer, StateOffer) <= MAX_SEPARATE:
+            if self._send_queue.requested(peer, StateOffer) <= MAX_SEPARATE:
                 nothing = StateOffer(0, bytes(32), bytes(32), 0, (), number)
-                self._send_queue.bulk(peer, Frame(nothing), later=True)
+                self._send_queue.bulk(peer, Frame(nothing), requested=True)
         elif isinstance(message, Prepare) and number < self.replica.count:
             self._send_queue.control(peer, Decline(message.round, number, "no state"))
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from thinwire.collectives.consensus.chain import Prove
 from thinwire.collectives.state_offers import matches
 from thinwire.collectives.state_sync import FetchedState
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import blake3
 from thinwire.collectives.state_sync import IN_FLIGHT
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -68,11 +68,11 @@ class OwnContributions:
         for ready, source, times in self._lent:
             if (message.round, message.digest) == (ready.round, name_of(ready.hashes)):
                 # A member that asks for more than its link carries is not answered.
-                if peer in self._replica.members and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
+                if peer in self._replica.members and self._send_queue.requested(peer) <= 2 * IN_FLIGHT:
                     for index in dict.fromkeys(message.indices):
                         times[peer, index] += 1
                         if index < len(source) and times[peer, index] <= TIMES:
                             chunk = Chunk(ready.round, self._fragment, ready.attempt, index)
-                            self._send_queue.bulk(peer, Frame(chunk, source[index]), later=True)
+                            self._send_queue.bulk(peer, Frame(chunk, source[index]), requested=True)
                 return True
         return False

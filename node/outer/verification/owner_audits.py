@@ -250,11 +250,15 @@ class Audits:
         case = next((one for one in self._cases if one.false and one.name == message.digest), None)
         if case is None:
             return False
-        if peer in self._replica.members and peer not in case.served and self._send_queue.later(peer) <= 2 * IN_FLIGHT:
+        if (
+            peer in self._replica.members
+            and peer not in case.served
+            and self._send_queue.requested(peer) <= 2 * IN_FLIGHT
+        ):
             case.served.add(peer)
             for entry, found in zip(case.data.contributors, case.data.inputs(case.index), strict=True):
                 chunk = Chunk(case.data.round, self._fragment, entry.attempt, case.index)
-                self._send_queue.bulk(peer, Frame(chunk, case.payloads[found]), later=True)
+                self._send_queue.bulk(peer, Frame(chunk, case.payloads[found]), requested=True)
         return True
 
     # --- verdicts

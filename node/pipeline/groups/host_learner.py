@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.groups.stage_learner import StageLearner
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.presence import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.recovery.stage_source import Source

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.presence import Family, Handler
 from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly, pieces
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.stage import Stage

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import Section

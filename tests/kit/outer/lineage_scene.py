@@ -93,8 +93,8 @@ class Scene:
             live=self.live,
             send_queue=SimpleNamespace(
                 control=lambda to, message: self.sent.append((to, message)),
-                bulk=lambda to, frame, later: self.told.append((to, frame.message, decode(frame.payload))),
-                later=lambda to, kind, fragment: self.waiting,
+                bulk=lambda to, frame, requested: self.told.append((to, frame.message, decode(frame.payload))),
+                requested=lambda to, kind, fragment: self.waiting,
             ),
             roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )

@@ -11,7 +11,7 @@ from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
-from thinwire.collectives.transport.own_bandwidth import Bandwidth
+from thinwire.collectives.transport.sending.own_bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.session import SessionContext
@@ -50,16 +50,16 @@ class Queue(FakeSendQueue):
         self.bandwidth = Bandwidth()
         self.released = []
 
-    def look(self):
+    def sample_bandwidth(self):
         pass
 
     def begin(self, round, fragment=0):
         pass
 
-    def later(self, to, *kinds):
+    def requested(self, to, *kinds):
         return self.waiting
 
-    def release(self, peer, fragment):
+    def end_pauses(self, peer, fragment):
         self.released.append((peer, fragment))
 
 

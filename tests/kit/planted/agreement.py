@@ -188,9 +188,13 @@ def _offer_falsely(session):
         lives = b"".join(end.lives.get(member, bytes(LIFE)) for member in end.members)
         digest = state_digest(round, replica.layout, end.members, hashes, lives, end.lineage)
         told = StateOffer(round, digest, replica.layout, len(raw), end.members, session.fragment, lives, end.lineage)
-        return bulk(peer, Frame(told, b"".join(hashes) + encode_chain(chain)), later=True)
+        return bulk(peer, Frame(told, b"".join(hashes) + encode_chain(chain)), requested=True)
 
     def serve(peer, message):
-        bulk(peer, Frame(StateChunk(message.round, message.index, session.fragment), pieces[message.index]), later=True)
+        bulk(
+            peer,
+            Frame(StateChunk(message.round, message.index, session.fragment), pieces[message.index]),
+            requested=True,
+        )
 
     states._offer, states._serve = offer, serve

@@ -197,9 +197,9 @@ class _Swarm:
             self.peer = peer
 
     def process(self):
-        queue = SimpleNamespace(_control={}, _bulk={}, _state={})
+        presence = SimpleNamespace(send_queue=SimpleNamespace(sizes=dict))
         roster = SimpleNamespace(peers=SimpleNamespace(banned={}), left=False, queued=0)
-        session = SimpleNamespace(roster=roster, sizes=dict, _send_queue=queue)
+        session = SimpleNamespace(roster=roster, sizes=dict, presence=presence)
         replica = SimpleNamespace(round=0, lineage=b"first")
         replica.each = lambda layout: [(0, replica, layout)]
         peer = SimpleNamespace(session=session, replica=replica, layout=None)

@@ -137,7 +137,7 @@ def test_unread_answers_to_one_peer_are_bounded(swarm):
             for message in (Fetch(past.round, 0, past.data_plane.results.digest, everything), StateAsk()):
                 await liar.transport.send(victim.id, Frame(message))
             await asyncio.sleep(0.001)
-        waiting = sum(victim.presence.send_queue.later(liar.id, kind) for kind in (Result, StateChunk, StateOffer))
+        waiting = sum(victim.presence.send_queue.requested(liar.id, kind) for kind in (Result, StateChunk, StateOffer))
         assert 0 < waiting <= len(past.data_plane.results) + 2 * IN_FLIGHT + 2
         assert len(told) < 100
 

@@ -50,7 +50,7 @@ class Room:
         send_queue = SimpleNamespace(
             control=lambda to, message: self.frames.append((peer, to, Frame(message))),
             bulk=bulk,
-            withdraw=lambda *of: None,
+            drop_chunks=lambda *of: None,
         )
         terms = PairTerms(round, bytes(32), self.cut, self.how, 10**9, send_queue, lambda: self.now, PATIENCE)
         return OwnerGroup(terms, me=peer, size=size)

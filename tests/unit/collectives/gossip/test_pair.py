@@ -46,7 +46,7 @@ class Bench:
     def bulk(self, to, frame):
         self.sent.append(frame)
 
-    def withdraw(self, peer, round, fragment):
+    def drop_chunks(self, peer, round, fragment):
         self.withdrawn.append(peer)
 
     def asked(self):

@@ -66,6 +66,9 @@ class FakeTransport:
         self.sent.append((to, frame.message))
         return True
 
+    def delivered(self, peer):
+        return 0, 0
+
     async def send(self, to, frame):
         if self.broken:
             raise OSError("no descriptors")
@@ -728,10 +731,10 @@ async def test_measured_links_are_those_to_peers_in_the_view():
         scene.roster.distances.add(peer, 0.05)
     assert [span.peer for span in scene.presence.spans()] == [ANN[:SPAN_PREFIX]]
     assert scene.presence.spans()[0].rtt > 0 == scene.presence.spans()[0].rate
-    scene.presence.send_queue.ways.wait(ANN, 0.0)
-    scene.presence.send_queue.ways.sent(ANN, 10**7, 1.0)
+    scene.presence.send_queue.link_rates.wait(ANN, 0.0)
+    scene.presence.send_queue.link_rates.sent(ANN, 10**7, 1.0)
     await asyncio.sleep(2.0)
-    scene.presence.send_queue.ways.over(ANN, 2.0)
+    scene.presence.send_queue.link_rates.over(ANN, 2.0)
     assert scene.presence.spans()[0].rate > 0
 
 

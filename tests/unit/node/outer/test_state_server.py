@@ -35,14 +35,14 @@ class Outbox:
     def __init__(self):
         self.sent, self.waiting, self.hurried = [], 0, set()
 
-    def bulk(self, to, frame, *, later=False):
-        assert later
+    def bulk(self, to, frame, *, requested=False):
+        assert requested
         self.sent.append((to, frame))
 
     def control(self, to, message):
         self.sent.append((to, Frame(message)))
 
-    def later(self, to, kind, fragment=None):
+    def requested(self, to, kind, fragment=None):
         return self.waiting
 
     def hurry(self, reader, hurried):

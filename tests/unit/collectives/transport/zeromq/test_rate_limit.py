@@ -9,7 +9,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.send_queue import SendQueue
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, StateChunk
@@ -96,11 +96,14 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
             def totals(self):
                 return first.transport.totals()
 
+            def delivered(self, peer):
+                return first.transport.delivered(peer)
+
         send_queue = SendQueue(Noted())
         for index in range(8):
             send_queue.bulk(others[0].id, Frame(Chunk(1, 0, 1, index), bytes(SIZE)))
         for index in range(2):
-            send_queue.bulk(others[1].id, Frame(StateChunk(1, index), bytes(SIZE)), later=True)
+            send_queue.bulk(others[1].id, Frame(StateChunk(1, index), bytes(SIZE)), requested=True)
         while len(handed) < 10:
             await asyncio.sleep(0.01)
         assert handed[-1] is StateChunk or handed.index(StateChunk) >= 4

@@ -30,7 +30,7 @@ class Outbox:
     def control(self, peer, message):
         self.said.append((peer, message))
 
-    def bulk(self, peer, frame, later=False):
+    def bulk(self, peer, frame, requested=False):
         self.sent.append((peer, frame))
 
     @property

@@ -42,7 +42,7 @@ class Scene:
     def control(self, to, message):
         self.control_sent.append((to, message))
 
-    def bulk(self, to, frame, *, later=False):
+    def bulk(self, to, frame, *, requested=False):
         self.bulk_sent.append((to, frame))
 
     async def tell(self, peer, message, payload=b""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.transport.own_bandwidth import FALL, LEAST, LOOKS, RISE, SHORTEST, Bandwidth, densest
+from thinwire.collectives.transport.sending.own_bandwidth import FALL, LEAST, LOOKS, RISE, SHORTEST, Bandwidth, densest
 from thinwire.swarm.quantized_links import CEILING
 
 MB = 10**6

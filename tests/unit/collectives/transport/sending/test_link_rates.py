@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from thinwire.collectives.transport.link_rates import FADES, KEPT, LEAST, LinkRates
+from thinwire.collectives.transport.sending.link_rates import FADES, KEPT, LEAST, LinkRates
 
 A, B = bytes([1]) * 32, bytes([2]) * 32
 

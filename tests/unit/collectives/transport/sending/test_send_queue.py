@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from thinwire.collectives.transport.send_priority import PART, STUCK
-from thinwire.collectives.transport.send_queue import LONGEST, MAX_CONTROL, SendQueue
+from thinwire.collectives.transport.sending.send_priority import PART, STUCK
+from thinwire.collectives.transport.sending.send_queue import MAX_BULK, MAX_CONTROL, SendQueue
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ballot, Behind, Chunk, Gossip, Partial, Result, StateChunk, StateOffer
@@ -68,7 +68,7 @@ def test_urgent_frames_go_first_in_order():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1.0
         for index in range(3):
-            send_queue.bulk(A, chunk(index), later=True)
+            send_queue.bulk(A, chunk(index), requested=True)
         await asyncio.sleep(0.5)  # the first one is being sent
         for index in range(10, 13):
             send_queue.bulk(A, chunk(index))
@@ -83,34 +83,34 @@ def test_data_of_a_round_that_leaves_is_not_requested_data_nor_state_nor_of_anot
         wire.seconds[A] = 2.0
         result = Frame(Result(1, 0, Ballot(1, A), 0, b""), b"x")
         send_queue.begin(1)
-        assert send_queue.left(1, 0) == 0.0 and not send_queue.sending(1, 0)
-        for frame, later in (
+        assert send_queue.last_sent(1, 0) == 0.0 and not send_queue.uplink_limits(1, 0)
+        for frame, requested in (
             (chunk(0), False),
             (result, False),
             (result, True),
             (Frame(StateChunk(1, 0), b"x"), False),
         ):
-            send_queue.bulk(A, frame, later=later)
+            send_queue.bulk(A, frame, requested=requested)
         await asyncio.sleep(3.0)
-        assert send_queue.sending(1, 0)  # the last one
-        assert not send_queue.sending(2, 0) and not send_queue.sending(1, 1)
+        assert send_queue.uplink_limits(1, 0)  # the last one
+        assert not send_queue.uplink_limits(2, 0) and not send_queue.uplink_limits(1, 1)
         await asyncio.sleep(2.0)
-        assert not send_queue.sending(1, 0)
+        assert not send_queue.uplink_limits(1, 0)
         await asyncio.sleep(15.0)
-        assert len(wire.sent) == 4 and send_queue.left(1, 0) == 4.0 and not send_queue.sending(1, 0)
-        assert send_queue.left(1, 1) == send_queue.left(2, 0) == 0.0
+        assert len(wire.sent) == 4 and send_queue.last_sent(1, 0) == 4.0 and not send_queue.uplink_limits(1, 0)
+        assert send_queue.last_sent(1, 1) == send_queue.last_sent(2, 0) == 0.0
         send_queue.begin(2)
         send_queue.bulk(A, result)
         await asyncio.sleep(10.0)
-        assert send_queue.left(2, 0) == 0.0 and not send_queue.sending(2, 0)
+        assert send_queue.last_sent(2, 0) == 0.0 and not send_queue.uplink_limits(2, 0)
         wire.quick, wire.lag = {B}, 1.0
         send_queue.begin(1)
-        send_queue.bulk(B, result, later=True)
-        assert send_queue.left(1, 0) == 0.0 and not send_queue.sending(1, 0)
+        send_queue.bulk(B, result, requested=True)
+        assert send_queue.last_sent(1, 0) == 0.0 and not send_queue.uplink_limits(1, 0)
         send_queue.bulk(B, result)
-        assert send_queue.left(1, 0) == 30.0 and send_queue.sending(1, 0)
+        assert send_queue.last_sent(1, 0) == 30.0 and send_queue.uplink_limits(1, 0)
         await asyncio.sleep(1.5)
-        assert not send_queue.sending(1, 0)
+        assert not send_queue.uplink_limits(1, 0)
 
     play(story)
 
@@ -121,18 +121,18 @@ def test_data_that_has_left_is_being_sent_until_it_has_arrived():
         send_queue.begin(1)
         send_queue.bulk(A, chunk(0))
         await asyncio.sleep(2.0)
-        assert send_queue.sending(1, 0)
+        assert send_queue.uplink_limits(1, 0)
         for _ in range(3):
-            send_queue.bulk(A, chunk(0), later=True)  # what the peer requests after that does not delay it
+            send_queue.bulk(A, chunk(0), requested=True)  # what the peer requests after that does not delay it
         await asyncio.sleep(3.5)
-        assert not send_queue.sending(1, 0)
+        assert not send_queue.uplink_limits(1, 0)
         looks = wire.looks
-        assert not send_queue.sending(1, 0) and wire.looks == looks
+        assert not send_queue.uplink_limits(1, 0) and wire.looks == looks
         send_queue.bulk(A, chunk(1))
         await asyncio.sleep(1.0)
-        assert send_queue.sending(1, 0)
+        assert send_queue.uplink_limits(1, 0)
         send_queue.drop(A)  # the link broke: what was in transit is lost
-        assert not send_queue.sending(1, 0)
+        assert not send_queue.uplink_limits(1, 0)
 
     play(story)
 
@@ -145,9 +145,9 @@ def test_data_arrives_at_most_receivers_or_at_all_but_few_slow_ones():
         for peer in (A, B, c):
             send_queue.bulk(peer, chunk(0))
         await asyncio.sleep(0.5)
-        assert send_queue.sending(1, 0)
+        assert send_queue.uplink_limits(1, 0)
         await asyncio.sleep(1.0)
-        assert not send_queue.sending(1, 0)  # one of three has not got it
+        assert not send_queue.uplink_limits(1, 0)  # one of three has not got it
 
     play(story)
 
@@ -212,7 +212,7 @@ def test_drop_discards_waiting_frames():
     play(story)
 
 
-@pytest.mark.parametrize("longest", [MAX_CONTROL, LONGEST])
+@pytest.mark.parametrize("longest", [MAX_CONTROL, MAX_BULK])
 def test_overfull_lane_makes_peer_unreachable(longest):
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1e6
@@ -230,7 +230,7 @@ def test_overfull_lane_makes_peer_unreachable(longest):
 def test_frames_of_finished_rounds_are_recalled():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1.0
-        send_queue.bulk(A, Frame(StateChunk(1, 7), b"x"), later=True)
+        send_queue.bulk(A, Frame(StateChunk(1, 7), b"x"), requested=True)
         for round in (1, 2, 3, 4):
             send_queue.bulk(A, Frame(Chunk(round, 0, 1, 0), b"x"))
             send_queue.bulk(A, Frame(Result(round, 0, Ballot(1, A), 0), b"x"))
@@ -251,11 +251,11 @@ def test_recall_of_failed_ring_keeps_other_frames():
         kept = [Chunk(2, 0, 1, 0), Partial(1, 0, ballot, 0), Partial(2, 1, ballot, 0), Result(2, 0, ballot, 7)]
         gone = [Partial(2, 0, ballot, 1), Result(2, 0, ballot, 1)]
         send_queue.bulk(A, chunk(0))
-        send_queue.bulk(A, Frame(kept[3], b"x"), later=True)
+        send_queue.bulk(A, Frame(kept[3], b"x"), requested=True)
         await asyncio.sleep(0.5)  # the first one is being sent
         for message in (*kept[:3], *gone):
             send_queue.bulk(A, Frame(message, b"x"))
-        send_queue.recall(2, 0)
+        send_queue.drop_ring_frames(2, 0)
         await asyncio.sleep(10)
         assert wire.heard(A)[1:] == kept, "what was asked for is no part of the ring"
 
@@ -292,7 +292,7 @@ def test_state_transfer_yields_to_rounds_but_gets_its_share():
         for index in range(5 * PART):
             send_queue.bulk(A, chunk(index))
         for index in range(5):
-            send_queue.bulk(B, state(index), later=True)
+            send_queue.bulk(B, state(index), requested=True)
         await asyncio.sleep(100)
         sent = kinds(wire)
         assert len(sent) == 5 * PART + 5 and sent[:4] == "RRRR"
@@ -309,7 +309,7 @@ def test_state_transfer_does_not_wait_for_stuck_peer():
         wire.seconds[A] = 1e6
         send_queue.bulk(A, chunk(0))
         for index in range(3):
-            send_queue.bulk(B, state(index), later=True)
+            send_queue.bulk(B, state(index), requested=True)
         await asyncio.sleep(3 * STUCK + 1)
         assert kinds(wire) == "SSS"
 
@@ -320,14 +320,14 @@ def test_state_transfer_uses_idle_uplink():
     async def story(wire, send_queue, lost):
         wire.quick |= {A, B}
         send_queue.bulk(A, chunk(0))
-        send_queue.bulk(B, state(0), later=True)
+        send_queue.bulk(B, state(0), requested=True)
         assert kinds(wire) == "RS", "at once"
         wire.quick.clear()
         wire.seconds[A] = 10.0
         send_queue.bulk(A, chunk(1))
         send_queue.bulk(A, chunk(2))
         send_queue.drop(A)
-        send_queue.bulk(B, state(1), later=True)
+        send_queue.bulk(B, state(1), requested=True)
         await asyncio.sleep(STUCK + 0.1)
         assert kinds(wire) == "RSS", "what was dropped is not waited for"
 
@@ -339,7 +339,7 @@ def test_state_transfer_is_queued_even_if_transport_is_free():
         wire.seconds[A] = 1.0
         send_queue.bulk(A, chunk(0))
         wire.quick.add(B)
-        send_queue.bulk(B, state(0), later=True)
+        send_queue.bulk(B, state(0), requested=True)
         assert kinds(wire) == ""
         await asyncio.sleep(1.5)
         assert kinds(wire) == "RS"
@@ -413,7 +413,7 @@ def test_state_transfers_to_several_joiners_share_the_uplink():
         for newcomer in range(3):
             wire.seconds[bytes([9 + newcomer]) * 32] = 0.0
             for index in range(4):
-                send_queue.bulk(bytes([9 + newcomer]) * 32, state(index), later=True)
+                send_queue.bulk(bytes([9 + newcomer]) * 32, state(index), requested=True)
         await asyncio.sleep(100)
         sent = kinds(wire)
         last = sent.rindex("R")
@@ -431,7 +431,7 @@ def test_slow_frames_are_not_mistaken_for_stuck_ones():
             send_queue.bulk(A, chunk(index))
         await asyncio.sleep(2 * STUCK + 0.1)
         for index in range(8):
-            send_queue.bulk(B, state(index), later=True)
+            send_queue.bulk(B, state(index), requested=True)
         await asyncio.sleep(200)
         sent = kinds(wire)
         assert sent.startswith("RRRR") and sent[: sent.rindex("R")].count("S") <= 3, sent
@@ -443,7 +443,7 @@ def test_round_frames_do_not_wait_behind_state_transfer():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1e6
         send_queue.bulk(A, chunk(0))
-        send_queue.bulk(B, state(0), later=True)
+        send_queue.bulk(B, state(0), requested=True)
         await asyncio.sleep(0.5)
         send_queue.bulk(B, chunk(1))
         await asyncio.sleep(0.1)
@@ -501,12 +501,12 @@ def test_state_has_its_part_of_a_known_uplink_whatever_the_number_of_joiners():
         begun = virtual_loop.current().time()
         for newcomer in range(3):
             for index in range(8):
-                send_queue.bulk(bytes([9 + newcomer]) * 32, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+                send_queue.bulk(bytes([9 + newcomer]) * 32, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
         for _ in range(2):
             await asyncio.sleep(60.0)
             known = send_queue.bandwidth.settle()[0]
             assert known == pytest.approx(rate, rel=0.1), "pauses are no slow link"
-        paths = send_queue.ways.rates(virtual_loop.current().time())
+        paths = send_queue.link_rates.rates(virtual_loop.current().time())
         assert all(found >= 0.9 * rate for found in paths.values()), "nor a slow path to a joiner"
         sent = [at for at, _, message in wire.sent if isinstance(message, StateChunk)]
         most = 60.0 * rate / PART / MIB
@@ -525,9 +525,9 @@ def test_results_for_a_joiner_share_the_part_of_state_and_wait_only_once():
         for _ in range(3):  # A joiner asks again.
             for index in range(8):
                 send_queue.bulk(A, Frame(Result(1, 0, Ballot(1, A), index), bytes(MIB)), paced=True)
-        assert send_queue.later(A, Result, 0) in (7, 8) and send_queue.later(A) == 0 and send_queue.idle
+        assert send_queue.requested(A, Result, 0) in (7, 8) and send_queue.requested(A) == 0 and send_queue.idle
         for index in range(8):
-            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
         send_queue.bulk(B, Frame(Chunk(2, 0, 1, 0), bytes(MIB)))
         await asyncio.sleep(130.0)
         assert isinstance(wire.sent[-1][2], Result | StateChunk)
@@ -537,7 +537,7 @@ def test_results_for_a_joiner_share_the_part_of_state_and_wait_only_once():
         assert all(sum(at <= other < at + 60.0 for other in sent) <= most + 1 for at in sent)
         assert most * MIB < 0.1 * 60.0 * rate
         assert len(sent) == 16 and sent[-1] - begun <= 18 * MIB * PART / rate, "and no less"
-        assert send_queue.later(A, Result, 0) == 0
+        assert send_queue.requested(A, Result, 0) == 0
 
     play_link(story, rate)
 
@@ -546,15 +546,15 @@ def test_released_results_leave_at_once_and_state_keeps_its_pauses():
     async def story(wire, send_queue):
         for index in range(4):
             send_queue.bulk(B, Frame(Result(1, 7, Ballot(1, A), index), bytes(MIB)), paced=True)
-        send_queue.bulk(B, Frame(StateChunk(1, 0), bytes(MIB)), later=True)
+        send_queue.bulk(B, Frame(StateChunk(1, 0), bytes(MIB)), requested=True)
         await asyncio.sleep(1.0)
         begun = virtual_loop.current().time()
-        assert send_queue.later(B, Result) == 3
-        send_queue.release(B, 0)
-        assert send_queue.later(B, Result) == 3, "those of another fragment"
-        send_queue.release(B, 7)
+        assert send_queue.requested(B, Result) == 3
+        send_queue.end_pauses(B, 0)
+        assert send_queue.requested(B, Result) == 3, "those of another fragment"
+        send_queue.end_pauses(B, 7)
         await asyncio.sleep(3.1 * MIB / 2.5e6)
-        assert kinds(wire, begun) == "RRR" and send_queue.later(B) == 0
+        assert kinds(wire, begun) == "RRR" and send_queue.requested(B) == 0
         await asyncio.sleep(2 * PART * MIB / 2.5e6)
         assert kinds(wire, begun) == "RRRS"
 
@@ -564,7 +564,7 @@ def test_released_results_leave_at_once_and_state_keeps_its_pauses():
 def test_hurried_state_has_no_pauses_but_waits_for_rounds():
     async def story(wire, send_queue):
         for index in range(4):
-            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), later=True)
+            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), requested=True)
         await asyncio.sleep(1.0)
         begun = virtual_loop.current().time()
         assert len(kinds(wire, begun - 1.0)) == 1
@@ -573,7 +573,7 @@ def test_hurried_state_has_no_pauses_but_waits_for_rounds():
         assert kinds(wire, begun) == "SSS"
         send_queue.hurry((B, 7), False)
         for index in range(2):
-            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), later=True)
+            send_queue.bulk(B, Frame(StateChunk(1, index, 7), bytes(MIB)), requested=True)
         await asyncio.sleep(4.0)
         assert kinds(wire, begun)[3:] == "S", "the pauses are back"
 
@@ -583,9 +583,9 @@ def test_hurried_state_has_no_pauses_but_waits_for_rounds():
 def test_offer_does_not_wait_for_the_pause_of_other_joiners():
     async def story(wire, send_queue):
         for index in range(2):
-            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
         await asyncio.sleep(0.5)
-        send_queue.bulk(A, Frame(StateOffer(1, bytes(32), bytes(32), 1, ()), b"x"), later=True)
+        send_queue.bulk(A, Frame(StateOffer(1, bytes(32), bytes(32), 1, ()), b"x"), requested=True)
         await asyncio.sleep(0.5)
         assert isinstance(wire.sent[-1][2], StateOffer)
 
@@ -602,7 +602,7 @@ def test_state_is_sent_while_the_peer_trains_and_not_before_its_contribution():
             send_queue.begin(round)
             if round == 4:
                 for index in range(8):
-                    send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+                    send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
             await asyncio.sleep(4.0)
             begun = now()
             send_queue.bulk(A, Frame(Chunk(round, 0, 1, 0), bytes(MIB)))
@@ -621,7 +621,7 @@ def test_state_is_not_held_back_when_training_takes_longer_than_before():
         send_queue.bulk(A, Frame(Chunk(2, 0, 1, 0), bytes(MIB)))
         send_queue.begin(3)
         for index in range(3):
-            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), later=True)
+            send_queue.bulk(B, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
         await asyncio.sleep(3 * 2 * 12 * MIB / 2.5e6 + 1.0)
         assert kinds(wire).count("S") == 3
 
