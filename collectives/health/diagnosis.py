@@ -57,7 +57,10 @@ AWAY = 64
 CLIPPED, EXCESS = "clipped", 5.0
 """A contribution stands out if its norm is more than EXCESS times the median."""
 
-CAUSES = (CLIPPED, "lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
+FLOOD = "too many frames"
+"""A peer is named once the transport had to limit its frames, and cleared after WINDOW intervals without that."""
+
+CAUSES = (FLOOD, CLIPPED, "lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,12 @@ class Diagnosis:
             text = f"its contribution was {ratio:.3g} times the median"
             self._mark(peer, CLIPPED, ratio > EXCESS, text, round)
 
+    def flooded(self, pauses: Mapping[PeerId, int]) -> None:
+        """Process an interval: how often each peer was not read because it sent too many frames."""
+        for peer, count in pauses.items():
+            if count or any(self._marks.get((peer, FLOOD), ())):
+                self._mark(peer, FLOOD, count > 0, "it sent more small frames than are read from one peer")
+
     def on_link_down(self, peer: PeerId) -> None:
         """Note that the link to a peer broke.
 
@@ -294,7 +303,7 @@ class Diagnosis:
             # The first of CAUSES explains the others.
             known = self.findings.get(peer)
             if known is None or CAUSES.index(cause) <= CAUSES.index(known.cause):
-                what = "times" if cause == "clock skew" else "rounds"
+                what = {"clock skew": "times", FLOOD: "intervals"}.get(cause, "rounds")
                 self.findings[peer] = Finding(cause, f"{self._shown[peer, kind]}, {count} of {len(marks)} {what}")
         elif cause == "lossy link":
             if sum(sum(self._marks.get((peer, one), ())) for one in (cause, PIECE)) <= RARE:
@@ -313,6 +322,8 @@ class Diagnosis:
             return ASTRAY
         if kind == "slow":
             return LATE
+        if kind == FLOOD:
+            return 1
         if kind not in ("lossy link", PIECE):
             return max(LEAST, MOSTLY * len(self._marks[peer, kind])) if self._paired else NAMED
         # Scaled, because others may have been judged less often.

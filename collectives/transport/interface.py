@@ -179,6 +179,13 @@ class Transport(Protocol):
         """Return the bytes to and from each peer, on the wire and inside this machine."""
         ...
 
+    def pauses(self) -> Mapping[PeerId, int]:
+        """Return how often each peer was not read for a while because it sent too many small frames.
+
+        Its frames are not lost: they wait with the sender, which must not take up more time than the others.
+        """
+        ...
+
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer, including those of incomplete frames."""
         ...

@@ -24,7 +24,7 @@ HASH = 32
 
 
 class PeerDiagnosis:
-    """Observes received frames. `wall`: seconds since 1970. `emit` gets "sick" and "well"."""
+    """Observes received frames. `wall`: seconds since 1970. `emit` gets "sick" and "well". `pauses`: see Transport."""
 
     def __init__(
         self,
@@ -35,12 +35,14 @@ class PeerDiagnosis:
         now: Callable[[], float],
         wall: Callable[[], float],
         emit: Callable[[str, dict[str, object]], None],
+        pauses: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
         self.diagnosis = Diagnosis()
         self.fragments: Container[int] = (0,)
         """Fragments whose rounds are observed."""
         self._roster, self._send_queue, self._live = roster, send_queue, live
         self._now, self._wall, self._emit = now, wall, emit
+        self._pauses, self._counted = pauses, dict[PeerId, int]()
         self._told_at, self._last = now(), b""
         self._order: list[PeerId] = []
         """Peers with a link in order of id, as of the last announcement."""
@@ -111,11 +113,12 @@ class PeerDiagnosis:
         return self._told_at + TELL_SECONDS
 
     def on_tick(self) -> None:
-        """Let time pass: send our clock to some peers."""
+        """Let time pass: look who sends too many frames, and send our clock to some peers."""
         now = self._now()
         if now < self._told_at + TELL_SECONDS:
             return
         self._told_at = now
+        self._look_at_pauses()
         # Sorted again only after a change, which is rare in a large swarm.
         if len(self._order) != len(self._live) or not self._live.issuperset(self._order):
             self._order = sorted(self._live)
@@ -124,6 +127,12 @@ class PeerDiagnosis:
         for peer in (*after, *self._order[: min(place, TOLD - len(after))]):
             self._last = peer
             self._send_queue.control(peer, WallClock(max(0, int(self._wall()))))
+
+    def _look_at_pauses(self) -> None:
+        before, self._counted = self._counted, dict(self._pauses())
+        if self._counted:
+            self.diagnosis.flooded({peer: count - before.get(peer, 0) for peer, count in self._counted.items()})
+            self._compare()
 
     def _compare(self) -> None:
         findings = self.diagnosis.findings

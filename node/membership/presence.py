@@ -147,7 +147,7 @@ class Presence:
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""
         self.watch = (
-            PeerDiagnosis(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit)
+            PeerDiagnosis(roster, self.send_queue, self.live, now=now, wall=wall, emit=emit, pauses=transport.pauses)
             if wall is not None
             else None
         )

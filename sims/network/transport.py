@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
+from thinwire.collectives.transport.zeromq.limits import FrameLimit, Limits
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
@@ -20,6 +21,8 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, PeerId, Refuse, Welcome
+
+LIMITS = Limits()
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
 """Types of messages that travel on the bulk stream."""
@@ -70,6 +73,9 @@ class SimTransport:
         self._control: deque[tuple[Arrival, Pipe | None, int]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None, int]] = deque()
         """Arrivals with the pipe that they take room in, and their bytes."""
+        self._frame_limit = FrameLimit(LIMITS)
+        self._unread: dict[PeerId, list[tuple[Arrival, Pipe, int]]] = {}
+        """Arrivals of each peer whose link is not read for a while."""
 
     # --- the Transport interface
 
@@ -106,6 +112,7 @@ class SimTransport:
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room(packet.size):
             return False
+        self._frame_limit.sent(link.other(self).peer_id, frame.message)
         pipe.uplink.send(pipe, packet)
         return True
 
@@ -117,6 +124,7 @@ class SimTransport:
         if pipe.waiters or pipe.full:
             return False
         packet = self._packer.pack(frame)
+        self._frame_limit.sent(to, frame.message)
         pipe.take(packet.size)
         pipe.uplink.send(pipe, packet)
         return True
@@ -184,6 +192,9 @@ class SimTransport:
     def by_peer(self) -> dict[PeerId, tuple[int, int]]:
         return {}  # a simulation counts the bytes of a peer, not those of its links
 
+    def pauses(self) -> Mapping[PeerId, int]:
+        return dict(self._frame_limit.pauses)
+
     def came(self, peer: PeerId) -> int:
         link = self.links.get(peer)
         if link is None:
@@ -233,9 +244,22 @@ class SimTransport:
         return self.links.get(link.other(self).peer_id) is link
 
     def accept(self, arrival: Arrival, pipe: Pipe, size: int) -> None:
+        peer = arrival.peer
+        if peer in self._unread:
+            self._unread[peer].append((arrival, pipe, size))
+            return
+        now = self._net.loop.now
+        if not self._frame_limit.admits(peer, now, payload=size if pipe.bulk else 0):
+            self._frame_limit.pauses[peer] += 1
+            self._unread[peer] = []
+            self._net.at(now + LIMITS.frame_pause, self._read_on, peer)
         (self._bulk if pipe.bulk else self._control).append((arrival, pipe, size))
         if (mail := self._mail) is not None and not mail.done():
             mail.set_result(None)
+
+    def _read_on(self, peer: PeerId) -> None:
+        for entry in self._unread.pop(peer, ()):
+            self.accept(*entry)
 
     def lose(self, link: Link, reason: str) -> None:
         """Note that the link broke; this end knows it from now on."""
@@ -292,7 +316,9 @@ class SimTransport:
             )
 
     def _release(self, link: Link, reason: str, when: float = 0.0) -> None:
-        del self.links[link.other(self).peer_id]
+        peer = link.other(self).peer_id
+        del self.links[peer]
+        self._unread.pop(peer, None)
         link.release(self, when, reason)
 
     async def _open(self, to: PeerId) -> None:

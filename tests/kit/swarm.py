@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import blake3
 import numpy as np
@@ -265,14 +265,18 @@ class Swarm:
             for index in indices if indices is not None else sorted(self.nodes):
                 await self.nodes[index].tasks[1]
 
-    def check(self, indices: list[int] | None = None, *, dead_lineages: bool = False) -> None:
+    def check(
+        self, indices: list[int] | None = None, *, dead_lineages: bool = False, floods: Collection[PeerId] = ()
+    ) -> None:
         """Check that each round has one digest on all nodes, and that the named ones reached the last round.
 
+        No node but those of `floods` may have sent more small frames than a peer may.
         `dead_lineages`: rounds that only killed nodes have committed may differ. If all holders of a commit die, the
         others cannot learn it and continue without it.
         """
         by_round: dict[tuple[bytes, int], set[bytes]] = {}
         for node in self.nodes.values():
+            assert set(node.transport.pauses()) <= set(floods)
             for place, digest in node.history.items():
                 if node.transport.alive or not dead_lineages:
                     by_round.setdefault(place, set()).add(digest)

@@ -19,7 +19,7 @@ from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
-from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.limits import FrameLimit, Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
 from thinwire.collectives.transport.zeromq.tcp_relay import Divert, TcpRelay
 from thinwire.collectives.transport.zeromq.zmq_socket import (
@@ -61,7 +61,11 @@ class SharedSockets:
     pool: BufferPool = field(default_factory=BufferPool)
     rate_limit: RateLimit = field(default_factory=RateLimit)
     workers: Workers | None = None
+    frame_limit: FrameLimit = field(init=False)
     _last: tuple[Message, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.frame_limit = FrameLimit(self.limits)
 
     def head(self, frame: Frame) -> bytes:
         """Return a signed control frame without its payload. A broadcast frame is signed once."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
+from thinwire.swarm.messages.registry import Message, PeerId, Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Limits:
       `network_*`: of the visits of a network that may use its last half.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
+    - `frame_*`: token bucket of the small frames of each peer, see FrameLimit. `small`: bytes of payload from which on a bulk
+      frame is not small.
     - `circuits`, `shared`: see there.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
@@ -50,6 +54,11 @@ class Limits:
     returned: int = 8
     ballast_burst: int = 4
     ballast_rate: float = 0.1
+    frame_burst: int = 4096
+    frame_rate: float = 1000.0
+    frame_round: int = 64
+    frame_pause: float = 0.1
+    small: int = 64 << 10
     receive_queue: int = 64 << 20
     window: int = 4 << 20
     retry_first: float = 0.25
@@ -59,15 +68,20 @@ class Limits:
     shared: SharedLimits = field(default_factory=SharedLimits)
 
 
+FEW = 64
+"""Buckets that are stored although they may be full."""
+
+
 class TokenBuckets:
     """Token buckets by key: each holds `burst` tokens and gains `rate` per second.
 
-    Full buckets are forgotten.
+    Full buckets are forgotten, at the latest when there are twice as many as were kept the last time.
     """
 
     def __init__(self, burst: int, rate: float, capacity: int = 4096) -> None:
         self._burst, self._rate, self._capacity = float(burst), rate, capacity
         self._levels: dict[bytes | str, tuple[float, float]] = {}
+        self._most = min(FEW, capacity)
 
     def take(self, key: bytes | str, now: float, leave: float = 0.0) -> bool:
         """Take one token at time `now` (seconds, monotonic) if at least `leave` tokens are left.
@@ -76,18 +90,49 @@ class TokenBuckets:
         """
         level, since = self._levels.pop(key, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
-        if len(self._levels) >= self._capacity:
+        if len(self._levels) >= self._most:
             self._forget(now)
             if len(self._levels) >= self._capacity:
                 return False
+            self._most = min(self._capacity, max(FEW, 2 * len(self._levels)))
         granted = level >= 1.0 + leave
         self._levels[key] = (level - 1.0 if granted else level, now)
         return granted
+
+    def give(self, key: bytes | str, tokens: int) -> None:
+        """Add tokens to a bucket."""
+        if key in self._levels:
+            level, since = self._levels[key]
+            self._levels[key] = min(self._burst, level + tokens), since
 
     def _forget(self, now: float) -> None:
         full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
         for key in full:
             del self._levels[key]
+
+
+class FrameLimit:
+    """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
+
+    A peer may send `frame_burst` at once, and then `frame_rate` per second and `frame_round` for each announcement that we
+    send to it. Most frames belong to rounds, and nobody else can make us announce more of them. A link whose peer has sent
+    more is not read for `frame_pause` seconds, so that the rest waits with the sender.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.pauses: Counter[PeerId] = Counter()
+        """Number of such pauses of each peer."""
+        self._limits = limits
+        self._buckets = TokenBuckets(limits.frame_burst, limits.frame_rate)
+
+    def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
+        """Count a frame that has come, with so many bytes of payload if it is bulk; return False if it is one too many."""
+        return payload >= self._limits.small or self._buckets.take(peer, now)
+
+    def sent(self, peer: PeerId, message: Message) -> None:
+        """Allow a peer the frames of a round if we send it our announcement."""
+        if type(message) is Ready:
+            self._buckets.give(peer, self._limits.frame_round)
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ class Link:
         self.stream_pool = StreamPool(
             station,
             secret,
+            arrived=self._count,
             deliver=self._deliver_bulk,
             round_message=self._on_round_message,
             express=self._switch,
@@ -105,6 +106,8 @@ class Link:
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
+        self._pause: asyncio.TimerHandle | None = None
+        """End of the pause in which the link is not read; None: it is read."""
 
     # --- opening
 
@@ -172,7 +175,7 @@ class Link:
         self._control = control
         self.relay = self.relay or control.relay
         control.settle()
-        control.pause(self._station.receive_queue.control.full)
+        self.read_or_wait()
         self._candidates.discard(control)
         self._stop_accepting("another connection was taken")
         self._timer.cancel()
@@ -191,7 +194,7 @@ class Link:
         if self._control is not None and self.stream_pool.express is not None and not self.sends_express:
             self._control.post([SWITCH])
             self.sends_express = True
-            self.stream_pool.read_express(self.reads_express and not self._station.receive_queue.control.full)
+            self.read_or_wait()
 
     def _stop_accepting(self, reason: str) -> None:
         if self._server is not None:
@@ -210,6 +213,8 @@ class Link:
             return
         self.reason = reason
         self._timer.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
         self._stop_accepting(reason)
         if self._task is not None:
             self._task.cancel()
@@ -257,6 +262,7 @@ class Link:
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to the link; return False if the link is lost."""
         kind = type(frame.message)
+        self._station.frame_limit.sent(self.peer, frame.message)
         if kind.payload and not kind.signed:
             head = frames.encode(frame, None, self._station.run_id)
             writer = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
@@ -290,6 +296,7 @@ class Link:
         if kind not in EXPRESS_KINDS or not self.sends_express:
             return False
         if (writer := self.stream_pool.express_writer()) is not None:
+            self._station.frame_limit.sent(self.peer, frame.message)
             writer.post(self._station.head(frame))
         return writer is not None
 
@@ -307,11 +314,14 @@ class Link:
             return
         if self._control is None:
             self._up(control)
-        if control is not self._control or self.reason or len(parts[0]) == 0:
+        if control is not self._control or self.reason:
+            return
+        self._count()
+        if len(parts[0]) == 0:
             return
         if parts[0] == SWITCH and not self.reads_express:
             self.reads_express = True
-            self.stream_pool.read_express(not self._station.receive_queue.control.full)
+            self.read_or_wait()
             return
         if parts[0][:1] == BYE:
             text = bytes(parts[0][1:65]).decode("utf-8", "replace")
@@ -376,13 +386,30 @@ class Link:
     def _deliver_bulk(self, frame: Frame, size: int) -> None:
         self._deliver(frame, size, bulk=True)
 
+    def _count(self, payload: int = 0) -> None:
+        """Count a frame with so many bytes of payload; read no more for a while if it is one too many."""
+        station = self._station
+        if station.frame_limit.admits(self.peer, self._loop.time(), payload=payload) or self.reason:
+            return
+        if self._pause is None:
+            station.frame_limit.pauses[self.peer] += 1
+            self._pause = self._loop.call_later(station.limits.frame_pause, self._end_pause)
+        self.read_or_wait()  # A stream may have come up during the pause.
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self.read_or_wait()
+
     # --- for the transport
 
-    def pause_control(self, paused: bool) -> None:
-        """Stop or resume reading control messages."""
+    def read_or_wait(self) -> None:
+        """Read frames, except during a pause, and of a kind for which the queue has no room."""
+        receive_queue, pauses = self._station.receive_queue, self._pause is not None
+        control = not (pauses or receive_queue.control.full)
         if self._control is not None:
-            self._control.pause(paused)
-        self.stream_pool.read_express(self.reads_express and not paused)
+            self._control.pause(not control)
+        self.stream_pool.read_express(self.reads_express and control)
+        self.stream_pool.pause(pauses or receive_queue.bulk.full)
 
     def traffic(self) -> Traffic:
         """Return the bytes so far."""

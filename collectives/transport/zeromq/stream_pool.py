@@ -50,8 +50,9 @@ class Traffic:
 class StreamPool:
     """Streams of one link.
 
-    `deliver(frame, size)` gets incoming bulk frames and `round_message(head)` round messages; `broken(reason)` is called when
-    any stream ends, and `express` when the express stream is up, which is read once `read_express` allows it.
+    `arrived(size)` is called for each incoming frame with the size of its payload, then `deliver(frame, size)` gets bulk frames
+    and `round_message(head)` round messages; `broken(reason)` is called when any stream ends, and `express` when the express
+    stream is up, which is read once `read_express` allows it.
 
     Data in a dead stream is lost silently, so the link that owns the pool is lost with it.
     """
@@ -61,6 +62,7 @@ class StreamPool:
         station: SharedSockets,
         secret: bytes,
         *,
+        arrived: Callable[[int], None],
         deliver: Callable[[Frame, int], None],
         round_message: Callable[[bytes], None],
         express: Callable[[], None],
@@ -68,7 +70,8 @@ class StreamPool:
     ) -> None:
         self.express: Stream | None = None
         """The stream for round messages, once it is up."""
-        self._station, self._secret, self._deliver, self._broken = station, secret, deliver, broken
+        self._station, self._secret, self._broken = station, secret, broken
+        self._tell_arrived, self._deliver = arrived, deliver
         self._round_message, self._tell_express = round_message, express
         self._streams: dict[int, Stream] = {}
         self._express_waiters: deque[asyncio.Future[None]] = deque()
@@ -267,6 +270,7 @@ class StreamPool:
         """Handle a received record. digest: blake3 of the payload."""
         if self._closed:
             return
+        self._tell_arrived(payload.nbytes)
         if stream is self.express:
             self._round_message(head)
             return

@@ -104,7 +104,7 @@ class ZmqTransport:
         self._context.set(zmq.MAX_SOCKETS, 16384)
         # The ZAP handler exists before any socket is bound, so no key is ever admitted without a check.
         self._gatekeeper = ZapHandler(self._context)
-        receive_queue = ReceiveQueue(self._limits.receive_queue, self._pause_control, self._pause_bulk)
+        receive_queue = ReceiveQueue(self._limits.receive_queue, self._read_or_wait, self._read_or_wait)
         rate_limit = RateLimit(up)
         cores = os.cpu_count() or 1
         own = workers is None and cores >= FEWEST_CORES
@@ -310,6 +310,10 @@ class ZmqTransport:
             for peer, one in found
         }
 
+    def pauses(self) -> dict[PeerId, int]:
+        """Return how often each peer was not read for a while because it sent too many small frames."""
+        return dict(self._station.frame_limit.pauses)
+
     def came(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         link = self._connections.links.get(peer)
@@ -334,10 +338,6 @@ class ZmqTransport:
         station, find_owner = self._station, self._connections.owner_of
         return SharedMemoryStream(station.pool, self._limits, connection, find_owner, station.workers)
 
-    def _pause_control(self, paused: bool) -> None:
+    def _read_or_wait(self, _: bool) -> None:
         for link in list(self._connections.links.values()):
-            link.pause_control(paused)
-
-    def _pause_bulk(self, paused: bool) -> None:
-        for link in list(self._connections.links.values()):
-            link.stream_pool.pause(paused)
+            link.read_or_wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import blake3
 import msgspec
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import Backoff
+from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.node.membership.presence import Family
 from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network import transport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ballot,
@@ -86,6 +90,48 @@ def test_stranger_cannot_stop_rounds_or_replace_state(swarm, say):
             assert np.abs(s.nodes[index].replica.theta).max() < 10
 
     virtual_loop.run(main(), seed=3)
+
+
+def test_flood_of_past_announcements_is_limited_and_rounds_continue(swarm, monkeypatch):
+    """Four thousand small valid frames a second: after a burst only a few are handled, the sender waits with the others."""
+    limits = Limits(frame_burst=300, frame_rate=20.0)
+    monkeypatch.setattr(transport, "LIMITS", limits)
+    stale = Frame(Ready(1, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0))
+    handled = Counter()
+
+    async def main():
+        s = swarm(3, rounds=6)
+        s.start()
+        liar = s.join(9)
+        await asyncio.sleep(1.0)
+        liar.tasks[1].cancel()
+        for node in (s.nodes[index] for index in (0, 1, 2)):
+            presence = node.presence
+
+            def on_frame(peer, frame, before=presence._routes[Family.ROUNDS].on_frame, node=node):
+                handled[node.index] += peer == liar.id
+                before(peer, frame)
+
+            monkeypatch.setattr(presence._routes[Family.ROUNDS], "on_frame", on_frame)
+
+        async def talk(node):
+            while True:
+                for _ in range(40):
+                    await liar.transport.send(node.id, stale)
+                await asyncio.sleep(0.01)
+
+        began = asyncio.get_running_loop().time()
+        talking = [asyncio.create_task(talk(s.nodes[index])) for index in (0, 1, 2)]
+        await s.finish([0, 1, 2])
+        seconds = asyncio.get_running_loop().time() - began
+        for task in talking:
+            task.cancel()
+        s.check([0, 1, 2], floods={liar.id})
+        for index in (0, 1, 2):
+            assert s.nodes[index].transport.pauses()[liar.id] > 1
+            assert handled[index] < limits.frame_burst + limits.frame_rate * seconds + 64 * 8
+
+    virtual_loop.run(main(), seed=4)
 
 
 def test_undecodable_result_is_never_applied(swarm):

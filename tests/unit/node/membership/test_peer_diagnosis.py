@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from thinwire.collectives.health.diagnosis import WINDOW
 from thinwire.node.membership.peer_diagnosis import TELL_SECONDS, PeerDiagnosis
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import WallClock
@@ -69,3 +70,33 @@ def test_clock_is_told_to_all_peers_in_turn():
     for now in (TELL_SECONDS, TELL_SECONDS + 1, 2 * TELL_SECONDS):  # noqa: B007 - read by the lambda
         watch.on_tick()
     assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4]
+
+
+def test_peer_that_floods_is_named_once_until_it_has_stopped_for_a_while():
+    now, events, pauses = 0.0, [], {ONE: 0, TWO: 3}
+    watch = PeerDiagnosis(
+        None,
+        SimpleNamespace(control=lambda peer, message: None),
+        {ONE, TWO},
+        now=lambda: now,
+        wall=lambda: 1e9,
+        emit=lambda kind, fields: events.append((kind, fields["peer"], fields.get("cause"))),
+        pauses=lambda: dict(pauses),
+    )
+
+    def intervals(count, more):
+        nonlocal now
+        for _ in range(count):
+            now += TELL_SECONDS
+            pauses[TWO] += more
+            watch.on_tick()
+
+    intervals(20, 9)
+    assert events == [("sick", TWO.hex(), "too many frames")]
+    assert (
+        watch.shown(TWO) == "too many frames: it sent more small frames than are read from one peer, 8 of 8 intervals"
+    )
+    intervals(WINDOW - 1, 0)
+    assert len(events) == 1 and not watch.shown(ONE)
+    intervals(1, 0)
+    assert events[1:] == [("well", TWO.hex(), None)] and not watch.shown(TWO)
