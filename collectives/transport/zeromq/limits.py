@@ -55,7 +55,7 @@ class Limits:
     ballast_burst: int = 4
     ballast_rate: float = 0.1
     frame_burst: int = 4096
-    frame_rate: float = 1000.0
+    frame_rate: float = 500.0
     frame_round: int = 64
     frame_pause: float = 0.1
     small: int = 64 << 10
@@ -99,24 +99,22 @@ class TokenBuckets:
         self._levels[key] = (level - 1.0 if granted else level, now)
         return granted
 
-    def give(self, key: bytes | str, tokens: int) -> None:
-        """Add tokens to a bucket."""
-        if key in self._levels:
-            level, since = self._levels[key]
-            self._levels[key] = min(self._burst, level + tokens), since
-
     def _forget(self, now: float) -> None:
         full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
         for key in full:
             del self._levels[key]
 
 
+ANNOUNCED = 1024
+"""Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
+
+
 class FrameLimit:
     """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
 
-    A peer may send `frame_burst` at once, and then `frame_rate` per second and `frame_round` for each announcement that we
-    send to it. Most frames belong to rounds, and nobody else can make us announce more of them. A link whose peer has sent
-    more is not read for `frame_pause` seconds, so that the rest waits with the sender.
+    A peer may send `frame_burst` at once, then `frame_rate` per second and `frame_round` for each announcement of ours: most
+    frames belong to our rounds, which no other peer can hasten. A link whose peer has sent more is not read for `frame_pause`
+    seconds, so that the rest waits with the sender.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -124,15 +122,24 @@ class FrameLimit:
         """Number of such pauses of each peer."""
         self._limits = limits
         self._buckets = TokenBuckets(limits.frame_burst, limits.frame_rate)
+        self._ahead = 0.0
+        """Seconds for which the buckets have been filled in advance."""
+        self._announced: dict[tuple[int, int, int, bytes], None] = {}
 
     def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
         """Count a frame that has come, with so many bytes of payload if it is bulk; return False if it is one too many."""
-        return payload >= self._limits.small or self._buckets.take(peer, now)
+        return payload >= self._limits.small or self._buckets.take(peer, now + self._ahead)
 
-    def sent(self, peer: PeerId, message: Message) -> None:
-        """Allow a peer the frames of a round if we send it our announcement."""
-        if type(message) is Ready:
-            self._buckets.give(peer, self._limits.frame_round)
+    def sent(self, message: Message) -> None:
+        """Allow all peers the frames of a round if this is our announcement, the first time that it is sent."""
+        if not isinstance(message, Ready):
+            return
+        key = message.round, message.fragment, message.attempt, message.life
+        if key not in self._announced:
+            self._ahead += self._limits.frame_round / self._limits.frame_rate
+            self._announced[key] = None
+            if len(self._announced) > ANNOUNCED:
+                del self._announced[next(iter(self._announced))]
 
 
 @dataclass(slots=True)

@@ -8,12 +8,15 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Chunk, Ping, Ready
 
 ONE, TWO = bytes(32), bytes([1]) * 32
-READY = Ready(1, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
 FLOOD, BURST = 400, 40
 ROUNDS = 30
 """Frames of another peer that come after the limit is reached, one after the other."""
 NUMBER = {Ask: "round", Ping: "sequence", Chunk: "index"}
 FOR_EVER, NEVER = 3600.0, 1e-9
+
+
+def ready(round, fragment=0):
+    return Ready(round, fragment, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0)
 
 
 def taken(limit, peer, now=0.0, **payload):
@@ -29,13 +32,27 @@ def test_peer_may_send_a_burst_then_frames_at_a_rate_and_more_for_each_announcem
     assert taken(limit, ONE) == 50 and taken(limit, ONE) == 0
     assert taken(limit, TWO) == 50
     assert taken(limit, ONE, now=2.0) == 20
-    limit.sent(ONE, Ask(1, 0))
+    limit.sent(Ask(1, 0))
     assert taken(limit, ONE, now=2.0) == 0
-    limit.sent(ONE, READY)
-    assert taken(limit, TWO, now=2.0) == 20 and taken(limit, ONE, now=2.0) == 7
-    for _ in range(50):
-        limit.sent(ONE, READY)
+    limit.sent(ready(1))
+    assert taken(limit, TWO, now=2.0) == 27 and taken(limit, ONE, now=2.0) == 7
+    for number in range(50):
+        limit.sent(ready(2 + number))
     assert taken(limit, ONE, now=2.0) == 50
+
+
+def test_repeated_announcement_allows_nothing_more():
+    """A peer may ask for it as often as it likes."""
+    limit = FrameLimit(Limits(frame_burst=50, frame_rate=10.0, frame_round=7))
+    for fragment in range(1024):
+        limit.sent(ready(1, fragment))
+    assert taken(limit, ONE) == 50
+    for _ in range(3):
+        for fragment in range(1024):
+            limit.sent(ready(1, fragment))
+    assert taken(limit, ONE) == 0
+    limit.sent(ready(2))
+    assert taken(limit, ONE) == 7
 
 
 def test_bulk_frames_with_large_payloads_are_not_counted():
@@ -150,7 +167,7 @@ def test_our_announcement_allows_the_frames_of_a_round(wire):
         first, second = await wire.pair(limits=limits)
         await wire.settled(first, second)
         for number in range(5):
-            assert await second.transport.send(first.id, Frame(READY))
+            assert await second.transport.send(first.id, Frame(ready(number)))
             for _ in range(BURST // 2):
                 await ask(first, second, number)
                 assert isinstance((await second.recv()).frame.message, Ask)
