@@ -7,6 +7,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from thinwire.collectives.health.diagnosis import FLOOD
 from thinwire.sims.results.journal import Event
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
@@ -104,9 +105,10 @@ def swarm_of(
 
 
 def play(scenario: Scenario, *, preset: Preset = PACE, stall: float | None = STALL) -> Run:
-    """Play a scenario, by default at the pace of short runs; no invariant may be violated."""
+    """Play a scenario, by default at the pace of short runs; no invariant is violated, no peer sends too many frames."""
     run = simulate(scenario, preset=preset, stall=stall)
     assert run.violations == (), run.violations
+    assert FLOOD not in [event.fields["cause"] for event in run.journal.of("sick")]
     return run
 
 
