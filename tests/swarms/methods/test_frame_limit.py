@@ -26,5 +26,4 @@ def test_honest_peers_use_a_tenth_of_the_limit(monkeypatch, manifest, peers, ste
     monkeypatch.setattr(FrameLimit, "admits", admits)
     swarm = [peer(index, step=step, region="Oregon", up=1e8, down=1e8) for index in range(peers)]
     play(swarm_of(swarm, manifest, seconds=seconds, parameters=20_000), stall=None)
-    print(count, lowest)
     assert count[0] > 1000 and lowest[0] > 0.9 * Limits().frame_burst, (count, lowest)

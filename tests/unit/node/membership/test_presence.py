@@ -60,6 +60,9 @@ class FakeTransport:
     async def recv(self):
         return await self.arrivals.get()
 
+    def pauses(self):
+        return {}
+
     def offer(self, to, frame):
         if to in self.full:
             return False
