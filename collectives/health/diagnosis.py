@@ -58,7 +58,10 @@ CLIPPED, EXCESS = "clipped", 5.0
 """A contribution stands out if its norm is more than EXCESS times the median."""
 
 FLOOD = "too many frames"
-"""A peer is named once the transport had to limit its frames, and cleared after WINDOW intervals without that."""
+"""A peer is named once the transport had to limit its frames.
+
+It is cleared after WINDOW intervals without that.
+"""
 
 CAUSES = (FLOOD, CLIPPED, "lossy link", "slow upload", "thermal throttling", "slow compute", "slow", "clock skew")
 

@@ -1,6 +1,6 @@
-"""Optional rate limit for outgoing bulk data.
+"""Rate limits: token buckets, and the optional limit for outgoing bulk data.
 
-It is a token bucket of one record, without bursts within a record.
+The latter is a token bucket of one record, without bursts within a record.
 
 Records are sent one after the other, each once the previous one has had its time at the rate. Within a record the
 kernel paces the data (Linux, BBR or fq), so that a call or a game on the same line hardly notices. Control messages are
@@ -54,3 +54,40 @@ class RateLimit:
             while (ahead := self._free - (now := loop.time())) > AHEAD and now < latest:
                 await asyncio.sleep(min(ahead - AHEAD / 2, latest - now))
             self.reserve(nbytes, now)
+
+
+FEW = 64
+"""Buckets that are stored although they may be full."""
+
+
+class TokenBuckets:
+    """Token buckets by key: each holds `burst` tokens and gains `rate` per second.
+
+    Full buckets are forgotten, at the latest when there are twice as many as were kept the last time.
+    """
+
+    def __init__(self, burst: int, rate: float, capacity: int = 4096) -> None:
+        self._burst, self._rate, self._capacity = float(burst), rate, capacity
+        self._levels: dict[bytes | str, tuple[float, float]] = {}
+        self._most = min(FEW, capacity)
+
+    def take(self, key: bytes | str, now: float, leave: float = 0.0) -> bool:
+        """Take one token at time `now` (seconds, monotonic) if at least `leave` tokens are left.
+
+        False: there are fewer, or too many keys have buckets that are not full.
+        """
+        level, since = self._levels.pop(key, (self._burst, now))
+        level = min(self._burst, level + (now - since) * self._rate)
+        if len(self._levels) >= self._most:
+            self._forget(now)
+            if len(self._levels) >= self._capacity:
+                return False
+            self._most = min(self._capacity, max(FEW, 2 * len(self._levels)))
+        granted = level >= 1.0 + leave
+        self._levels[key] = (level - 1.0 if granted else level, now)
+        return granted
+
+    def _forget(self, now: float) -> None:
+        full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
+        for key in full:
+            del self._levels[key]

@@ -1,12 +1,18 @@
-"""Queue of received frames: control before bulk, each bounded in bytes."""
+"""Queue of received frames: control before bulk, each bounded in bytes; and a limit of the small frames of each peer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.rate_limit import TokenBuckets
+from thinwire.swarm.messages.registry import Message, PeerId, Ready
+
+ANNOUNCED = 1024
+"""Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
 
 _OVERHEAD = 1024
 """Bytes that an arrival takes besides its frame's, so that many small ones are bounded too."""
@@ -86,3 +92,53 @@ class ReceiveQueue:
             self._something.clear()
             await self._something.wait()
         raise RuntimeError("the transport is closed")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """Numbers of small frames that a peer may send, see FrameLimit: at once, a second, and for each of our rounds.
+
+    `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not small.
+    """
+
+    burst: int = 4096
+    rate: float = 500.0
+    round: int = 64
+    pause: float = 0.1
+    small: int = 64 << 10
+
+
+class FrameLimit:
+    """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
+
+    A peer may send some at once, then some per second and for each announcement of ours: most frames belong to our rounds,
+    which no other peer can hasten. A link whose peer has sent more is not read for a while, so that the rest waits with the
+    sender.
+    """
+
+    def __init__(self, limits: FrameLimits) -> None:
+        self.limits = limits
+        self.pauses: Counter[PeerId] = Counter()
+        """Number of such pauses of each peer."""
+        self._buckets = TokenBuckets(limits.burst, limits.rate)
+        self._ahead = 0.0
+        """Seconds for which the buckets have been filled in advance."""
+        self._announced: dict[tuple[int, int, int, bytes], None] = {}
+
+    def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
+        """Count a frame that has come; return False if it is one too many.
+
+        `payload`: its bytes of payload if it is bulk.
+        """
+        return payload >= self.limits.small or self._buckets.take(peer, now + self._ahead)
+
+    def sent(self, message: Message) -> None:
+        """Allow all peers the frames of a round if this is our announcement, the first time that it is sent."""
+        if not isinstance(message, Ready):
+            return
+        key = message.round, message.fragment, message.attempt, message.life
+        if key not in self._announced:
+            self._ahead += self.limits.round / self.limits.rate
+            self._announced[key] = None
+            if len(self._announced) > ANNOUNCED:
+                del self._announced[next(iter(self._announced))]

@@ -24,7 +24,10 @@ HASH = 32
 
 
 class PeerDiagnosis:
-    """Observes received frames. `wall`: seconds since 1970. `emit` gets "sick" and "well". `pauses`: see Transport."""
+    """Observes received frames. `wall`: seconds since 1970.
+
+    `emit` gets "sick" and "well". `pauses`: see Transport.
+    """
 
     def __init__(
         self,

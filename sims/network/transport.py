@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
-from thinwire.collectives.transport.zeromq.limits import FrameLimit, Limits
+from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
@@ -22,7 +22,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, PeerId, Refuse, Welcome
 
-LIMITS = Limits()
+FRAMES = FrameLimits()
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
 """Types of messages that travel on the bulk stream."""
@@ -73,7 +73,7 @@ class SimTransport:
         self._control: deque[tuple[Arrival, Pipe | None, int]] = deque()
         self._bulk: deque[tuple[Arrival, Pipe | None, int]] = deque()
         """Arrivals with the pipe that they take room in, and their bytes."""
-        self._frame_limit = FrameLimit(LIMITS)
+        self._frame_limit = FrameLimit(FRAMES)
         self._unread: dict[PeerId, list[tuple[Arrival, Pipe, int]]] = {}
         """Arrivals of each peer whose link is not read for a while."""
 
@@ -252,7 +252,7 @@ class SimTransport:
         if not self._frame_limit.admits(peer, now, payload=size if pipe.bulk else 0):
             self._frame_limit.pauses[peer] += 1
             self._unread[peer] = []
-            self._net.at(now + LIMITS.frame_pause, self._read_on, peer)
+            self._net.at(now + FRAMES.pause, self._read_on, peer)
         (self._bulk if pipe.bulk else self._control).append((arrival, pipe, size))
         if (mail := self._mail) is not None and not mail.done():
             mail.set_result(None)

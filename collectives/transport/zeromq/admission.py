@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import GATE, Route
 from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
+from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
 from thinwire.collectives.transport.zeromq.tcp_relay import CIRCUIT
 from thinwire.swarm import frame

@@ -17,9 +17,9 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.receive_queue import ReceiveQueue
+from thinwire.collectives.transport.receive_queue import FrameLimit, ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
-from thinwire.collectives.transport.zeromq.limits import FrameLimit, Limits
+from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
 from thinwire.collectives.transport.zeromq.tcp_relay import Divert, TcpRelay
 from thinwire.collectives.transport.zeromq.zmq_socket import (
@@ -65,7 +65,7 @@ class SharedSockets:
     _last: tuple[Message, bytes] | None = None
 
     def __post_init__(self) -> None:
-        self.frame_limit = FrameLimit(self.limits)
+        self.frame_limit = FrameLimit(self.limits.frames)
 
     def head(self, frame: Frame) -> bytes:
         """Return a signed control frame without its payload. A broadcast frame is signed once."""

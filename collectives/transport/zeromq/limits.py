@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
+from thinwire.collectives.transport.receive_queue import FrameLimits
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
-from thinwire.swarm.messages.registry import Message, PeerId, Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,7 @@ class Limits:
       `network_*`: of the visits of a network that may use its last half.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
-    - `frame_*`: token bucket of the small frames of each peer, see FrameLimit. `small`: bytes of payload from which on a bulk
-      frame is not small.
-    - `circuits`, `shared`: see there.
+    - `circuits`, `shared`, `frames`: see there.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 
@@ -54,11 +51,6 @@ class Limits:
     returned: int = 8
     ballast_burst: int = 4
     ballast_rate: float = 0.1
-    frame_burst: int = 4096
-    frame_rate: float = 500.0
-    frame_round: int = 64
-    frame_pause: float = 0.1
-    small: int = 64 << 10
     receive_queue: int = 64 << 20
     window: int = 4 << 20
     retry_first: float = 0.25
@@ -66,80 +58,7 @@ class Limits:
     peers: int = 4096
     circuits: CircuitLimits = field(default_factory=CircuitLimits)
     shared: SharedLimits = field(default_factory=SharedLimits)
-
-
-FEW = 64
-"""Buckets that are stored although they may be full."""
-
-
-class TokenBuckets:
-    """Token buckets by key: each holds `burst` tokens and gains `rate` per second.
-
-    Full buckets are forgotten, at the latest when there are twice as many as were kept the last time.
-    """
-
-    def __init__(self, burst: int, rate: float, capacity: int = 4096) -> None:
-        self._burst, self._rate, self._capacity = float(burst), rate, capacity
-        self._levels: dict[bytes | str, tuple[float, float]] = {}
-        self._most = min(FEW, capacity)
-
-    def take(self, key: bytes | str, now: float, leave: float = 0.0) -> bool:
-        """Take one token at time `now` (seconds, monotonic) if at least `leave` tokens are left.
-
-        False: there are fewer, or too many keys have buckets that are not full.
-        """
-        level, since = self._levels.pop(key, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._rate)
-        if len(self._levels) >= self._most:
-            self._forget(now)
-            if len(self._levels) >= self._capacity:
-                return False
-            self._most = min(self._capacity, max(FEW, 2 * len(self._levels)))
-        granted = level >= 1.0 + leave
-        self._levels[key] = (level - 1.0 if granted else level, now)
-        return granted
-
-    def _forget(self, now: float) -> None:
-        full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
-        for key in full:
-            del self._levels[key]
-
-
-ANNOUNCED = 1024
-"""Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
-
-
-class FrameLimit:
-    """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
-
-    A peer may send `frame_burst` at once, then `frame_rate` per second and `frame_round` for each announcement of ours: most
-    frames belong to our rounds, which no other peer can hasten. A link whose peer has sent more is not read for `frame_pause`
-    seconds, so that the rest waits with the sender.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.pauses: Counter[PeerId] = Counter()
-        """Number of such pauses of each peer."""
-        self._limits = limits
-        self._buckets = TokenBuckets(limits.frame_burst, limits.frame_rate)
-        self._ahead = 0.0
-        """Seconds for which the buckets have been filled in advance."""
-        self._announced: dict[tuple[int, int, int, bytes], None] = {}
-
-    def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
-        """Count a frame that has come, with so many bytes of payload if it is bulk; return False if it is one too many."""
-        return payload >= self._limits.small or self._buckets.take(peer, now + self._ahead)
-
-    def sent(self, message: Message) -> None:
-        """Allow all peers the frames of a round if this is our announcement, the first time that it is sent."""
-        if not isinstance(message, Ready):
-            return
-        key = message.round, message.fragment, message.attempt, message.life
-        if key not in self._announced:
-            self._ahead += self._limits.frame_round / self._limits.frame_rate
-            self._announced[key] = None
-            if len(self._announced) > ANNOUNCED:
-                del self._announced[next(iter(self._announced))]
+    frames: FrameLimits = field(default_factory=FrameLimits)
 
 
 @dataclass(slots=True)

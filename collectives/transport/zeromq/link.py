@@ -393,7 +393,7 @@ class Link:
             return
         if self._pause is None:
             station.frame_limit.pauses[self.peer] += 1
-            self._pause = self._loop.call_later(station.limits.frame_pause, self._end_pause)
+            self._pause = self._loop.call_later(station.limits.frames.pause, self._end_pause)
         self.read_or_wait()  # A stream may have come up during the pause.
 
     def _end_pause(self) -> None:

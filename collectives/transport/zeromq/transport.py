@@ -23,13 +23,13 @@ from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.circuits.ticket import enter
 from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
-from thinwire.collectives.transport.rate_limit import RateLimit
+from thinwire.collectives.transport.rate_limit import RateLimit, TokenBuckets
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection, LocalSockets, socket_name
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
-from thinwire.collectives.transport.zeromq.limits import Limits, TokenBuckets
+from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_addresses
 from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import Backoff
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.node.membership.presence import Family
+from thinwire.collectives.transport.receive_queue import FrameLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network import transport
 from thinwire.swarm.frame import Frame
@@ -94,8 +93,8 @@ def test_stranger_cannot_stop_rounds_or_replace_state(swarm, say):
 
 def test_flood_of_past_announcements_is_limited_and_rounds_continue(swarm, monkeypatch):
     """Four thousand small valid frames a second: after a burst only a few are handled, the sender waits with the others."""
-    limits = Limits(frame_burst=300, frame_rate=20.0)
-    monkeypatch.setattr(transport, "LIMITS", limits)
+    limits = FrameLimits(burst=300, rate=20.0)
+    monkeypatch.setattr(transport, "FRAMES", limits)
     stale = Frame(Ready(1, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0))
     handled = Counter()
 
@@ -106,13 +105,12 @@ def test_flood_of_past_announcements_is_limited_and_rounds_continue(swarm, monke
         await asyncio.sleep(1.0)
         liar.tasks[1].cancel()
         for node in (s.nodes[index] for index in (0, 1, 2)):
-            presence = node.presence
 
-            def on_frame(peer, frame, before=presence._routes[Family.ROUNDS].on_frame, node=node):
+            def on_frame(peer, frame, before=node.session.on_frame, node=node):
                 handled[node.index] += peer == liar.id
                 before(peer, frame)
 
-            monkeypatch.setattr(presence._routes[Family.ROUNDS], "on_frame", on_frame)
+            monkeypatch.setattr(node.session, "on_frame", on_frame)
 
         async def talk(node):
             while True:
@@ -129,7 +127,7 @@ def test_flood_of_past_announcements_is_limited_and_rounds_continue(swarm, monke
         s.check([0, 1, 2], floods={liar.id})
         for index in (0, 1, 2):
             assert s.nodes[index].transport.pauses()[liar.id] > 1
-            assert handled[index] < limits.frame_burst + limits.frame_rate * seconds + 64 * 8
+            assert handled[index] < limits.burst + limits.rate * seconds + limits.round * 8
 
     virtual_loop.run(main(), seed=4)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from thinwire.collectives.transport.zeromq.limits import FrameLimit, Limits
+from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Chunk, Ping, Ready
 
@@ -28,7 +28,7 @@ def taken(limit, peer, now=0.0, **payload):
 
 
 def test_peer_may_send_a_burst_then_frames_at_a_rate_and_more_for_each_announcement():
-    limit = FrameLimit(Limits(frame_burst=50, frame_rate=10.0, frame_round=7))
+    limit = FrameLimit(FrameLimits(burst=50, rate=10.0, round=7))
     assert taken(limit, ONE) == 50 and taken(limit, ONE) == 0
     assert taken(limit, TWO) == 50
     assert taken(limit, ONE, now=2.0) == 20
@@ -43,7 +43,7 @@ def test_peer_may_send_a_burst_then_frames_at_a_rate_and_more_for_each_announcem
 
 def test_repeated_announcement_allows_nothing_more():
     """A peer may ask for it as often as it likes."""
-    limit = FrameLimit(Limits(frame_burst=50, frame_rate=10.0, frame_round=7))
+    limit = FrameLimit(FrameLimits(burst=50, rate=10.0, round=7))
     for fragment in range(1024):
         limit.sent(ready(1, fragment))
     assert taken(limit, ONE) == 50
@@ -56,10 +56,15 @@ def test_repeated_announcement_allows_nothing_more():
 
 
 def test_bulk_frames_with_large_payloads_are_not_counted():
-    limit = FrameLimit(Limits(frame_burst=2, frame_rate=NEVER, small=1000))
+    limit = FrameLimit(FrameLimits(burst=2, rate=NEVER, small=1000))
     assert all(limit.admits(ONE, 0.0, payload=1000) for _ in range(100))
     assert taken(limit, ONE, payload=999) == 2
     assert limit.admits(ONE, 0.0, payload=1000) and not limit.admits(ONE, 0.0)
+
+
+def short(wire, **frames):
+    """Return limits with these of small frames."""
+    return wire.short(handshake=5.0, frames=FrameLimits(**frames))
 
 
 async def flood(first, second, say):
@@ -100,9 +105,7 @@ def test_flood_of_small_frames_is_not_read_while_other_peers_are(wire, eventuall
     """The same flood is read whole without a limit, so that the test shows something."""
 
     async def work():
-        limits = wire.short(
-            handshake=5.0, frame_burst=BURST if limited else 10**6, frame_rate=NEVER, frame_pause=FOR_EVER
-        )
+        limits = short(wire, burst=BURST if limited else 10**6, rate=NEVER, pause=FOR_EVER)
         first, second = await wire.pair(limits=limits)
         third = await wire.peer(3)
         assert await third.meet(second)
@@ -134,7 +137,7 @@ def test_flood_of_small_frames_is_not_read_while_other_peers_are(wire, eventuall
 @pytest.mark.parametrize("say", [ask, ping, chunk])
 def test_frames_beyond_the_limit_come_later_and_in_order(wire, say):
     async def work():
-        limits = wire.short(handshake=5.0, frame_burst=BURST, frame_rate=NEVER, frame_pause=0.002)
+        limits = short(wire, burst=BURST, rate=NEVER, pause=0.002)
         first, second = await wire.pair(limits=limits)
         await wire.settled(first, second)
         sending = asyncio.create_task(flood(first, second, say))
@@ -151,11 +154,11 @@ def test_frames_beyond_the_limit_come_later_and_in_order(wire, say):
 
 def test_large_payloads_are_read_although_a_link_has_no_small_frames_left(wire):
     async def work():
-        first, second = await wire.pair(limits=wire.short(handshake=5.0, frame_burst=BURST, frame_rate=NEVER))
+        first, second = await wire.pair(limits=short(wire, burst=BURST, rate=NEVER))
         await wire.settled(first, second)
         for index in range(2 * BURST):
-            assert await first.chunk(second, bytes(second.limits.small), index)
-            assert len((await second.bulk(1))[0].payload) == second.limits.small
+            assert await first.chunk(second, bytes(second.limits.frames.small), index)
+            assert len((await second.bulk(1))[0].payload) == second.limits.frames.small
         assert not second.transport.pauses()
 
     wire.run(work)
@@ -163,7 +166,7 @@ def test_large_payloads_are_read_although_a_link_has_no_small_frames_left(wire):
 
 def test_our_announcement_allows_the_frames_of_a_round(wire):
     async def work():
-        limits = wire.short(handshake=5.0, frame_burst=BURST, frame_rate=NEVER, frame_round=BURST, frame_pause=FOR_EVER)
+        limits = short(wire, burst=BURST, rate=NEVER, round=BURST, pause=FOR_EVER)
         first, second = await wire.pair(limits=limits)
         await wire.settled(first, second)
         for number in range(5):
@@ -178,7 +181,7 @@ def test_our_announcement_allows_the_frames_of_a_round(wire):
 
 def test_new_link_allows_no_further_burst(wire, eventually):
     async def work():
-        limits = wire.short(handshake=5.0, frame_burst=BURST, frame_rate=NEVER, frame_pause=FOR_EVER)
+        limits = short(wire, burst=BURST, rate=NEVER, pause=FOR_EVER)
         first, second = await wire.pair(limits=limits)
         await wire.settled(first, second)
         found = []

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.zeromq import record_crypto
 from thinwire.collectives.transport.zeromq.admission import fair_visits
-from thinwire.collectives.transport.zeromq.limits import Limits, Retry, TokenBuckets
+from thinwire.collectives.transport.zeromq.limits import Limits, Retry
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, own_addresses, port_of
 
 
