@@ -1,4 +1,4 @@
-"""Queue of received frames: control before bulk, each bounded in bytes; and a limit of the small frames of each peer."""
+"""Queue of received frames: control before bulk, each bounded in bytes; a limit of small frames."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class ReceiveQueue:
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """Numbers of small frames that a peer may send, see FrameLimit: at once, a second, and for each of our rounds.
+    """Numbers of small frames that a peer may send: at once, a second, and for each of our rounds.
 
-    `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not small.
+    See FrameLimit. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not small.
     """
 
     burst: int = 4096
