@@ -98,7 +98,8 @@ class ReceiveQueue:
 class FrameLimits:
     """Numbers of small frames that a peer may send: at once, a second, and for each of our rounds.
 
-    See FrameLimit. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not small.
+    See FrameLimit. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame
+    is not small.
     """
 
     burst: int = 4096
