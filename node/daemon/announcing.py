@@ -68,7 +68,9 @@ class Announcing:
             )
             self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
 
-        self._task = asyncio.create_task(announce(self._directory, card, published))
+        self._task = asyncio.create_task(
+            announce(self._directory, card, published, lambda: peer().session.roster.record.addresses)
+        )
 
     async def end(self) -> None:
         """Stop publishing and close the directory."""

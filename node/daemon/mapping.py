@@ -47,7 +47,11 @@ class Mapping:
             self._emit("alarm", {"detail": detail})
             return
         self._mapping = PortMapping(
-            routers(self._config.host), ports, self._emit, lambda address: peer().admission.reachability.map(address)
+            routers(self._config.host),
+            ports,
+            self._emit,
+            lambda address: peer().admission.reachability.map(address),
+            lambda: peer().admission.reachability.own,
         )
         await self._mapping.keep()
 

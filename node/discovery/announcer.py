@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from thinwire.node.discovery.public_runs import Directory
 from thinwire.swarm.identity.peer_record import RecordError
@@ -12,17 +12,22 @@ from thinwire.swarm.identity.run_card import RunCard
 REFRESH_SECONDS = 60.0
 """Seconds between two publications."""
 
-FIRST_SECONDS = 1.0
-"""Seconds between two looks for a card, until there is one."""
+LOOK_SECONDS = 1.0
+"""Seconds between two looks for a card, until there is one, and then for other addresses."""
 
 CARD_SECONDS = 180
 """Validity of a card: it outlasts two publications that fail."""
 
 
-async def announce(directory: Directory, card: Callable[[], RunCard | None], published: Callable[[], None]) -> None:
+async def announce(
+    directory: Directory,
+    card: Callable[[], RunCard | None],
+    published: Callable[[], None],
+    addresses: Callable[[], Sequence[str]],
+) -> None:
     """Publish what `card` returns until cancelled; None: not yet.
 
-    `published`: called after the first success.
+    `published`: called after the first success. `addresses`: those of the next card; others are published at once.
     """
     first = True
     while True:
@@ -31,9 +36,12 @@ async def announce(directory: Directory, card: Callable[[], RunCard | None], pub
         except RecordError:
             made = None  # Our clock was set; the record is renewed soon.
         if made is None:
-            await asyncio.sleep(FIRST_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
             continue
         if await directory.publish(made) and first:
             published()
             first = False
-        await asyncio.sleep(REFRESH_SECONDS)
+        left = REFRESH_SECONDS
+        while left > 0 and tuple(addresses()) == made.record.addresses:
+            await asyncio.sleep(LOOK_SECONDS)
+            left -= LOOK_SECONDS

@@ -2,7 +2,8 @@
 
 A peer dials the gate and then ports for a link and for its streams, with the same numbers as inside. So the router maps
 a block of ports to themselves, or nothing. Mappings end by themselves after LEASE seconds, are renewed after half of that,
-and are removed at the end of the process. A failure is one alarm and never ends a peer.
+or when this machine gets another address, and are removed at the end of the process. A failure is one alarm and never
+ends a peer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ LEASE = 3600
 
 AGAIN_SECONDS = 300.0
 """Seconds until the next attempt after a failure."""
+
+LOOK_SECONDS = 2.0
+"""Seconds between two looks whether this machine has other addresses: then the mappings lead nowhere."""
 
 RELEASE_SECONDS = 15.0
 """Longest time for the removal of the mappings at the end."""
@@ -74,13 +78,18 @@ async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: i
 class PortMapping:
     """Renewal of the mappings of `ports`, the first of which is the gate's.
 
-    `mapped` receives the outside address of the gate, "" if it is lost.
+    `mapped` receives the outside address of the gate, "" if it is lost. `own` returns the addresses of this machine.
     """
 
     def __init__(
-        self, routers: Sequence[Router], ports: Sequence[int], emit: Emit, mapped: Callable[[str], None]
+        self,
+        routers: Sequence[Router],
+        ports: Sequence[int],
+        emit: Emit,
+        mapped: Callable[[str], None],
+        own: Callable[[], Sequence[str]],
     ) -> None:
-        self._routers, self._ports, self._emit, self._mapped = routers, ports, emit, mapped
+        self._routers, self._ports, self._emit, self._mapped, self._own = routers, ports, emit, mapped, own
         self._router: Router | None = None
         self._asked = False
 
@@ -88,6 +97,7 @@ class PortMapping:
         """Map and renew until cancelled."""
         shown = reported = ""
         while True:
+            own = self._own()
             try:
                 # The protocol that has worked is asked first: another one would leave the first one's mappings.
                 known = [self._router] if self._router is not None else self._routers
@@ -105,7 +115,12 @@ class PortMapping:
             if failure and failure != reported:
                 self._emit("alarm", {"detail": f"the router maps no ports: {failure}"})
             reported = failure
-            await asyncio.sleep(LEASE / 2 if address else AGAIN_SECONDS)
+            left = LEASE / 2 if address else AGAIN_SECONDS
+            while left > 0 and self._own() == own:
+                await asyncio.sleep(LOOK_SECONDS)
+                left -= LOOK_SECONDS
+            if self._own() != own:
+                self._router = None  # There may be another router.
 
     async def release(self) -> None:
         """Remove the mappings, also those of an attempt that has failed or was cancelled."""

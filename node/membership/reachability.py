@@ -46,6 +46,11 @@ class Reachability:
         self._own = transport.addresses()
         self._mapped: tuple[str, ...] = ()
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Addresses of this machine, as announced."""
+        return self._own
+
     async def watch(self) -> None:
         """Ask whenever peers of other subnets appear, when our own addresses change, and from time to time.
 

@@ -34,19 +34,18 @@ _Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
 class Connections:
     """Establishes and replaces links. `links` holds those that are up.
 
-    `own` is our record as shown at gates, in bytes; `bulk_port` goes into Welcomes.
+    `own` is our record as shown at gates, in bytes; `bulk_port` goes into Welcomes; `host`: address to bind for links.
     """
 
-    def __init__(
-        self, station: SharedSockets, admit: Admit, wall: UnixClock, *, host: str, ports: range, streams: int
-    ) -> None:
+    def __init__(self, station: SharedSockets, admit: Admit, wall: UnixClock, *, ports: range, streams: int) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()
         self.own = b""
         self.addresses: tuple[str, ...] = ()
         self.bulk_port = 0
+        self.host = ""
         self._station, self._admit, self._wall = station, admit, wall
-        self._host, self._ports, self._streams = host, ports, streams
+        self._ports, self._streams = ports, streams
         self._records: dict[PeerId, PeerRecord] = {}
         self._offers: dict[PeerId, Link] = {}
         self._leaving: set[Link] = set()
@@ -213,7 +212,7 @@ class Connections:
             return Refuse("busy", "too many links are being opened")
         try:
             link, port = await Link.offer(
-                self._station, record, self._host, self._ports, up=self._up, lost=self._lost, gone=self._gone
+                self._station, record, self.host, self._ports, up=self._up, lost=self._lost, gone=self._gone
             )
         except PortTaken as error:
             return Refuse("busy", str(error)[:256])

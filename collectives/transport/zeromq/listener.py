@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import ClassVar
 
+from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.swarm.identity.address import subnet_of
 from thinwire.swarm.identity.errors import HintedError
 
@@ -24,6 +25,10 @@ MOST_INTERFACES = 4
 
 INNER = ("br-", "cni", "docker", "lxc", "lxd", "veth", "virbr", "vmnet")
 """Beginnings of names of interfaces to containers and virtual machines here; these come last."""
+
+
+NO_ADDRESS = "this machine does not have that address: choose another with --host, such as 0.0.0.0"
+"""Hint for a host that cannot be bound."""
 
 
 class PortTaken(HintedError):
@@ -49,10 +54,22 @@ def descriptors_left(count: int) -> bool:
     return True
 
 
+async def bindable(resolver: NameResolver, host: str) -> str:
+    """Return the address to bind for a host, the first one of a name, IPv4 before IPv6. Raises PortTaken.
+
+    The event loop continues while a name server is asked.
+    """
+    try:
+        found = await resolver.numeric(host)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}: {error.strerror or error}", NO_ADDRESS) from None
+    return min(found, key=lambda address: ":" in address)
+
+
 async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: range) -> tuple[asyncio.Server, int]:
     """Listen on a port of `ports` (range(0, 1): any), chosen at random so that a stranger cannot know it.
 
-    Returns the server and its port. Raises PortTaken.
+    `host`: a numeric address. Returns the server and its port. Raises PortTaken.
     """
     loop = asyncio.get_running_loop()
     reason, hint = (
@@ -63,9 +80,6 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
     for port in random.SystemRandom().sample(ports, min(len(ports), 64)):
         try:
             sock = _listening(host, port)
-        except UnicodeError:
-            reason, hint = "not a host name", "name an address of this machine with --host, such as 0.0.0.0"
-            break
         except OSError as error:
             if error.errno and not isinstance(error, socket.gaierror):
                 reason = os.strerror(error.errno)
@@ -74,7 +88,7 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 break
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-                hint = "this machine does not have that address: choose another with --host, such as 0.0.0.0"
+                hint = NO_ADDRESS
                 break
             continue
         server = await loop.create_server(factory, sock=sock, backlog=BACKLOG)
@@ -84,13 +98,15 @@ async def listen(factory: Callable[[], asyncio.BaseProtocol], host: str, ports: 
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError; UnicodeError if `host` is no name.
+    """Return a listening socket at a numeric address. Raises OSError.
 
     uvloop would look up even a numeric host in a thread of libuv, after which a forked child of this process crashes when it
     exits: libuv waits for threads that the child does not have.
     """
     family = _family(host)
-    (*_, place), *_ = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)  # with the interface of fe80::…%eth0
+    # With the interface of fe80::…%eth0; a name would stop the event loop while its server is asked.
+    numeric = socket.AI_NUMERICHOST
+    (*_, place), *_ = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=numeric)
     sock = socket.socket(family)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

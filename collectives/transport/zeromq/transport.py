@@ -30,7 +30,7 @@ from thinwire.collectives.transport.zeromq.admission import AdmissionPort, obser
 from thinwire.collectives.transport.zeromq.connections import Connections
 from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, listen, own_addresses
+from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, bindable, listen, own_addresses
 from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
 from thinwire.collectives.transport.zeromq.stream import Stream
 from thinwire.collectives.transport.zeromq.stream_pool import Traffic
@@ -131,7 +131,7 @@ class ZmqTransport:
             rate_limit=rate_limit,
             workers=workers or self._own_workers,
         )
-        self._connections = Connections(self._station, admit, wall, host=host, ports=self._ports, streams=streams)
+        self._connections = Connections(self._station, admit, wall, ports=self._ports, streams=streams)
         self._gate = AdmissionPort(self._station, self._connections.decide, wall)
         clock = asyncio.get_running_loop().time
         sources = TokenBuckets(self._limits.address_burst * streams, self._limits.address_rate * streams)
@@ -142,8 +142,9 @@ class ZmqTransport:
     async def open(self) -> None:
         """Listen. Raises PortTaken, after which the transport is closed."""
         try:
-            self._port = await self._gate.open(self._host, self._port)
-            self._bulk, self._connections.bulk_port = await listen(self._stream, self._host, self._ports)
+            self._connections.host = host = await bindable(self._station.resolver, self._host)
+            self._port = await self._gate.open(host, self._port)
+            self._bulk, self._connections.bulk_port = await listen(self._stream, host, self._ports)
             self._circuits.lanes[self._connections.bulk_port] = lambda relay: self._stream()
         except PortTaken:
             await self.close()
@@ -179,7 +180,7 @@ class ZmqTransport:
     async def observe(self, contacts: Sequence[Contact], *, port: int = 0, size: int = 0) -> list[Sighting | Refuse]:
         """Ask gates from which address they see us, all from one port of ours, see Transport."""
         try:
-            with socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET) as free:
+            with socket.socket(socket.AF_INET6 if ":" in self._connections.host else socket.AF_INET) as free:
                 free.bind(("", 0))
                 source = free.getsockname()[1]
         except OSError as error:  # no file descriptors, for example

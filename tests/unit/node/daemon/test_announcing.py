@@ -12,7 +12,7 @@ from thinwire.swarm.manifest.parser import parse
 def test_owner_is_told_that_an_entry_of_a_directory_is_no_invite(monkeypatch, mode, invite):
     told = []
 
-    async def announce(directory, card, published):
+    async def announce(directory, card, published, addresses):
         published()
 
     async def main():

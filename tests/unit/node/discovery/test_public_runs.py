@@ -3,7 +3,7 @@ import random
 
 import pytest
 from kit.planted.cards import NOW, RUN, card
-from thinwire.node.discovery.announcer import announce
+from thinwire.node.discovery.announcer import LOOK_SECONDS, REFRESH_SECONDS, announce
 from thinwire.node.discovery.public_runs import (
     MOST_CARDS,
     MOST_PEERS,
@@ -13,6 +13,7 @@ from thinwire.node.discovery.public_runs import (
     InviteNeeded,
     listing,
 )
+from thinwire.sims.engine import virtual_loop
 
 
 class Planted:
@@ -148,7 +149,10 @@ def test_run_that_needs_an_invite_is_not_joined_by_name():
 def test_card_is_published_once_there_is_one_and_success_is_told_once():
     async def scene():
         source, told, cards = Planted(), [], iter([None, card(1)])
-        task = asyncio.create_task(announce(directory(source), lambda: next(cards), lambda: told.append(1)))
+        shown = card(1).record.addresses
+        task = asyncio.create_task(
+            announce(directory(source), lambda: next(cards), lambda: told.append(1), lambda: shown)
+        )
         while not source.published:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
@@ -156,3 +160,21 @@ def test_card_is_published_once_there_is_one_and_success_is_told_once():
         return source.published, told
 
     assert asyncio.run(scene()) == ([card(1)], [1])
+
+
+def test_card_is_published_at_once_when_its_addresses_change_and_else_once_a_minute():
+    async def scene():
+        source, present = Planted(), card(1)
+        task = asyncio.create_task(
+            announce(directory(source), lambda: present, lambda: None, lambda: present.record.addresses)
+        )
+        await asyncio.sleep(REFRESH_SECONDS / 2)
+        assert source.published == [card(1)]
+        present = card(2)
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert source.published == [card(1), card(2)]
+        await asyncio.sleep(REFRESH_SECONDS)
+        assert source.published == [card(1), card(2), card(2)]
+        task.cancel()
+
+    virtual_loop.run(scene(), seed=1)

@@ -15,7 +15,14 @@ from thinwire.node.membership.gateway_requests import default_gateway
 from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.nat_pmp import NatPmp
 from thinwire.node.membership.pcp import Pcp
-from thinwire.node.membership.port_mapping import AGAIN_SECONDS, LEASE, MappingFailed, PortMapping, map_by_any
+from thinwire.node.membership.port_mapping import (
+    AGAIN_SECONDS,
+    LEASE,
+    LOOK_SECONDS,
+    MappingFailed,
+    PortMapping,
+    map_by_any,
+)
 from thinwire.node.membership.upnp import Upnp, outside_host
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.load_settings import load
@@ -193,7 +200,7 @@ def test_mapping_is_renewed_reported_once_and_removed_at_the_end():
     async def play():
         events, addresses = [], []
         first, second = Planned("first", "no answer"), Planned("second", OUTSIDE, OUTSIDE, "no more", "9.9.9.10")
-        mapping = PortMapping((first, second), PORTS, lambda *event: events.append(event), addresses.append)
+        mapping = PortMapping((first, second), PORTS, lambda *event: events.append(event), addresses.append, tuple)
         task = asyncio.create_task(mapping.keep())
         await asyncio.sleep(LEASE / 2 + 1.0)
         assert addresses == [f"{OUTSIDE}:7400"] and [kind for kind, _ in events] == ["mapped"]
@@ -210,6 +217,29 @@ def test_mapping_is_renewed_reported_once_and_removed_at_the_end():
     virtual_loop.run(play(), seed=1, limit=3 * LEASE)
 
 
+def test_mapping_is_renewed_at_once_by_any_router_when_this_machine_has_another_address():
+    async def play():
+        own, addresses = ("192.168.0.5:7400",), []
+        first, second = Planned("first", OUTSIDE, OUTSIDE, "gone"), Planned("second", "9.9.9.10", "9.9.9.10")
+        mapping = PortMapping((first, second), PORTS, lambda *event: None, addresses.append, lambda: own)
+        task = asyncio.create_task(mapping.keep())
+        await asyncio.sleep(100.0)
+        assert len(first.calls) == 1
+        own = ("192.168.0.9:7400",)
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert len(first.calls) == 2 and addresses == [f"{OUTSIDE}:7400"]
+        own = ("10.0.0.9:7400",)
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert addresses[1:] == ["9.9.9.10:7400"]
+        await asyncio.sleep(100.0)
+        assert len(second.calls) == 1
+        await asyncio.sleep(LEASE / 2)
+        assert len(second.calls) == 2
+        task.cancel()
+
+    virtual_loop.run(play(), seed=1, limit=LEASE)
+
+
 def test_mapping_that_is_cancelled_while_a_router_hangs_ends_and_removes_what_may_be_mapped():
     class Hanging(Planned):
         async def map(self, ports, seconds):
@@ -218,7 +248,7 @@ def test_mapping_that_is_cancelled_while_a_router_hangs_ends_and_removes_what_ma
 
     async def play():
         router = Hanging("slow")
-        mapping = PortMapping((router,), PORTS, lambda *event: None, lambda address: None)
+        mapping = PortMapping((router,), PORTS, lambda *event: None, lambda address: None, tuple)
         task = asyncio.create_task(mapping.keep())
         await asyncio.sleep(1.0)
         await cancelled(task)

@@ -7,12 +7,15 @@ import hashlib
 import os
 import random
 import socket
+import threading
 import time
 
 import msgspec
 import psutil
 import pytest
 import uvloop
+from kit.wire import Peer
+from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.zeromq import record_writer
 from thinwire.collectives.transport.zeromq import transport as zmq_transport
 from thinwire.collectives.transport.zeromq.limits import Limits
@@ -381,14 +384,50 @@ def test_taken_port_is_an_error(wire):
     wire.run(work)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "nonsense..x"])
-def test_bind_to_foreign_address_is_an_error(host):
+def test_bind_to_foreign_address_is_an_error():
     async def work():
         with pytest.raises(PortTaken) as error:
-            await listen(asyncio.Protocol, host, range(0, 1))
+            await listen(asyncio.Protocol, "192.0.2.1", range(0, 1))
         assert "--host" in error.value.hint
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("host", ["nonsense..x", "x" * 70 + ".example"])
+def test_host_that_is_no_name_is_an_error(wire, host):
+    async def work():
+        with pytest.raises(PortTaken, match=f"cannot listen on {host}: ") as error:
+            await wire.peer(1, host=host)
+        assert "--host" in error.value.hint
+
+    wire.run(work)
+
+
+def test_event_loop_continues_while_the_name_of_our_host_is_looked_up():
+    """Of its addresses the first one of IPv4 is bound."""
+
+    async def work():
+        asked = threading.Event()
+
+        def look_up(host, port, **_):
+            asked.wait(20)
+            return [(None, None, None, None, (one, 0)) for one in ("::1", "127.0.0.3", "127.0.0.4")]
+
+        peer = Peer(1, host="here.example")
+        peer.station.resolver = NameResolver(look_up)
+        opening = asyncio.create_task(peer.transport.open())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not opening.done()
+        asked.set()
+        await opening
+        assert peer.transport.addresses() == (f"here.example:{peer.transport.port}",)
+        for address, listens in (("127.0.0.3", True), ("127.0.0.4", False)):
+            with socket.socket() as visitor:
+                assert (visitor.connect_ex((address, peer.transport.port)) == 0) == listens
+        await peer.transport.close()
+
+    uvloop.run(work())
 
 
 def test_member_and_bulk_ports_come_from_the_range(wire):
