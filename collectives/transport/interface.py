@@ -28,6 +28,9 @@ REFUSED = "refused"
 The process is dead.
 """
 
+RELAY_DEAD = "its relay is dead"
+"""Reason of an Arrival after `leave_relay`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contact:
@@ -63,7 +66,7 @@ class Loan:
     """
 
     willing: bool = True
-    circuits: int = 64
+    circuits: int = 512
     daily: int = 20 * 10**9
 
 
@@ -200,6 +203,10 @@ class Transport(Protocol):
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         """Return the peer that relays between us and a peer; None if the link is direct or there is none."""
+        ...
+
+    def leave_relay(self, relay: PeerId) -> None:
+        """End the links that a peer relays, because it is dead. `recv` yields each loss."""
         ...
 
     def no_sharing(self) -> str:

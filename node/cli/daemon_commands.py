@@ -225,10 +225,9 @@ def invite(
     config = settings(context, debug, {"home": home})
     status = _running(config)
     if not status.invite:
-        raise NoDaemonError(
-            "the daemon has no reachable address yet, or may not invite others",
-            "try again in a moment, or ask the author of the run",
-        )
+        if status.addresses:
+            raise NoDaemonError("this peer may not invite others", "ask the author of the run for an invite")
+        raise NoDaemonError("the daemon has no reachable address yet", "try again in a moment")
     from thinwire.node.cli.invitations import command, invitation
 
     try:
@@ -256,7 +255,7 @@ def revoke(
 ) -> None:
     """Exclude a peer, or all peers of an invite, for good.
 
-    Only the author of the run can.
+    Only the author of the run can. Peers that an excluded one has invited are excluded, too.
     """
     config = settings(context, debug, {"home": home})
     status, alive = _daemon(config)
@@ -266,7 +265,9 @@ def revoke(
 
     target = revoked(status, config.directories, target)
     when = "in a second" if alive else "at its next start"
-    print(f"revoked {target}; the daemon spreads it {when}, and the next round is without it")
+    print(
+        f"revoked {target}; the daemon spreads it {when}, and the next round is without it and the peers that it invited"
+    )
 
 
 def _is_loopback(host: str) -> bool:

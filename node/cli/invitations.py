@@ -60,7 +60,7 @@ def command(code: str, status: Status, directories: Directories) -> str:
 def revoked(status: Status, directories: Directories, target: str) -> str:
     """Exclude a peer or an invite; return the hexadecimal id that was revoked.
 
-    Raises WrongIdError, NotAuthorError.
+    Peers that have joined by an invite of it are excluded, too. Raises WrongIdError, NotAuthorError.
     """
     target = target.lower()
     peers = [one.peer for one in status.peers if len(target) >= LEAST and one.peer.startswith(target)]
@@ -78,6 +78,11 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
     identity, _, run_id = _run(status, directories)
     if not _author(status, directories):
         raise NotAuthorError("only the author of the run can revoke an admission", "ask the peer that founded the run")
+    if identity.peer_id.startswith(start):
+        raise WrongIdError(
+            "this is the author of the run, whose admission needs no invite and cannot be revoked",
+            "`thinwire status` shows the ids of the other peers",
+        )
     file = BanFile(directories.run(run_id).revocations, RealDisk())
     file.save((*file.load(), revocation_item(revoke(identity, run_id, start))))
     return target

@@ -123,18 +123,22 @@ class Directory:
     async def invite_to(self, target: str) -> Invite:
         """Return an invite to the run with this name or this start of its id, 8 or more hex digits.
 
-        Raises DirectoryError, AmbiguousRun, InviteNeeded.
+        A name cannot stand in for an id: a whole id is never taken for a name, and a start that is the name of another run
+        is ambiguous. Raises DirectoryError, AmbiguousRun, InviteNeeded.
         """
-        runs = await self.runs()
-        named = [run for run in runs if run.name == target] or [
-            run for run in runs if len(target) >= 8 and run.run_id.hex().startswith(target.lower())
+        runs, digits = await self.runs(), target.lower()
+        whole = len(target) == 64 and not set(digits) - set("0123456789abcdef")
+        named = [
+            run
+            for run in runs
+            if (run.name == target and not whole) or (len(target) >= 8 and run.run_id.hex().startswith(digits))
         ]
         if len(named) > 1:
             listed = ", ".join(f"{run.run_id.hex()[:16]} ({run.name}, {run.peers} peers)" for run in named[:16])
-            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give the start of the run's id")
+            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give more digits of the run's id")
         if named:
             run_id = named[0].run_id
-        elif len(target) == 64 and not set(target.lower()) - set("0123456789abcdef"):
+        elif whole:
             run_id = bytes.fromhex(target)  # No card is listed, but its peers may be found by the id.
         else:
             raise DirectoryError(f"no run {target!r} in the directory", "`thinwire runs` lists those that are there")

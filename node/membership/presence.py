@@ -326,6 +326,7 @@ class Presence:
                 self.transport.allow(event.peer)
             elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
+                self.transport.leave_relay(event.peer)
                 if event.kind == "banned":
                     self._outcasts[event.peer] = self._now() + TOLD_SECONDS
             elif event.kind in ("duplicate", "yielded"):

@@ -176,9 +176,16 @@ class PeerServices:
 
     def _warn(self) -> None:
         """Give the number of our contributions, and a reason."""
-        speeds = [one.speed for one in list(self._peer.session.announced.values())]
-        balancing = getattr(self._peer.manifest.outer, "step_balancing", "")
-        text = self._participation.text(self._report.speed, speeds, balancing=balancing)
+        peer = self._peer
+        speeds = [one.speed for one in list(peer.session.announced.values())]
+        others = set(peer.replica.members) - {peer.identity.peer_id}
+        text = self._participation.text(
+            self._report.speed,
+            speeds,
+            balancing=getattr(peer.manifest.outer, "step_balancing", ""),
+            unlinked=sum(peer.session.roster.peers.alive(one) for one in others - peer.session.live),
+            group=self._report.group(),
+        )
         self._report.emit("alarm", {"detail": text})
 
     async def trouble(self) -> BaseException:

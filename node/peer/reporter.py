@@ -69,7 +69,7 @@ class Reporter:
         self._alarms: dict[str, None] = {}
         self._lineages = LineageAlarms()
         self._write, self._log, self._wall, self._name, self._process = write, log, wall, name, process
-        self._group, self._memory = group, memory
+        self.group, self._memory = group, memory
         self._away: dict[PeerId, str] = {}
         self._plan, self._compared, self._compared_at = PlanCheck(), tuple[Comparison, ...](), -math.inf
 
@@ -262,7 +262,7 @@ class Reporter:
             peers=tuple(others),
             checkpoint=self.checkpoint,
             seat=seats.describe(peer.identity.peer_id),
-            group=self._group(),
+            group=self.group(),
             stalled=session.stalled(),
             stalls=stalls(peer),
             plan=self._plan_and_outcome(peer),

@@ -62,7 +62,7 @@ def export(model: StoredModel, out: Path, format: str, config: Config, *, force:
             (out / model.directory.adapter_config.name).write_bytes(description)
         else:
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(out, weights, {MANIFEST_KEY: model.toml} if model.toml else {})
+            write_tensors(out, weights, {MANIFEST_KEY: model.toml} if model.toml is not None else {})
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error.strerror}", "choose a writable path") from None
     count = sum(tensor.size for tensor in weights.values())

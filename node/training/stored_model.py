@@ -43,13 +43,13 @@ class NoModelError(HintedError):
 class StoredModel:
     """Weights by parameter name, read from `path`, a checkpoint's directory or a file.
 
-    toml: the run's manifest; "" if there is none. directory: place of copies of the run's other files. rounds: last rounds
+    toml: the run's manifest; None: it is not here. directory: place of copies of the run's other files. rounds: last rounds
     of its fragments, ascending; () if unknown.
     """
 
     weights: Mapping[str, Array]
     path: Path
-    toml: str
+    toml: str | None
     directory: RunDirectory
     rounds: tuple[int, ...] = ()
 
@@ -64,7 +64,7 @@ class StoredModel:
 
     def described(self) -> Manifest:
         """Return the manifest. Raises NoModelError if there is none, and ManifestError if it is invalid."""
-        if not self.toml:
+        if self.toml is None:
             raise NoModelError(
                 f"there is no manifest for {self.path}",
                 "a run folder of a daemon has it, and so has a file of `thinwire export`",
@@ -138,7 +138,7 @@ def stored_model(home: Directories, wanted: str, default: str = "", homes: Seque
         fragments |= {stage: other.fragments[stage] for stage in added}
         rounds |= {stage: _rounds(other)[stage] for stage in added}
     weights, toml = all_weights(fragments), _toml(directory)
-    stages = parse(toml, str(directory.manifest)).pipeline.stages if toml else 0
+    stages = parse(toml, str(directory.manifest)).pipeline.stages if toml is not None else 0
     if missing := [str(stage) for stage in range(stages) if stage not in fragments]:
         named = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(missing[:-1])} and {missing[-1]}"
         raise NoModelError(
@@ -158,17 +158,17 @@ def _from_path(path: Path) -> StoredModel:
         return StoredModel(weights, path, _toml(directory), directory)
     try:
         with safe_open(path, "np") as file:
-            toml = (file.metadata() or {}).get(MANIFEST_KEY, "")
+            toml = (file.metadata() or {}).get(MANIFEST_KEY)
     except (OSError, SafetensorError) as error:
         raise NoModelError(f"cannot read {path}: {error}", "give a file of `thinwire export`") from None
     return StoredModel(weights, path, toml, RunDirectory(path.absolute().parent))
 
 
-def _toml(directory: RunDirectory) -> str:
+def _toml(directory: RunDirectory) -> str | None:
     try:
         return directory.manifest.read_text()
     except FileNotFoundError:
-        return ""
+        return None
     except (OSError, ValueError) as error:
         raise NoModelError(f"cannot read {directory.manifest}: {error}", "restore the file, or join again") from None
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
-from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact, Lent
+from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, Admit, Arrival, Contact, Lent
 from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
@@ -148,6 +148,10 @@ class SimTransport:
     def relay_of(self, peer: PeerId) -> PeerId | None:
         link = self.links.get(peer)
         return (link.relay or None) if link is not None else None
+
+    def leave_relay(self, relay: PeerId) -> None:
+        for link in [one for one in self.links.values() if one.relay == relay]:
+            self.lose(link, RELAY_DEAD)
 
     def no_sharing(self) -> str:
         return ""  # every peer of a simulation is a machine

@@ -257,6 +257,9 @@ def test_closed_run_admits_the_invited_and_excludes_the_revoked(machine):
     refused = ann.command("revoke", author.id)
     assert refused.returncode == 5 and "only the author" in refused.stderr
 
+    refused = author.command("revoke", author.id)
+    assert refused.returncode == 2 and "the author of the run" in refused.stderr
+
     code, taken_back = _code_of(author.command("invite", "--expires", "1h"))
     ben = here.join("ben", code)
     ben.wait("round", contributors=3)

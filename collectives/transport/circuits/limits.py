@@ -56,7 +56,7 @@ class CircuitLimits:
     """
 
     pair: int = 10
-    asker: int = 32
+    asker: int = 128
     direct: float = 4.0
     search: float = 8.0
     again: float = 60.0

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
-from thinwire.collectives.transport.interface import REFUSED, Admit, Arrival, Contact
+from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Retry
@@ -95,6 +95,11 @@ class Connections:
         if key is not None and key in self._dials:
             self._dials[key].cancel()
         return key
+
+    def leave_relay(self, relay: PeerId) -> None:
+        """Close the links over circuits of a relay."""
+        for link in [one for one in self.links.values() if one.relay == relay]:
+            link.close(RELAY_DEAD)
 
     def traffic(self) -> dict[PeerId, Traffic]:
         """Return the bytes to and from every peer since the start."""

@@ -299,6 +299,10 @@ class ZmqTransport:
         link = self._connections.links.get(peer)
         return (link.relay or None) if link is not None else None
 
+    def leave_relay(self, relay: PeerId) -> None:
+        """End the links that a peer relays, because it is dead. `recv` yields each loss."""
+        self._connections.leave_relay(relay)
+
     def obstacle(self, peer: PeerId) -> str:
         """Return why the last attempt to open a link to a peer failed; empty if there is a link."""
         return self._connections.obstacle(peer)

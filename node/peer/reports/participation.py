@@ -37,11 +37,17 @@ class Participation:
         """
         return self.rounds >= 2 * ALWAYS and 2 * self.contributed < self.rounds
 
-    def text(self, own: float, others: Iterable[float], *, balancing: str) -> str:
+    def text(self, own: float, others: Iterable[float], *, balancing: str, unlinked: int = 0, group: str = "") -> str:
         """Return the warning. `own`, `others`: speeds in tokens/s, 0 for unknown.
 
-        `balancing`: value of `outer.step_balancing`; empty if the method has no such key.
+        `balancing`: value of `outer.step_balancing`; empty if the method has no such key. `unlinked`: number of live members
+        without a link to us. `group`: state of the group with which this peer holds the model; empty if it holds all of it.
         """
+        counts = f"contributed to {self.contributed} of {self.rounds} rounds"
+        if unlinked:
+            return f"{counts}: {unlinked} other members have no link to it; `thinwire status --peers` gives the reasons"
+        if group:
+            return f"{counts}: its group was too slow, or a stage was missing for a while ({group})"
         known = [speed for speed in others if speed > 0]
         ratio = median(known) / own if known and own > 0 else 0.0
         why = (
@@ -52,4 +58,4 @@ class Participation:
             if balancing == "equal"
             else "lower outer.sync_every or raise exchange.straggler_timeout in the run's manifest"
         )
-        return f"contributed to {self.contributed} of {self.rounds} rounds: {why}; {advice}"
+        return f"{counts}: {why}; {advice}"

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from thinwire.collectives.transport.interface import Loan
+from thinwire.collectives.transport.interface import RELAY_DEAD, Loan
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.circuits import LIMITS
 from thinwire.sims.network.network import SimNet
@@ -180,6 +180,24 @@ def test_circuit_through_a_stopped_relay_breaks_in_the_end() -> None:
             (a.peer_id, b.peer_id, "timed out"),
             (b.peer_id, a.peer_id, "timed out"),
         }
+
+    play(work)
+
+
+def test_links_over_a_relay_that_is_dead_for_membership_end_at_once() -> None:
+    async def work() -> None:
+        swarm = Swarm("none", "none", "symmetric", "restricted")
+        *relays, a, b = swarm.peers
+        await swarm.links(relays, [a, b])
+        assert await a.send(b.peer_id, GOSSIP)
+        first = next(one for one in relays if one.peer_id == a.relay_of(b.peer_id))
+        swarm.net.pause(first.peer_id)
+        for end in (a, b):
+            end.leave_relay(first.peer_id)
+        await asyncio.sleep(0.1)
+        assert set(swarm.lost) == {(a.peer_id, b.peer_id, RELAY_DEAD), (b.peer_id, a.peer_id, RELAY_DEAD)}
+        assert await b.send(a.peer_id, GOSSIP)
+        assert b.relay_of(a.peer_id) not in (None, first.peer_id)
 
     play(work)
 

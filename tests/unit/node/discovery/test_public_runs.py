@@ -136,6 +136,17 @@ def test_name_of_several_runs_is_an_error_that_lists_them():
     assert asyncio.run(directory(source).invite_to(RUN.hex()[:16])).run_id == RUN
 
 
+def test_name_that_looks_like_an_id_leads_to_no_other_run():
+    for digits in (64, 16):
+        target = RUN.hex()[:digits]
+        source = Planted(card(1).wire, card(2, run=b"o" * 32, name=target).wire)
+        if digits == 64:
+            assert asyncio.run(directory(source).invite_to(target)).run_id == RUN
+        else:
+            with pytest.raises(AmbiguousRun):
+                asyncio.run(directory(source).invite_to(target))
+
+
 def test_run_that_needs_an_invite_is_not_joined_by_name():
     for modes, needed in ((("closed", "invited"), True), (("closed", "open"), False)):
         source = Planted(*(card(number, admission=mode).wire for number, mode in enumerate(modes, 1)))

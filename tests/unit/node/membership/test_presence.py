@@ -54,7 +54,7 @@ class FakeTransport:
 
     def __init__(self):
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
-        self.sent, self.learned, self.dropped, self.allowed = [], [], [], []
+        self.sent, self.learned, self.dropped, self.allowed, self.left_relays = [], [], [], [], []
         self.full, self.unreachable, self.broken, self.closed = set(), set(), False, False
 
     async def recv(self):
@@ -84,6 +84,9 @@ class FakeTransport:
 
     def drop(self, peer, reason, *, ban=False):
         self.dropped.append((peer, reason, ban))
+
+    def leave_relay(self, relay):
+        self.left_relays.append(relay)
 
     def allow(self, peer):
         self.allowed.append(peer)
@@ -351,6 +354,7 @@ async def test_peer_that_dies_leaves_or_is_banned_has_no_link(kind, gone):
         scene.clear()
         await scene.happen(Event(kind, ANN))
         assert scene.log.calls == [("down", ANN, gone)] and not scene.presence.live
+        assert scene.transport.left_relays == [ANN], "links that it relays are of no use"
         await scene.come(ANN, Behind(2))
         assert (ANN in scene.presence.live) == (kind != "banned")
 

@@ -36,6 +36,7 @@ class Training:
             book=lambda *args, **fields: None,
             emit=lambda *event: self.told.append(event),
             uncommitted=lambda peer: None,
+            group=lambda: "",
         )
         self.services = PeerServices(self.peer, report, meanwhile=None, work=None)
         self.session = session

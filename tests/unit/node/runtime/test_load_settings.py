@@ -279,7 +279,7 @@ def test_relaying_is_switched_by_the_settings(home, text, value):
 
 def test_relay_has_limits_by_default(home):
     settings = load({"home": home}, {})
-    assert (settings.relay_limit, settings.relay_circuits) == (20 * 10**9, 64)
+    assert (settings.relay_limit, settings.relay_circuits) == (20 * 10**9, 512)
     node_toml(home, 'relay_limit = "5GB"\nrelay_circuits = 10\n')
     settings = load({"home": home}, {})
     assert (settings.relay_limit, settings.relay_circuits) == (5 * 10**9, 10)

@@ -16,7 +16,9 @@ from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
+from thinwire.node.training.stored_model import stored_model
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.manifest.parser import parse
 
 RUN = b"\x05" * 32
 TOML = '[run]\nname = "toy"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext = 16\ntied = {tied}\n'
@@ -130,6 +132,15 @@ def test_export_replaces_an_earlier_export_and_no_other_file(tmp_path, capsys):
         assert code == 2 and not said and err.startswith(f"error: {other} is no earlier export\nhint: ")
         assert other.read_bytes() == before
         assert outcome(capsys, other, "--force", "--home", home)[0] == 0 and other.read_bytes() != before
+
+
+def test_run_of_an_empty_manifest_has_the_defaults(tmp_path, capsys):
+    home, weights = tmp_path / "home", tmp_path / "weights.safetensors"
+    trained(home)
+    directories(home).run(RUN).manifest.write_text("")
+    for _ in range(2):
+        assert outcome(capsys, weights, "--home", home)[0] == 0
+    assert stored_model(directories(home), str(weights)).described() == parse("", "the run's manifest")
 
 
 def test_transformers_export_has_the_tokenizer(tmp_path, capsys):

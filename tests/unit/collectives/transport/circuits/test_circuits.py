@@ -208,6 +208,22 @@ def test_the_end_of_the_relay_ends_the_link_and_the_next_relay_takes_over(wire):
     wire.run(work)
 
 
+def test_links_over_a_relay_that_is_dead_for_membership_end_and_the_next_relay_takes_over(wire):
+    async def work():
+        first, second, relays = await star(wire, relays=2, first={"limits": wire.short()})
+        assert await first.ping(second)
+        used, left = sorted(relays, key=lambda relay: relay.id != relay_of(first, second))
+        used.station.circuits.relay.loan = Loan(willing=False)
+        for end in (first, second):
+            end.transport.leave_relay(used.id)
+            assert used.id in end.links, "the link to the relay may still work"
+        await until(lambda: second.id not in first.links and first.id not in second.links)
+        assert await first.ping(second)
+        assert relay_of(first, second) == left.id
+
+    wire.run(work)
+
+
 def test_a_relay_with_a_limited_uplink_passes_everything_on_at_its_rate(wire):
     async def work():
         first, second, (relay,) = await star(wire, up=2_000_000)

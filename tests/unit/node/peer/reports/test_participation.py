@@ -36,6 +36,17 @@ def test_warning_has_counts_reason_and_advice():
     assert "always too late" in count.text(0.0, [], balancing="")
 
 
+def test_peer_without_links_or_with_a_group_is_not_told_that_it_is_slow():
+    count, _ = counted(False, True, False)
+    text = count.text(10.0, [30.0], balancing="equal", unlinked=2, group="3 of 3 stages")
+    assert text == (
+        "contributed to 1 of 3 rounds: 2 other members have no link to it; `thinwire status --peers` gives the reasons"
+    )
+    assert count.text(10.0, [30.0], balancing="equal", group="2 of 3 stages") == (
+        "contributed to 1 of 3 rounds: its group was too slow, or a stage was missing for a while (2 of 3 stages)"
+    )
+
+
 def test_peer_that_contributed_to_most_rounds_is_warned_only_when_it_is_poor():
     """A disturbance of some rounds is not lateness."""
     _, due = counted(*[True] * 8, *[False] * 10)
