@@ -14,66 +14,134 @@ single peer and a full group are divided into two groups.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 
 import blake3
-import numpy as np
-from numpy.typing import NDArray
 from thinwire.swarm.messages.registry import Digest, PeerId
 
 _BITS = 64
-_SPLITMIX = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
-_LAST_SHIFT = np.uint64(31)
+_MASK = (1 << _BITS) - 1
 
 
-def labels(run_id: Digest, round: int, view: Sequence[PeerId]) -> NDArray[np.uint64]:
-    """Return one label per peer of a view, different in each round.
+class _Labels(dict[PeerId, int]):
+    """Labels of one round, those that were asked for so far."""
 
-    A label is a bijection of the first eight bytes of the id.
-    """
-    key = np.frombuffer(blake3.blake3(b"thinwire/pairs/1\0" + run_id + round.to_bytes(8, "big")).digest(), "<u8")
-    mixed = np.frombuffer(b"".join(view), "<u8").reshape(-1, 4)[:, 0].astype(np.uint64)
-    shifted = np.empty_like(mixed)
-    for word in key:
-        # The finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), with a new key each time. In place, because views
-        # change with each peer that joins, and temporary arrays take as long as the arithmetic.
-        mixed ^= word
-        for shift, factor in _SPLITMIX:
-            mixed ^= np.right_shift(mixed, shift, out=shifted)
-            mixed *= factor
-        mixed ^= np.right_shift(mixed, _LAST_SHIFT, out=shifted)
-    return mixed
+    def __init__(self, run_id: Digest, round: int) -> None:
+        super().__init__()
+        digest = blake3.blake3(b"thinwire/pairs/1\0" + run_id + round.to_bytes(8, "big")).digest()
+        self._key = struct.unpack("<4Q", digest)
+
+    def __missing__(self, peer: PeerId) -> int:
+        # A bijection of the first eight bytes of the id: the finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), four
+        # times, each with another part of the key.
+        mixed = int.from_bytes(peer[:8], "little")
+        for word in self._key:
+            mixed ^= word
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+            mixed ^= mixed >> 31
+        self[peer] = mixed
+        return mixed
+
+
+# Cached, because all peers of a simulation need the same labels.
+_labels_of = lru_cache(maxsize=16)(_Labels)
+
+
+def labels(run_id: Digest, round: int, view: Sequence[PeerId]) -> list[int]:
+    """Return one label per peer of a view, different in each round."""
+    return list(map(_labels_of(run_id, round).__getitem__, view))
 
 
 def others(run_id: Digest, round: int, view: Sequence[PeerId], me: PeerId, size: int = 2) -> tuple[PeerId, ...]:
-    """Return the other peers of our group of at most `size` in this round, sorted.
-
-    Empty if this peer is left over or not in the view. `view` is sorted. Takes one vectorized pass and a sort of the
-    labels; the rest is O(size · log² N).
-    """
-    place = bisect_left(view, me)
-    if len(view) < 2 or place == len(view) or view[place] != me:
-        return ()
-    all_labels = labels(run_id, round, view)
-    order = all_labels.argsort(kind="stable")
-    rank = int((order == place).argmax())
-    return tuple(sorted(view[int(order[one])] for one in _Tree(all_labels[order], size).group(rank) if one != rank))
+    """Return the other peers of our group of at most `size` in this round, as `Matching.others` does."""
+    return Matching(run_id, round, size).others(view, me)
 
 
 def partition(run_id: Digest, round: int, view: Sequence[PeerId], size: int) -> list[list[int]]:
     """Return all groups of a round as positions in the sorted view; a peer alone is a group, too."""
-    all_labels = labels(run_id, round, view)
-    order = all_labels.argsort(kind="stable")
-    tree, groups = _Tree(all_labels[order], size), dict[int, list[int]]()
-    for rank in range(len(view)):
-        if rank not in groups:
-            group = tree.group(rank)
-            groups.update(dict.fromkeys(group, [int(order[one]) for one in group]))
-    return list({id(group): group for group in groups.values()}.values())
+    places = {peer: place for place, peer in enumerate(view)}
+    return [[places[peer] for peer in group] for group in Matching(run_id, round, size).groups(view)]
+
+
+class Matching:
+    """Partition of the peers of one round, for a view that changes.
+
+    Sorts the labels of the first view; afterwards only peers that join or depart take their places, because views change with
+    each of them. The rest is O(size · log² N).
+    """
+
+    def __init__(self, run_id: Digest, round: int, size: int) -> None:
+        self.round = round
+        self._label, self._size = _labels_of(run_id, round).__getitem__, size
+        self._view: tuple[PeerId, ...] = ()
+        self._ranked: list[PeerId] = []
+        """The view in the order of `_labels`; those with equal labels in that of their ids."""
+        self._labels: list[int] = []
+
+    def others(self, view: Sequence[PeerId], me: PeerId) -> tuple[PeerId, ...]:
+        """Return the other peers of the group of `me`, sorted.
+
+        Empty if this peer is left over or not in the view. `view` is sorted.
+        """
+        self._follow(view)
+        rank = self._rank(me)
+        if len(view) < 2 or rank == len(view) or self._ranked[rank] != me:
+            return ()
+        group = _Tree(self._labels, self._size).group(rank)
+        return tuple(sorted(self._ranked[one] for one in group if one != rank))
+
+    def groups(self, view: Sequence[PeerId]) -> list[list[PeerId]]:
+        """Return all groups of a sorted view; a peer alone is a group, too."""
+        self._follow(view)
+        tree, found = _Tree(self._labels, self._size), dict[int, list[PeerId]]()
+        for rank in range(len(view)):
+            if rank not in found:
+                group = tree.group(rank)
+                found.update(dict.fromkeys(group, [self._ranked[one] for one in group]))
+        return list({id(group): group for group in found.values()}.values())
+
+    def _rank(self, peer: PeerId) -> int:
+        """Return the place of a peer, or where it would be."""
+        label = self._label(peer)
+        rank = bisect_left(self._labels, label)
+        while rank < len(self._labels) and self._labels[rank] == label and self._ranked[rank] < peer:
+            rank += 1
+        return rank
+
+    def _follow(self, view: Sequence[PeerId]) -> None:
+        old, new = self._view, tuple(view)
+        self._view = new
+        if not old:
+            self._ranked = sorted(new, key=self._label)
+            self._labels = list(map(self._label, self._ranked))
+            return
+        first = _common(old, new)
+        last = _common(old[first:][::-1], new[first:][::-1])
+        gone, came = set(old[first : len(old) - last]), set(new[first : len(new) - last])
+        for peer in gone - came:
+            rank = self._rank(peer)
+            del self._labels[rank], self._ranked[rank]
+        for peer in came - gone:
+            rank = self._rank(peer)
+            self._labels.insert(rank, self._label(peer))
+            self._ranked.insert(rank, peer)
+
+
+def _common(one: Sequence[PeerId], other: Sequence[PeerId]) -> int:
+    """Return the length of the common beginning."""
+    # Comparisons of slices look at no peer: in most views it is the same object.
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class _Tree:
@@ -82,9 +150,8 @@ class _Tree:
     Subtrees are ranges [low, high) of labels that share their highest bits; peers are ranks in that order.
     """
 
-    def __init__(self, ordered: NDArray[np.uint64], size: int) -> None:
-        # A memory view returns Python integers, which take less time than arrays of a few values.
-        self._ordered, self._size = ordered.data, size
+    def __init__(self, ordered: Sequence[int], size: int) -> None:
+        self._ordered, self._size = ordered, size
 
     def _split(self, low: int, high: int, bit: int) -> int:
         """Return the start of the half in which this bit is set."""

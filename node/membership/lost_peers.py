@@ -42,8 +42,11 @@ class LostPeers:
         Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
         """
         roster = self._presence().roster
+        dead = roster.peers.dead
+        if not self._sought and not dead:
+            return []  # Nearly always, and each newcomer that knocks is told.
         sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
-        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, roster.peers.dead))}
+        found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]
 
     def seek(self, known: Sequence[Contact], claimed: Sequence[Contact]) -> None:

@@ -17,10 +17,11 @@ Scope: TypeAlias = Literal["machine", "network", "internet"]
 """From where an address can be dialled: this machine, this private network, everywhere."""
 
 
+@lru_cache(maxsize=1024)
 def scope_of(address: str) -> Scope:
     """Return the scope of "host:port"; a name counts as "internet".
 
-    Raises ValueError as `split_address` does.
+    Cached, because peers look at their own addresses every few seconds. Raises ValueError as `split_address` does.
     """
     host, _ = split_address(address)
     try:

@@ -20,7 +20,7 @@ from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
 from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
-from thinwire.collectives.topology import matching
+from thinwire.collectives.topology.matching import Matching
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.catch_up import GossipCatchUp
 from thinwire.node.methods.noloco.early_messages import EarlyMessages
@@ -75,13 +75,15 @@ class GossipSession(ReplicaSession):
         # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
         self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
         self._early = EarlyMessages(EARLY)
-        self._last_draw: tuple[int, int, tuple[PeerId, ...]] = (-1, -1, ())
-        """Number of the view and round of the last draw of partners, and its result."""
+        self._last_draw: tuple[int, tuple[PeerId, ...]] = (-1, ())
+        """Number of the view of the last draw of partners, and its result."""
         self._partner_wait = PartnerWait(now, patience=context.patience, entered=self._entered)
         self._poll = ProgressPoll(now)
         self._past: GossipGroup | None = None
         self._peers_with_state: set[PeerId] = set()
         self.current = self._next_round(self._first_attempt)
+        self._matching = Matching(self.run_id, self.current.round, manifest.exchange.gossip_group_size)
+        """Partition of the round of the last draw."""
         if presence.watch is not None:
             presence.watch.paired()
 
@@ -191,12 +193,14 @@ class GossipSession(ReplicaSession):
 
     def _choose_partners(self) -> None:
         """Choose the partners of the round in progress from the current view."""
-        number, round, drawn = self._last_draw
+        number, drawn = self._last_draw
         current, view = self.current, self.roster.peers.view
-        if number != view.number or round != current.round:
-            size = self.manifest.exchange.gossip_group_size
-            drawn = matching.others(self.run_id, current.round, view.peers, self.me, size)
-            self._last_draw = (view.number, current.round, drawn)
+        begun = self._matching.round != current.round
+        if begun:
+            self._matching = Matching(self.run_id, current.round, self.manifest.exchange.gossip_group_size)
+        if begun or number != view.number:
+            drawn = self._matching.others(view.peers, self.me)
+            self._last_draw = (view.number, drawn)
         known = current.pairs
         if current.choose(drawn, view):
             for peer in [peer for peer, pair in current.pairs.items() if known.get(peer) is not pair]:
@@ -260,7 +264,7 @@ class GossipSession(ReplicaSession):
         It is the past after our announcement, and while others read our state or answer our questions.
         """
         current = self.current
-        settled = not current.posted or not self._entered or tuple(current.pairs) == self._last_draw[2]
+        settled = not current.posted or not self._entered or tuple(current.pairs) == self._last_draw[1]
         if current.ours is not None or not settled or self._states.busy or self._poll.running:
             return -math.inf
         return self._partner_wait.deadline(current)
