@@ -143,7 +143,8 @@ class Presence:
         self.banned = asyncio.Event()
         """Set if this peer itself is banned, for `ban_reason`."""
         self.ban_reason = ""
-        self._outcasts: dict[PeerId, float] = {}
+        self._told_until: dict[PeerId, float] = {}
+        """Banned peers, each with the time until which it is told the reason."""
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""
         self.watch = (
@@ -201,8 +202,8 @@ class Presence:
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
             self._send(self.roster.on_link_down(peer, self._now()))
             return
-        if peer in self._outcasts:
-            self._answer_outcast(peer)
+        if peer in self._told_until:
+            self._answer_banned(peer)
             return
         if peer not in self.live:
             self._reach(peer)
@@ -227,9 +228,9 @@ class Presence:
         last = self._last_message_at.get(peer)
         return 0.0 if last is None else self._now() - last
 
-    def _answer_outcast(self, peer: PeerId) -> None:
+    def _answer_banned(self, peer: PeerId) -> None:
         """Tell a banned peer the reason, so that its owner learns it; close the link if it continues."""
-        until, item = self._outcasts[peer], self.roster.ban_item_of(peer)
+        until, item = self._told_until[peer], self.roster.ban_item_of(peer)
         if self._now() >= until or item is None:
             self.transport.drop(peer, self.roster.peers.ban_reason(peer), ban=True)
         else:
@@ -322,13 +323,13 @@ class Presence:
                 self.ban_reason = event.detail
                 self.banned.set()
             elif event.kind == "pardoned":
-                self._outcasts.pop(event.peer, None)
+                self._told_until.pop(event.peer, None)
                 self.transport.allow(event.peer)
             elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
                 self.transport.leave_relay(event.peer)
                 if event.kind == "banned":
-                    self._outcasts[event.peer] = self._now() + TOLD_SECONDS
+                    self._told_until[event.peer] = self._now() + TOLD_SECONDS
             elif event.kind in ("duplicate", "yielded"):
                 self._emit("alarm", {"detail": event.detail})
                 if event.kind == "duplicate":

@@ -31,14 +31,14 @@ class Upnp:
 
     async def map(self, ports: Sequence[int], seconds: int) -> str:
         """Map the ports; return the outside host. Raises MappingFailed."""
-        return await self._ask("map", seconds, ports)
+        return await self._run("map", seconds, ports)
 
     async def unmap(self, ports: Sequence[int]) -> None:
         """Remove the mappings of the ports. Raises MappingFailed."""
-        await self._ask("unmap", 0, ports)
+        await self._run("unmap", 0, ports)
 
-    async def _ask(self, what: str, seconds: int, ports: Sequence[int]) -> str:
-        request = json.dumps({"do": what, "interface": self._interface, "seconds": seconds, "ports": list(ports)})
+    async def _run(self, action: str, seconds: int, ports: Sequence[int]) -> str:
+        request = json.dumps({"do": action, "interface": self._interface, "seconds": seconds, "ports": list(ports)})
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -120,7 +120,7 @@ class Reporter:
             "tokens_per_second": self.speed,
             "tokens": weight,
             "steps": steps,
-            "strays": peer.session.dropped_frames,
+            "dropped_frames": peer.session.dropped_frames,
             "digest": digest.hex(),
         }
         if outcome.commit is not None and peer.manifest.outer.fragment_count > 1:

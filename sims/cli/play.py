@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 from thinwire.collectives.costs.access_links import ACCESS, MBIT
 from thinwire.node.runtime.console import log_style
+from thinwire.sims.invariants.oracles import ORACLES
+from thinwire.sims.network.regions import REGIONS
 from thinwire.sims.results import report, run_directory
 from thinwire.sims.results.live_view import LiveView, Stopped, ending
 from thinwire.sims.results.report import PlayResult
@@ -144,16 +146,18 @@ def new(file: Path) -> None:
 
 
 def catalogue() -> str:
-    """Print the shipped scenarios, and the kinds of faults and liars (`thinwire sim list`)."""
+    """Print the shipped scenarios, and the names that a scenario and its report have (`thinwire sim list`)."""
     lines = []
     for name, file in shipped().items():
         scenario = parse(file.read_text(encoding="utf-8"), file)
         lines += [f"{name}: {len(scenario.peers)} peers, {scenario.duration:.0f} s", *_wrapped(scenario.about)]
     lines += ["", "links (Mbit/s down/up)"]
     lines += [f"    {name}: {kind.down / MBIT:.0f}/{kind.up / MBIT:.0f}" for name, kind in ACCESS.items()]
+    lines += ["", "regions", *_wrapped(", ".join(REGIONS))]
     for title, kinds in (
-        ("faults", KINDS),
-        ("liars (the detail of a liar fault, or what a peer is)", ALL_LIES),
+        ("faults (the kind of an entry of [[faults]], and the keys of [random])", KINDS),
+        ("liars (the detail of a liar fault, or the key liar of [[peers]])", ALL_LIES),
+        ("invariants (the name of a violation)", ORACLES),
     ):
         lines += ["", title, *(line for kind, text in kinds.items() for line in _wrapped(f"{kind}: {text}"))]
     return "\n".join(lines)

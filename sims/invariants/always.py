@@ -50,7 +50,7 @@ SKEW = 100.0
 """Error of a wall clock in seconds from which on its peer's records are not accepted."""
 
 
-TWICE, OUTCAST = "double-vote", 15.0
+TWICE, BAN_SECONDS = "double-vote", 15.0
 """Lie of a peer that must be banned, and the seconds in which that must happen."""
 
 
@@ -166,8 +166,8 @@ class AlwaysInvariants:
         for machine in running:
             assert machine.process is not None
             self._bans(machine, machine.process)
-            self._outcasts(machine, machine.process, overdue, now)
-            self._caps(machine, machine.process)
+            self._double_votes(machine, machine.process, overdue, now)
+            self._limits(machine, machine.process)
         frontier = self._oracles.frontier
         staying = [machine for machine in running if not machine.gone]  # A peer that leaves makes no more rounds.
         # A round that only dead peers know is not a round that the others must reach; a peer that joins with a round
@@ -235,17 +235,17 @@ class AlwaysInvariants:
         for liar in self._machines:
             if liar.lie != TWICE or not liar.up:
                 self._liars.pop(liar.index, None)
-            elif now > self._liars.setdefault(liar.index, now) + OUTCAST:
+            elif now > self._liars.setdefault(liar.index, now) + BAN_SECONDS:
                 found.append(liar)
         return found
 
-    def _outcasts(self, machine: Machine, process: Process, overdue: Sequence[Machine], now: float) -> None:
+    def _double_votes(self, machine: Machine, process: Process, overdue: Sequence[Machine], now: float) -> None:
         for liar in overdue:
             if (
                 not self._excused(machine, now)
                 and liar.identity.peer_id not in process.peer.session.roster.peers.banned
             ):
-                self._on_violation("outcast", machine.index, f"peer {liar.index} votes twice and is not banned")
+                self._on_violation("double-vote", machine.index, f"peer {liar.index} votes twice and is not banned")
 
     def _rosters(self, running: list[Machine], now: float) -> None:
         there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
@@ -314,7 +314,7 @@ class AlwaysInvariants:
                 since = now
             self._since[machine.index] = (process, round, since)
 
-    def _caps(self, machine: Machine, process: Process) -> None:
+    def _limits(self, machine: Machine, process: Process) -> None:
         session = process.peer.session
         sizes = {
             **session.sizes(),
@@ -327,7 +327,7 @@ class AlwaysInvariants:
                     sizes["pipe"] = (most, limit)
         for name, (size, limit) in sizes.items():
             if size > limit:
-                self._on_violation("caps", machine.index, f"{name}: {size} of {limit}")
+                self._on_violation("limits", machine.index, f"{name}: {size} of {limit}")
 
 
 def _skewed(machine: Machine) -> bool:

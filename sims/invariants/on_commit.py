@@ -177,7 +177,7 @@ class CommitInvariants:
         # With powersgd a peer reports only the second round of a step.
         if before is None or (round != before[0] + 1 if self._single else round <= before[0]):
             self._on_violation(
-                "twice", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}"
+                "round-order", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}"
             )
         self._at[index] = (round, digest)
         self._claim(index, round, digest, lineage)

@@ -14,10 +14,10 @@ ORACLES: Mapping[str, str] = {
     "weight": "a contribution counts with the tokens that went into it, and never with more than the manifest allows",
     "once": "with `data.exactly_once`, no sample is used twice in an epoch, and none is left out",
     "finite": "no honest peer has a parameter that is not finite",
-    "twice": "a peer applies each round once and in order",
+    "round-order": "a peer applies each round once and in order",
     "crash": "no honest process ends by an error of ours, and every exception of a task is retrieved",
     "banned": "no honest peer is banned by an honest one",
-    "outcast": "a peer that votes twice in each ballot is banned by all honest peers fifteen seconds later",
+    "double-vote": "a peer that votes twice in each ballot is banned by all honest peers fifteen seconds later",
     "false-death": "no peer is declared dead that was reachable all the time",
     "roster": "when nothing has changed for a while, every roster is the set of the running peers",
     "lockstep": "three rounds and ten seconds after the last fault all honest peers are in the same round",
@@ -26,7 +26,7 @@ ORACLES: Mapping[str, str] = {
     "standstill": "no honest peer that runs stays in its round for three rounds, the time to found a lineage, and ten seconds "
     "after the last fault that affected it",
     "progress": "without faults, rounds continue and joiners enter",
-    "caps": "every queue and table is within its bound",
+    "limits": "every queue and table is within its bound",
     "trace": "a rerun of the seed has the same trace",
 }
 """Name -> assertion."""

@@ -346,7 +346,7 @@ AGREEMENT_LIES: dict[str, Callable[[Process], None]] = {
     "open": _flood(_higher),
     "prepare": _flood(_prepares),
     "announce": _flood(_announcements),
-    "two-opens": each(_lead_twice),
+    "two-proposals": each(_lead_twice),
     "drop-votes": each(_drop_votes),
     "half-record": _hide_records,
     "false-vote": each(_vote_falsely),

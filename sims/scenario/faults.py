@@ -52,7 +52,7 @@ LIES: Mapping[str, str] = {
     "huge": "announces and sends its update a million times as long",
     "flip": "announces and sends its update with the sign turned",
     "zero": "announces and sends an update of nothing but zeros",
-    "boast": "claims a thousand times the tokens that it has trained on",
+    "false-weight": "claims a thousand times the tokens that it has trained on",
     "base": "announces another base than its own: a state that no peer has; in pairs another plan of the exchange",
     "equivocate": "sends other results of its chunks to every second peer than it signs for; in pairs announces other attempts "
     "than it sends",
@@ -60,7 +60,7 @@ LIES: Mapping[str, str] = {
     "behind": "tells all peers that the swarm is far ahead of them",
     "silent": "announces and sends nothing more",
 }
-"""Kind of lie -> behaviour of the peer; byzantine.py implements each."""
+"""Kind of lie -> behaviour of the peer; lies.py implements each."""
 
 VOTE_LIES: Mapping[str, str] = {
     "double-vote": "sends two different votes in each ballot",
@@ -70,7 +70,7 @@ VOTE_LIES: Mapping[str, str] = {
     "open": "sends proposals of higher ballots without promises, all the time",
     "prepare": "begins ballots, all the time",
     "announce": "announces other attempts, all the time",
-    "two-opens": "proposes other contributors to every second peer when it leads, and tries to commit both",
+    "two-proposals": "proposes other contributors to every second peer when it leads, and tries to commit both",
     "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
     "half-record": "signs for the results of its chunks to only half of the peers, and does not vote",
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",

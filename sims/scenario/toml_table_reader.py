@@ -20,6 +20,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 Kind = TypeVar("Kind", bound=Table)
 
+MOST_LISTED = 40
+"""Most words that a hint lists: all kinds of faults or lies, but not all peers of a large swarm."""
+
 
 class ScenarioError(HintedError):
     """Invalid scenario; the message names the file and the line."""
@@ -66,9 +69,12 @@ class Reader:
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for an unknown word."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else otherwise + ", ".join(known)
+    """Return a hint for an unknown word: the nearest known one, or `otherwise` and the first of all."""
+    words = list(known)
+    if close := difflib.get_close_matches(word, words, n=1):
+        return f"did you mean {close[0]!r}?"
+    rest = len(words) - MOST_LISTED
+    return otherwise + ", ".join(words[:MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _finite(value: object) -> bool:

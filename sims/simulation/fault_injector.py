@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence, Set
 
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.peers.byzantine import corrupt
+from thinwire.sims.peers.lies import corrupt
 from thinwire.sims.peers.machine import Machine
 from thinwire.sims.scenario.faults import Fault, flaps, outages
 

@@ -22,7 +22,7 @@ from thinwire.sims.network.circuits import LIMITS
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
 from thinwire.sims.network.translator import Translator
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.peers.learner_factory import LearnerFactory
 from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.sims.results.journal import WORLD, Journal, PeerSample, Watch, fault_fields
@@ -279,7 +279,7 @@ class SimWorld:
         now, process = self.loop.time(), machine.process
         self.invariants.event(machine, kind, fields, now)
         if process is not None and kind == "ready" and machine.lie:
-            byzantine.corrupt(process, machine.lie)
+            lies.make_liar(process, machine.lie)
         if process is not None and kind == "uncommitted" and process.learner is not None:
             process.learner.uncommitted()
         if kind != "phase":

@@ -38,14 +38,14 @@ class PartnerWait:
         self._trained = self._usually = 0.0
         self._late: deque[float] = deque(maxlen=LATE_ROUNDS)
         self._took: deque[float] = deque(maxlen=LATE_ROUNDS)
-        self._held_up = self._hasty = not entered
+        self._delayed = self._may_hurry = not entered
 
     def begin(self, *, elsewhere: bool) -> None:
         """Begin a round. `elsewhere`: this replica has just taken over another peer's state."""
         self._began_at, self.hurried = self._now(), False
-        self._held_up |= elsewhere
+        self._delayed |= elsewhere
         self._usually = median(self._late) if self._late else 0.0
-        self._hasty = self._held_up or bool(self._late and max(self._usually, self._late[-1]) > self._slack)
+        self._may_hurry = self._delayed or bool(self._late and max(self._usually, self._late[-1]) > self._slack)
 
     def train(self) -> float:
         """Note the end of the inner steps; return the seconds to wait for a partner that is present.
@@ -64,7 +64,7 @@ class PartnerWait:
         """Measure from these results how long others wait for us, in seconds; negative if we wait for them."""
         late, now, reasons = group.ours_at - group.halfway, self._now(), {result.reason for result in results}
         exchanged = any(not result.reason for result in results)
-        self._held_up = "late" in reasons
+        self._delayed = "late" in reasons
         if exchanged:
             took = now - group.together
             self._took.append(took)
@@ -81,7 +81,7 @@ class PartnerWait:
 
     def keeps_waiting(self, group: GossipGroup) -> bool:
         """Return True if the partners have waited long enough, so that our steps should end."""
-        if not self._hasty or group.ours is not None:
+        if not self._may_hurry or group.ours is not None:
             return False
         if self._now() < self._shortest:
             return False
@@ -94,7 +94,7 @@ class PartnerWait:
 
     def deadline(self, group: GossipGroup) -> float:
         """Return the time up to which `keeps_waiting` is False, unless the group changes before."""
-        if not self._hasty or group.ours is not None:
+        if not self._may_hurry or group.ours is not None:
             return math.inf
         if (waited_for := group.waited_for) is not None:
             return max(self._shortest, waited_for + self._slack)

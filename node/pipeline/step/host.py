@@ -140,9 +140,9 @@ class Host:
             if self._orders:
                 await self._obey(self._orders.popleft())
             elif self._back:
-                await self._pass(self._back.popleft(), backward=True)
+                await self._process(self._back.popleft(), backward=True)
             elif self._there:
-                await self._pass(self._there.popleft(), backward=False)
+                await self._process(self._there.popleft(), backward=False)
             else:
                 self._awake.clear()
                 await self._awake.wait()
@@ -250,7 +250,7 @@ class Host:
         else:
             self._refuse(way, message.backward, "payload")
 
-    async def _pass(self, way: RouteHop, *, backward: bool) -> None:
+    async def _process(self, way: RouteHop, *, backward: bool) -> None:
         """Compute a micro-batch and pass the result on."""
         route = way.route
         if self._ways.get(route.micro) is not way:

@@ -21,7 +21,7 @@ from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.state import vote_file
 from thinwire.node.state.vote_file import VoteFile
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, StateChunk, StateOffer
@@ -160,7 +160,7 @@ AHEAD = 2
 
 def lying_offer(patch):
     """Add a lie: a peer offers zeros as the state of a later round, with a chain whose last certificate is forged."""
-    patch.setitem(byzantine.IMPLEMENTED, LIE, _lie)
+    patch.setitem(lies.IMPLEMENTED, LIE, _lie)
 
 
 def _lie(process):

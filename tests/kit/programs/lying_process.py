@@ -1,4 +1,4 @@
-"""Lying daemon: `lying_process.py KIND …` runs `thinwire …` and lies once it is ready (sims/peers/byzantine.py)."""
+"""Lying daemon: `lying_process.py KIND …` runs `thinwire …` and lies once it is ready (sims/peers/lies.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from thinwire.node.cli.main import main
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.peers.machine import Process
 
 
@@ -31,7 +31,7 @@ def lie(kind: str) -> None:
 
     async def take_up(self: PeerLifecycle, *arguments: Any) -> None:
         await honest(self, *arguments)
-        byzantine.corrupt(cast(Process, Lying(self.peer)), kind)
+        lies.make_liar(cast(Process, Lying(self.peer)), kind)
 
     PeerLifecycle._take_up = take_up  # type: ignore[method-assign]
 

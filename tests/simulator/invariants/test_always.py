@@ -12,7 +12,7 @@ from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.engine.virtual_loop import HOST
-from thinwire.sims.invariants.always import OUTCAST, TWICE, AlwaysInvariants
+from thinwire.sims.invariants.always import BAN_SECONDS, TWICE, AlwaysInvariants
 from thinwire.sims.network.network import EPOCH
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
@@ -325,17 +325,17 @@ def test_only_peers_that_have_not_banned_a_double_voter_in_time_violate():
     liar, _, well = swarm.machines
     liar.lie = TWICE
     well.process.peer.session.roster.peers.banned = {liar.identity.peer_id: None}
-    for now in (1.0, 1.0 + OUTCAST):
+    for now in (1.0, 1.0 + BAN_SECONDS):
         swarm.invariants.look(now)
     assert swarm.told == []
     liar.up = False  # the time begins again with its next process
-    swarm.invariants.look(2.0 + OUTCAST)
+    swarm.invariants.look(2.0 + BAN_SECONDS)
     liar.up = True
-    for now in (20.0, 20.0 + OUTCAST):
+    for now in (20.0, 20.0 + BAN_SECONDS):
         swarm.invariants.look(now)
     assert swarm.told == []
-    swarm.invariants.look(21.0 + OUTCAST)
-    assert swarm.told == [("outcast", 1)]
+    swarm.invariants.look(21.0 + BAN_SECONDS)
+    assert swarm.told == [("double-vote", 1)]
 
 
 def test_rosters_are_compared_without_the_peers_that_each_has_banned():

@@ -47,7 +47,7 @@ CASES = {
     "both_halves_decide": Case({"agreement"}, 4, (HALF,), 20.0),
     "lost_folder_keeps_its_vote": Case({"agreement"}, plot=(0, "loses its folder")),
     "orphan_timer_not_reset": Case({"lineage"}, 5, TWICE, 30.0),
-    "equivocation_ignored": Case({"outcast"}, 4, (Fault(5.0, "liar", (3,), 40.0, 0.0, "double-vote"),), 30.0),
+    "equivocation_ignored": Case({"double-vote"}, 4, (Fault(5.0, "liar", (3,), 40.0, 0.0, "double-vote"),), 30.0),
 }
 
 TRIES = 24

@@ -34,7 +34,7 @@ CASES = {
     "stale_view": (12, HALVES, 30.0, {"agreement", "lockstep"}),
     "lost_wake_up": (5, KILLS, 25.0, {"progress"}),
     "chunk_counted_twice": (0, None, 25.0, {"aggregate"}),
-    "weight_from_the_wire": (6, (Fault(3.0, "liar", (3,), 12.0, 0.0, "boast"),), 25.0, {"weight"}),
+    "weight_from_the_wire": (6, (Fault(3.0, "liar", (3,), 12.0, 0.0, "false-weight"),), 25.0, {"weight"}),
     "clock_jump": (7, BACK, 30.0, {"progress"}),
 }
 

@@ -1,5 +1,5 @@
 import pytest
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.scenario.faults import (
     ALL_LIES,
     FLAP,
@@ -91,7 +91,7 @@ def test_unknown_fault_kind_is_named() -> None:
 
 
 def test_each_kind_of_lie_is_implemented():
-    assert byzantine.IMPLEMENTED.keys() == ALL_LIES.keys()
+    assert lies.IMPLEMENTED.keys() == ALL_LIES.keys()
 
 
 def test_each_kind_of_fault_is_implemented():

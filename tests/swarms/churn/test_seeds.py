@@ -128,7 +128,7 @@ def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest
         scenario.with_(faults=(*harmless, wanted)), preset=trial.PACE, command=lambda seed, faults: f"see {seed}"
     )
     assert found is not None and found.faults == (wanted,) and found.drawn == 7
-    assert found.violations[0].oracle == "caps" and "see 3" in found.text and fault_text(wanted) in found.text
+    assert found.violations[0].oracle == "limits" and "see 3" in found.text and fault_text(wanted) in found.text
     assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
     assert examine(scenario.with_(faults=harmless), preset=trial.PACE, rerun=True) is None
 
@@ -158,7 +158,7 @@ def test_world_of_an_examined_seed_is_freed_before_the_next_run(monkeypatch: pyt
 def _fragile(self, machine, reason, failure):
     self.invariants.commits.ended(machine.index)
     if reason == "killed":
-        self.on_violation("caps", machine.index, "one was killed")
+        self.on_violation("limits", machine.index, "one was killed")
 
 
 def test_given_faults_replace_those_of_the_seed() -> None:

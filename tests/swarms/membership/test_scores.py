@@ -8,7 +8,7 @@ import pytest
 from kit.outer.open_runs import invite, name_of, noise, replaces, told_at, update_of
 from kit.scenarios import SPARSE, events_of, manifest_of, swarm_of
 from thinwire.collectives.consensus.proposal import DISTRUSTED
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import Run, simulate
 from thinwire.sims.trials.trial import PACE, STALL
@@ -51,7 +51,7 @@ def played(monkeypatch):
         with monkeypatch.context() as patch:
             invite(patch, peers)
             if LIES.get(lie):
-                patch.setitem(byzantine.IMPLEMENTED, lie, LIES[lie])
+                patch.setitem(lies.IMPLEMENTED, lie, LIES[lie])
             run = simulate(scenario, preset=PACE, stall=STALL)
         assert run.violations == (), run.violations
         return run

@@ -13,7 +13,7 @@ from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, t
 from kit.outer.strangers import knocks
 from kit.scenarios import SPARSE, events_of, identity_of, manifest_of, swarm_of
 from thinwire.collectives.rounds.data_planes.contributions import Summary
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
@@ -102,7 +102,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_newcomer_without_training_of_its_own_is_never_endorsed(played, monkeypatch, lie):
     if LIES[lie] is not None:
-        monkeypatch.setitem(byzantine.IMPLEMENTED, lie, LIES[lie])
+        monkeypatch.setitem(lies.IMPLEMENTED, lie, LIES[lie])
     run = played(6, 1, liar=lie, seconds=60.0)
     assert not [violation for violation in run.violations if violation.peer < 6]
     rounds = rounds_of(run, 0)
@@ -160,7 +160,7 @@ def spoil(process: Process) -> None:
 
 def test_one_lying_member_cannot_keep_an_honest_newcomer_out(played, monkeypatch):
     members = 4  # with fewer, all must endorse it
-    monkeypatch.setitem(byzantine.IMPLEMENTED, "flip", spoil)
+    monkeypatch.setitem(lies.IMPLEMENTED, "flip", spoil)
     REPEATED.clear()
     monkeypatch.setattr(f"{__name__}.NEWCOMER", members)
     run = played(members, 1, seconds=60.0, spoiler=members - 1)

@@ -158,7 +158,7 @@ def churn(seed: int, batch: int = 0, method: str = "diloco") -> Run:
     return run
 
 
-DATA = {"once", "weight", "aggregate", "twice", "crash"}
+DATA = {"once", "weight", "aggregate", "round-order", "crash"}
 """Invariants of the data that must hold under all faults; other tests check progress."""
 
 

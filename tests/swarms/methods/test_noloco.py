@@ -20,7 +20,7 @@ from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.invariants.noloco import GossipInvariants
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.scenario.faults import LIES, Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import families, noloco_trial
@@ -571,7 +571,7 @@ def test_invariants_find_a_state_with_a_wrong_residual(plant, codec, group, monk
 
 # Reasons that partners report, except late; other lies stay unnoticed, within the bound.
 SAID = {
-    "hash": "hash", "nan": "not finite", "huge": "norm", "boast": "announcement", "base": "plan", "behind": "ahead",
+    "hash": "hash", "nan": "not finite", "huge": "norm", "false-weight": "announcement", "base": "plan", "behind": "ahead",
     "silent": "stalled", "equivocate": "stalled", "blame": "declined: a liar",
 }  # fmt: skip
 
@@ -633,14 +633,12 @@ def test_noloco_liar_changes_the_update_not_the_parameters(kind, gamma, codec, m
 
 def test_error_inside_a_lie_is_a_crash_violation(monkeypatch):
     """Lies are our code: an error in one is not a lie."""
-    monkeypatch.setattr(byzantine, "false_blames", lambda session: session.nothing)
+    monkeypatch.setattr(lies, "false_blames", lambda session: session.nothing)
+    monkeypatch.setitem(lies.IMPLEMENTED, "blame", lambda process: lies.repeat(process, lies.false_blames))
     monkeypatch.setitem(
-        byzantine.IMPLEMENTED, "blame", lambda process: byzantine.repeat(process, byzantine.false_blames)
-    )
-    monkeypatch.setitem(
-        byzantine.IMPLEMENTED,
+        lies.IMPLEMENTED,
         "flip",
-        byzantine.each(lambda session: byzantine.change_values(session, lambda values: values.nothing)),
+        lies.each(lambda session: lies.change_values(session, lambda values: values.nothing)),
     )
     for kind in ("blame", "flip"):
         run = play(pairs("fp32", peers=6, faults=(Fault(4.0, "liar", (3,), 14.0, 0.0, kind),)))

@@ -40,7 +40,7 @@ def test_lies_beside_a_partition_make_no_second_digest(lie):
 
 
 @pytest.mark.parametrize(
-    ("lie", "reason"), [("double-vote", "two votes in round"), ("two-opens", "two proposals in round")]
+    ("lie", "reason"), [("double-vote", "two votes in round"), ("two-proposals", "two proposals in round")]
 )
 @pytest.mark.parametrize("quorum", ["0.5", '"two-thirds"'])
 def test_peer_that_signs_two_statements_is_banned_for_good(lie, reason, quorum):

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.peers import byzantine
+from thinwire.sims.peers import lies
 from thinwire.sims.scenario.faults import OWNER_LIES
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, Commit, CompactCommit, Fetch, Ready, Verdict
@@ -25,7 +25,7 @@ def _lie(node, kind):
     """Let a node lie from the next round on."""
     peer = SimpleNamespace(session=node.session, presence=node.presence)
     process = SimpleNamespace(peer=peer, others=[], alive=True, _end=lambda reason, failure: None)
-    byzantine.corrupt(process, kind)
+    lies.make_liar(process, kind)
 
 
 def _banned(node):
@@ -48,7 +48,7 @@ def _stretched(swarm, monkeypatch, scale):
         rule(codec, payloads, weights, out)
         out *= np.float32(scale)
 
-    monkeypatch.setitem(byzantine.IMPLEMENTED, "stretched", byzantine.falsify(stretch))
+    monkeypatch.setitem(lies.IMPLEMENTED, "stretched", lies.falsify(stretch))
 
     async def main():
         s = swarm(PEERS, rounds=6, size=60_000, codec="int8(block=256)", rule="clip", shards="equal")

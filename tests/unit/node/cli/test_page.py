@@ -45,7 +45,7 @@ def play(files, first=1, last=2):
     for number in range(first, last + 1):
         fields = {"round": number, "loss": 3.0, "members": [ME[:8]], "missing": {OTHER[:8]: "silent"}}
         log.append("phase", {"round": number, "phase": "announce"}, at=0.0, wall=0.0)
-        log.append("round", {**fields, "bytes_up": 10, "strays": 0}, at=0.0, wall=float(number))
+        log.append("round", {**fields, "bytes_up": 10, "dropped_frames": 0}, at=0.0, wall=float(number))
     log.append("joined", {"peer": OTHER, "detail": ADDRESS}, at=0.0, wall=9.0)
     log.close()
 

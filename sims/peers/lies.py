@@ -43,7 +43,7 @@ ALIE_DEVIATIONS = 1.5
 """Standard deviations by which the attack "alie" is away from the mean of the honest updates."""
 
 
-def corrupt(process: Process, kind: str) -> None:
+def make_liar(process: Process, kind: str) -> None:
     """Make the peer of a ready process lie from now on.
 
     `kind`: see ALL_LIES of faults.py. Raises KeyError.
@@ -371,7 +371,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "huge": each(lambda session: change_values(session, lambda values: values * np.float32(1e6))),
     "flip": each(lambda session: change_values(session, lambda values: -values)),
     "zero": each(lambda session: change_values(session, np.zeros_like)),
-    "boast": each(_inflate_weight),
+    "false-weight": each(_inflate_weight),
     "base": lambda process: change_outgoing(
         process, _other_plan if isinstance(process.peer.session, GossipSession) else _other_base
     ),
