@@ -146,7 +146,7 @@ def new(file: Path) -> None:
 
 
 def catalogue() -> str:
-    """Print the shipped scenarios, and the names that a scenario and its report have (`thinwire sim list`)."""
+    """Return the shipped scenarios and the names in scenarios and reports (`thinwire sim list`)."""
     lines = []
     for name, file in shipped().items():
         scenario = parse(file.read_text(encoding="utf-8"), file)

@@ -116,11 +116,11 @@ def test_scenario_template_plays_and_documents_every_key(in_place, capsys):
             assert f"{field.name} = " in text or f"[{field.name}" in text
 
 
-def test_sim_list_shows_scenarios_links_and_faults(capsys):
+def test_sim_list_shows_scenarios_and_all_names(capsys):
     assert cli("list") == 0
     shown = capsys.readouterr().out
     assert "churn-storm: 30 peers, 600 s" in shown and "lte: 30/8" in shown and "swizzle-clog: " in shown
-    assert "equivocate: " in shown
+    assert "equivocate: " in shown and "Germany" in shown and "lockstep: " in shown
 
 
 @pytest.mark.trial

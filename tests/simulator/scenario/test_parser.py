@@ -1,12 +1,14 @@
 """Scenario parser: its results, and its errors for files that cannot be played."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.real.documents import ROOT
 from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network import regions
 from thinwire.sims.processes.player import RealError, player
@@ -45,6 +47,19 @@ SHIPPED = {
     "home-fibre-8", "ten-regions-30", "flash-crowd-200", "churn-storm", "partition-heal", "byzantine-19pct",
     "weak-peers-pipeline", "thousand-peers-gossip", "thousand-peers-groups", "transatlantic-100mbit",
 }  # fmt: skip
+
+
+def test_own_scenario_of_the_document_is_one():
+    (text,) = re.findall(r"```toml\n(seed = .*?)```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL)
+    read = parse(text)
+    assert len(read.peers) == 200 and len(read.faults[0].peers) == 60 and read.mix == {"kill": 0.5, "restart": 1.0}
+
+
+def test_hint_for_an_unknown_peer_of_a_large_swarm_is_short():
+    with pytest.raises(ScenarioError) as caught:
+        parse(SMALL.replace("count = 3", "count = 500").replace('["home"]', '["usa"]'))
+    assert caught.value.hint.startswith("peers and groups: home, late, home-1, ")
+    assert caught.value.hint.endswith(" and 462 more") and len(caught.value.hint) < 500
 
 
 def test_parser_reads_every_table():

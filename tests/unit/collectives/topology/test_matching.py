@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.topology.matching import labels, others, partition
+from thinwire.collectives.topology.matching import Matching, labels, others, partition
 
 RUN = bytes(range(32))
 
@@ -70,6 +70,17 @@ def test_group_lookup_of_one_peer_matches_full_grouping(count, round, size):
     else:
         assert found == {*full, *([tuple(sorted(left))] if left else [])}
     assert len(found) == -(-count // size)
+
+
+@given(st.lists(st.sets(st.integers(0, 40)), max_size=12), st.integers(0, 5), st.sampled_from([2, 3, 16]))
+@settings(max_examples=150, deadline=None)
+def test_matching_that_follows_views_is_that_of_the_last_one(views, round, size):
+    everyone, matching = people(41), Matching(RUN, round, size)
+    twins = [peer[:8] + bytes(24) for peer in everyone[:5]]  # with the labels of others
+    for chosen in views:
+        view = tuple(sorted([everyone[one] for one in chosen] + twins[: len(chosen) % 6]))
+        for me in (*everyone[:3], twins[0]):
+            assert matching.others(view, me) == others(RUN, round, view, me)
 
 
 @pytest.mark.parametrize("size, count", [(3, 7), (4, 9), (4, 10), (8, 12)])
