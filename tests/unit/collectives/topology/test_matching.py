@@ -80,7 +80,7 @@ def test_matching_that_follows_views_is_that_of_the_last_one(views, round, size)
     for chosen in views:
         view = tuple(sorted([everyone[one] for one in chosen] + twins[: len(chosen) % 6]))
         for me in (*everyone[:3], twins[0]):
-            assert matching.others(view, me) == others(RUN, round, view, me)
+            assert matching.others(view, me) == others(RUN, round, view, me, size)
 
 
 @pytest.mark.parametrize("size, count", [(3, 7), (4, 9), (4, 10), (8, 12)])
