@@ -322,7 +322,7 @@ def test_packages_import_what_the_table_allows():
         ("node/pipeline/model", "import thinwire.node.pipeline.step.host", True),
         ("node/daemon", "from thinwire.node.local_swarm.launcher import start_local", True),
         ("node/daemon", "from thinwire import Swarm", True),
-        ("sims/scenario", "from thinwire.sims.peers.lies import corrupt", True),
+        ("sims/scenario", "from thinwire.sims.peers.lies import make_liar", True),
     ],
 )
 def test_the_table_bites(package, source, bad):

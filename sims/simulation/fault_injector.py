@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence, Set
 
 from thinwire.sims.network.network import SimNet
-from thinwire.sims.peers.lies import corrupt
+from thinwire.sims.peers.lies import make_liar
 from thinwire.sims.peers.machine import Machine
 from thinwire.sims.scenario.faults import Fault, flaps, outages
 
@@ -144,7 +144,7 @@ class FaultInjector:
         machine = self._of(fault)[0]
         machine.lie = fault.detail
         if machine.process is not None and machine.process.ready:
-            corrupt(machine.process, fault.detail)
+            make_liar(machine.process, fault.detail)
         return True
 
     def _end_lie(self, fault: Fault) -> None:
