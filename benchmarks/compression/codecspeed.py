@@ -194,7 +194,7 @@ def show(found: Sequence[dict[str, object]]) -> str:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="")

@@ -122,7 +122,7 @@ def compare(mb: float, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, nargs="+", default=[100.0, 400.0], help="parameters and outer momentum")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to write; default: the temporary folder")

@@ -36,7 +36,7 @@ THINWIRE = str(Path(sys.executable).with_name("thinwire"))
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the idle daemon is watched")
     parser.add_argument("--turns", type=int, default=7, help="of `thinwire --help`")
     options = parser.parse_args()

@@ -135,7 +135,7 @@ def _wait(daemons: list[Daemon], done: Callable[[], bool], patience: float) -> N
 
 def main() -> None:
     """Parse the options, run the cases one after the other, print a table and JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=[name for name in CASES if name[:2] != "2M"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)

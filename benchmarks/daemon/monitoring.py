@@ -57,7 +57,7 @@ WARM_UP = 10.0
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0, help="of a turn")
     parser.add_argument("--turns", type=int, default=6, help="with the viewers, and as many without them")
     options = parser.parse_args()

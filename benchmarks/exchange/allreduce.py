@@ -33,7 +33,7 @@ SHARED, SHARED8 = f"{OURS} shared", f"{OURS8} shared"
 
 def main() -> None:
     """Parse the options, run every combination, print a table, then the same as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[4])
     parser.add_argument("--mb", type=float, nargs="+", default=[40.0, 100.0])
     parser.add_argument("--full", action="store_true", help="2 and 4 peers with 4, 40, 100 and 256 MB")

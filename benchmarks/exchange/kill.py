@@ -41,7 +41,7 @@ MOMENTS = (0.2, 0.7)
 
 def main() -> None:
     """Parse the options, kill by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=6)
     parser.add_argument("--mb", type=float, default=40.0)
     parser.add_argument("--codec", default="int8(block=256)")

@@ -33,7 +33,7 @@ WARM = 3
 
 def main() -> None:
     """Parse the options, measure by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", default="100,100,100,10", help="Mbit/s each way of every peer's link")
     parser.add_argument("--mb", type=float, default=20.0, help="MB (10**6 bytes) of fp32 a peer")
     parser.add_argument("--codec", default="int8")

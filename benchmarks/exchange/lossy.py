@@ -35,7 +35,7 @@ PACKET, HEADERS = 1500, 52
 
 def main() -> None:
     """Parse the options, measure every case, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--mb", type=float, default=20.0, help="MB (10**6 bytes) of fp32 a peer")
     parser.add_argument("--codec", default="int8")

@@ -28,7 +28,7 @@ WARM_UP = 3
 
 def main() -> None:
     """Parse the options, step by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--mb", type=float, default=40.0)
     parser.add_argument("--codecs", nargs="+", default=["int8(block=256)", "fp32"])

@@ -81,7 +81,7 @@ class Bridge:
 
 def main() -> None:
     """Parse the options, let the programs take turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--mb", type=float, default=40.0, help="MB (10**6 bytes) of fp32 of each peer")
     parser.add_argument("--mbit", type=float, default=100.0, help="Mbit/s each way of each peer")

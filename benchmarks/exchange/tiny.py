@@ -24,7 +24,7 @@ RUN = '[run]\nname = "tiny"\n[model]\nkind = "custom"\n'
 
 def main() -> None:
     """Parse the options, average by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 1000], help="values of float32")
     parser.add_argument("--count", type=int, default=100, help="averages of one turn")

@@ -83,7 +83,7 @@ async def wait(shared: Any) -> None:
 
 def main() -> None:
     """Parse the options, run the peers, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--mib", type=int, default=50, help="MiB per ordered pair and repetition")
     parser.add_argument("--streams", type=int, default=2)

@@ -31,7 +31,7 @@ PORTS = 12
 
 def main() -> None:
     """Parse the options, check the imitated links, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--mb", type=float, default=40.0, help="MB (10**6 bytes) of fp32 a peer")
     parser.add_argument("--codec", default="int8")

@@ -26,7 +26,7 @@ PARTIAL = b"\xff" + bytes(8) + b"\x7f\x03"
 
 def main() -> None:
     """Parse the options and flood."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="+", help="HOST:PORT")
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--rate", type=float, default=100.0)

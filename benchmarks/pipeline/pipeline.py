@@ -214,7 +214,7 @@ def overhead(turns: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--length", type=int, default=256, help="tokens of a micro-batch")
     parser.add_argument(

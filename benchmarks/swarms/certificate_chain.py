@@ -125,7 +125,7 @@ def check(data: bytes, run_id: bytes) -> tuple[float, int]:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--peers", type=int, default=16)
     parser.add_argument("--every", type=int, default=10, help="rounds after which one member is replaced")

@@ -86,7 +86,7 @@ class Peer:
 
 def main() -> None:
     """Parse the options, measure by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5, help="of each kind")
     parser.add_argument("--seconds", type=float, default=10.0, help="of one turn, without the joiner")
     parser.add_argument("--count", type=int, default=5000)

@@ -127,7 +127,7 @@ def measure(
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=8_000_000)
     parser.add_argument("--rounds", type=int, default=30, help="most rounds to wait for the joiner")
     parser.add_argument("--training", type=float, default=4.0, help="seconds of the inner steps of a round")

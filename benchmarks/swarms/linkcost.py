@@ -301,7 +301,7 @@ def _model(text: str) -> tuple[float, float]:
 
 def main() -> None:
     """Parse the options, play every case, print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
         "--models",

@@ -37,7 +37,7 @@ STATED[1024] = "33.5 / 34.3 (38.4), 3.1"
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="also 1,024 peers, which take some minutes")
     parser.add_argument("--sizes", type=int, nargs="+", choices=sorted(STATED), help="only these, with WAN")
     parser.add_argument(

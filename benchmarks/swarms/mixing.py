@@ -34,7 +34,7 @@ CHUNKS = 64
 
 def main() -> None:
     """Parse the options, play the rounds, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=1000)
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 4, 8, 16, 64], help="sizes of groups")
     parser.add_argument("--parts", type=int, nargs="+", default=[1], help="numbers of parts of the slow weights")

@@ -79,7 +79,7 @@ def places(name: str, options: argparse.Namespace) -> tuple[list[str], dict[tupl
 
 def main() -> None:
     """Parse the options, play all, print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("regions", "equal"))
     parser.add_argument("--peers", type=int, default=4, help="that are equally far from each other")
     parser.add_argument("--rtt", type=float, default=80.0, help="ms between those")

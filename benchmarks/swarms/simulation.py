@@ -50,7 +50,7 @@ sync_every = {steps}
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="also a thousand peers for ten virtual minutes, twice")
     parser.add_argument("--peers", type=int, default=1000, help="how many peers --full plays")
     parser.add_argument("--control", action="store_true", help="only the bytes of control messages")

@@ -78,7 +78,7 @@ def seconds_of(run: Run, computing: float) -> list[float]:
 
 def main() -> None:
     """Parse the options, play both, print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=2)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--mbit", type=float, default=50.0, help="of a site's line, each way")

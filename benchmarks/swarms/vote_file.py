@@ -86,7 +86,7 @@ def compare(peers: int, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 16, 256], help="peers of the ballot voted for")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--saves", type=int, default=50, help="saves in each turn")

@@ -68,7 +68,7 @@ def programs(options: argparse.Namespace) -> dict[str, Program]:
 
 def main() -> None:
     """Parse the options, train one program after the other, judge, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--torchft", type=Path, help="virtual environment of torchft; without it only gloo and ours run"
     )

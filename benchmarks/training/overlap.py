@@ -27,7 +27,7 @@ ALONE = "alone"
 
 def main() -> None:
     """Parse the options, train by turns, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--up", type=float, default=10.0, help="Mbit/s of every peer")
     parser.add_argument("--down", type=float, default=50.0, help="Mbit/s of every peer")

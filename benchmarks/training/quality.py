@@ -111,7 +111,7 @@ def table(losses: dict[str, list[float]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="quality", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))

@@ -253,7 +253,7 @@ def planned(
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    parser = argparse.ArgumentParser(prog="speedup", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="of matrix products; bf16 on a GPU")
     parser.add_argument("--compile", action="store_true", help="compile the model; needs a compiler, and a minute")
