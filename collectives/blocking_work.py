@@ -194,18 +194,85 @@ MAX_WAITING = 16 << 20
 """Most bytes of data that rationed jobs wait with."""
 
 
+class Part(Protocol):
+    """Next part of a job. `cost`: in units of one check of a signature (0.15 ms), as of now."""
+
+    @property
+    def cost(self) -> float:
+        """Cost of the part."""
+        ...
+
+
+class SharedWork(Generic[Result]):
+    """Work in parts that several may need: each of them does the next part, and all get the result.
+
+    `job` yields the cost of each part before it does that part.
+    """
+
+    def __init__(self, job: Generator[float, None, Result]) -> None:
+        self.cost = 0.0
+        """Cost of the next part; 0 at the end."""
+        self.done = False
+        self._job = job
+        self._advance()
+
+    @property
+    def result(self) -> Result:
+        """Result; only when `done`."""
+        return self._result
+
+    def parts(self) -> Generator[Part, None, Result]:
+        """Do what is left to do, part by part; return the result."""
+        while not self.done:
+            yield self
+            if not self.done:
+                self._advance()
+        return self._result
+
+    def _advance(self) -> None:
+        try:
+            self.cost = next(self._job)
+        except StopIteration as end:
+            self.cost, self.done = 0.0, True
+            self._result: Result = end.value
+
+
+def finish(parts: Generator[Part, None, Result]) -> Result:
+    """Do all parts of a job; return the result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+async def in_turns(parts: Generator[Part, None, Result]) -> Result:
+    """Do all parts of a job; other tasks of the event loop run after each BURST."""
+    spent = 0.0
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        spent += part.cost
+        if spent > BURST:
+            spent = part.cost
+            await asyncio.sleep(0)
+
+
 class RationedWork:
     """Work on what other peers send, in parts, on the event loop, with a limited share of its time.
 
-    A job yields the cost of each part before it does that part, in units of one check of a signature (0.15 ms). All jobs share
-    one budget. The next part is one of the owner that will have used the least with it, so a peer that sends much, however
-    often it comes back, delays others little.
+    A job yields each part before it does that part. All jobs share one budget. The next part is one of the owner that will have
+    used the least with it, so a peer that sends much, however often it comes back, delays others little.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._budget, self._then = now, BURST, now()
-        self._jobs: dict[tuple[bytes, Hashable], tuple[float, int, Generator[float, None, None]]] = {}
-        """By owner and name: cost of the next part, size of the data, and the job."""
+        self._jobs: dict[tuple[bytes, Hashable], tuple[Part, int, Generator[Part, None, None]]] = {}
+        """By owner and name: the next part, size of the data, and the job."""
         self._used: dict[bytes, float] = {}
         """Cost of each owner's parts since the last time when no job waited."""
 
@@ -213,7 +280,7 @@ class RationedWork:
         """Return True if a job is not done yet."""
         return (owner, name) in self._jobs
 
-    def add(self, owner: bytes, name: Hashable, size: int, job: Generator[float, None, None]) -> bool:
+    def add(self, owner: bytes, name: Hashable, size: int, job: Generator[Part, None, None]) -> bool:
         """Accept a job with `size` bytes of data; return False if it is refused.
 
         That is the case if the last one of this name is not done, or if too much waits and no job is larger.
@@ -225,7 +292,8 @@ class RationedWork:
             if self._jobs[largest][1] <= size:
                 return False
             del self._jobs[largest]
-        self._jobs[owner, name] = next(job), size, job
+        if (part := next(job, None)) is not None:
+            self._jobs[owner, name] = part, size, job
         return True
 
     def drop(self, owner: bytes) -> None:
@@ -237,8 +305,9 @@ class RationedWork:
         then, self._then = self._then, self._now()
         self._budget = min(BURST, self._budget + RATE * (self._then - then))
         while self._jobs and self._budget > 0:
-            key = min(self._jobs, key=lambda key: self._used.get(key[0], 0.0) + self._jobs[key][0])
-            cost, size, job = self._jobs[key]
+            key = min(self._jobs, key=lambda key: self._used.get(key[0], 0.0) + self._jobs[key][0].cost)
+            part, size, job = self._jobs[key]
+            cost = part.cost  # Another job may have done this part.
             self._budget -= cost
             self._used[key[0]] = self._used.get(key[0], 0.0) + cost
             due = next(job, None)

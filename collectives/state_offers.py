@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import blake3
-from thinwire.collectives.consensus.chain import Configuration, decode
+from thinwire.collectives.blocking_work import finish
+from thinwire.collectives.consensus.chain import Configuration
 from thinwire.collectives.consensus.proposal import lives_of
+from thinwire.collectives.received_chains import ReceivedChain, ReceivedChains
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
@@ -22,6 +24,8 @@ class Offered:
     offer: StateOffer
     hashes: tuple[Digest, ...]
     chain: Chain
+    received: ReceivedChain
+    """The same chain, with its check."""
 
 
 Offers = dict[PeerId, Offered]
@@ -54,7 +58,7 @@ def state_digest(
     return hasher.digest()
 
 
-def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
+def vouched(offer: StateOffer, payload: Buffer, chains: ReceivedChains) -> Offered | None:
     """Return an offer with the content of its payload, or None if that does not match its digest.
 
     Also None if the offer has no members: then it is not the result of a round, but the state of a peer that looks for
@@ -66,10 +70,9 @@ def vouched(offer: StateOffer, payload: Buffer) -> Offered | None:
     hashes = tuple(raw[at : at + 32] for at in range(0, count, 32))
     if state_digest(offer.round, offer.layout, offer.members, hashes, offer.lives, offer.lineage) != offer.digest:
         return None
-    try:
-        return Offered(offer, hashes, decode(raw[count:]))
-    except ValueError:
-        return None
+    received = chains.find(raw[count:], offer.fragment)
+    chain = finish(received.decode())
+    return None if chain is None else Offered(offer, hashes, chain, received)
 
 
 def matches(offer: StateOffer, proven: Configuration | None) -> bool:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
-from thinwire.collectives.state_offers import Offers, Replay, best, newest, replay_of, vouched
+from thinwire.collectives.blocking_work import Part, in_turns
+from thinwire.collectives.state_offers import Offered, Offers, Replay, best, newest, replay_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -94,11 +95,17 @@ class OtherModelState:
     nbytes: int
 
 
-Mail = tuple[PeerId, Frame | None]
-"""A peer's message about its state, or no frame if the link to the peer is lost."""
+Mail = tuple[PeerId, Offered | Frame | None]
+"""A peer's offer, or another message about its state, or None if the link to the peer is lost."""
 
-Accept = Callable[[StateOffer, Chain], bool]
-"""Returns True if this peer can use a state, and its chain proves it."""
+Accept = Callable[[Offered], Generator[Part, None, bool]]
+"""Check in parts whether this peer can use a state, and its chain proves it."""
+
+
+def accept_all(offered: Offered) -> Generator[Part, None, bool]:
+    """Accept every offer."""
+    yield from ()
+    return True
 
 
 async def fetch_state(
@@ -110,7 +117,7 @@ async def fetch_state(
     have: Sequence[Digest],
     nbytes: int,
     patience: float,
-    accept: Accept = lambda offer, chain: True,
+    accept: Accept = accept_all,
     partial: PartialState | None = None,
     fragment: int = 0,
     turn: asyncio.Semaphore | None = None,
@@ -265,6 +272,8 @@ async def _fetch(
         if frame is None:
             give_up(peer)
             continue
+        if isinstance(frame, Offered):
+            continue
         message = frame.message
         if not isinstance(message, StateChunk) or message.round != offer.round:
             continue
@@ -311,21 +320,29 @@ async def _offers(
     asked: set[PeerId] = set()
     answered: set[PeerId] = set()
 
+    now = asyncio.get_running_loop().time
+
     async def listen() -> None:
-        """Wait until all asked and reachable peers have answered, or until those that have are enough."""
+        """Wait until all asked and reachable peers have answered, or until those that have are enough.
+
+        Raises TimeoutError after one patience. The time of checks does not count: it may be long, and answers wait meanwhile.
+        """
+        until = now() + patience
         while not answered.issuperset(asked.intersection(peers) - away) and not choose(found)[1]:
-            peer, frame = await receive_queue.get()
-            if frame is None:
+            async with asyncio.timeout_at(until):
+                peer, answer = await receive_queue.get()
+            if answer is None:
                 away.add(peer)
                 continue
-            offer = frame.message
-            if not isinstance(offer, StateOffer) or peer not in asked:
+            if peer not in asked or isinstance(answer, Frame) and not isinstance(answer.message, StateOffer):
                 continue
             answered.add(peer)
             away.discard(peer)
-            offered = vouched(offer, frame.payload)
-            if offered is not None and offer.round < LAST_ROUND and accept(offer, offered.chain):
-                found[peer] = offered
+            if isinstance(answer, Offered) and answer.offer.round < LAST_ROUND:
+                began = now()
+                if await in_turns(accept(answer)):
+                    found[peer] = answer
+                until += now() - began
 
     waited = hurried = 0
     while True:
@@ -334,8 +351,7 @@ async def _offers(
             away.discard(peer)
             ask(peer)
         try:
-            async with asyncio.timeout(patience):
-                await listen()
+            await listen()
             hurried += 1
         except TimeoutError:
             waited += 1

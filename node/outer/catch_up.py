@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 
-from thinwire.collectives.consensus.chain import Prove
+from thinwire.collectives.blocking_work import Part
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
-from thinwire.collectives.state_offers import Replay, matches
+from thinwire.collectives.state_offers import Offered, Replay, matches
 from thinwire.collectives.state_sync import LATEST, FetchedState, OtherModelState
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
@@ -18,7 +19,7 @@ from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, prevails
-from thinwire.swarm.messages.registry import Ask, Chain, PeerId, StateOffer
+from thinwire.swarm.messages.registry import Ask, PeerId
 
 TRIES = 3
 """Failed fetches after which the peers that have proved to be ahead count as serving no state."""
@@ -29,7 +30,7 @@ class CatchUp:
 
     It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched
     only if no peer has sent the commit of our round for one patience, or if no peer has its results any more.
-    `current` returns the round in progress; `factory` makes the rounds of `fragment`; `prove` checks chains. `turn`:
+    `current` returns the round in progress; `factory` makes the rounds of `fragment`. `turn`:
     held while chunks of a state are fetched; sessions of other fragments share it.
     """
 
@@ -42,7 +43,6 @@ class CatchUp:
         factory: RoundFactory,
         current: Callable[[], Round],
         lineages: Lineages,
-        prove: Prove,
         now: Callable[[], float],
         fragment: int,
         turn: asyncio.Semaphore | None,
@@ -57,7 +57,7 @@ class CatchUp:
         self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
         self._me, self._fragment = presence.roster.record.peer_id, fragment
-        self._lineages, self._prove, self._turn, self._failed = lineages, prove, turn, 0
+        self._lineages, self._turn, self._failed = lineages, turn, 0
         self._proved_since: float | None = None
         """Time since which other peers have proved to be ahead of the round in progress; None if none has."""
         self._outdated = False
@@ -181,7 +181,7 @@ class CatchUp:
             self._live,
             work,
             patience=patience,
-            accept=lambda offer, chain: self._useful(offer, chain, behind) and self._proves(offer, chain),
+            accept=partial(self._useful, behind=behind),
             turn=self._turn,
             reached=lambda offer: replica.round if follows and offer.lineage == replica.lineage != b"" else None,
         )
@@ -201,19 +201,22 @@ class CatchUp:
             lineages.drop(leaders)
         return fetched
 
-    def _useful(self, offer: StateOffer, chain: Chain, behind: bool) -> bool:
-        """Return True if a state with a chain, if that is valid, should replace ours."""
-        replica = self._replica
-        if self._outdated or not replica.chain:
-            return True
-        if lineage_of(chain) != replica.lineage:
-            self._prevails |= prevails(replica.chain, chain) and self._proves(offer, chain)
-            return self._lineages.gives_way(chain)
-        return offer.round >= replica.round + behind
+    def _useful(self, offered: Offered, *, behind: bool) -> Generator[Part, None, bool]:
+        """Check in parts whether a state should replace ours, and its chain proves it."""
+        replica, chain = self._replica, offered.chain
+        if not self._outdated and replica.chain:
+            if lineage_of(chain) != replica.lineage:
+                if prevails(replica.chain, chain):
+                    self._prevails |= yield from self._proves(offered)
+                if not self._lineages.gives_way(chain):
+                    return False
+            elif offered.offer.round < replica.round + behind:
+                return False
+        return (yield from self._proves(offered))
 
-    def _proves(self, offer: StateOffer, chain: Chain) -> bool:
+    def _proves(self, offered: Offered) -> Generator[Part, None, bool]:
         trusted = (lambda fork: True) if self._outdated else self._lineages.trusted
-        return matches(offer, self._prove(chain, self._fragment, trusted))
+        return matches(offered.offer, (yield from offered.received.prove(trusted)))
 
     def _voices(self) -> list[PeerId]:
         """Live members of the last round that we know, ours or the one whose commit we have."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.consensus.chain import Check, decode
+from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.received_chains import ReceivedChains
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
@@ -23,16 +24,13 @@ from thinwire.swarm.lineage import (
 )
 from thinwire.swarm.messages.registry import Chain, Fork, Head, PeerId
 
-DECODED = 512
-"""Bytes that are decoded in the time of one signature's check."""
-
 
 class Lineages:
     """Lineages of other peers, compared with that of our replica.
 
     `current`: returns the round in progress. `quorum_wait`: wait for its quorum. `states.entered`: True if our state is the
-    swarm's. `check` checks chains. `founder`: the peer that has founded the run, as the author of its manifest; a peer
-    without a state believes no other beginning. Empty: any.
+    swarm's. `chains`: those that other peers have sent. `founder`: the peer that has founded the run, as the author of its
+    manifest; a peer without a state believes no other beginning. Empty: any.
     """
 
     def __init__(
@@ -42,13 +40,13 @@ class Lineages:
         fragment: int,
         *,
         now: Callable[[], float],
-        check: Check,
+        chains: ReceivedChains,
         current: Callable[[], Round],
         quorum_wait: QuorumWait,
         states: StateServer,
         founder: bytes,
     ) -> None:
-        self._replica, self._fragment, self._now, self._check = replica, fragment, now, check
+        self._replica, self._fragment, self._now, self._received = replica, fragment, now, chains
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._current, self._quorum_wait, self._states, self._founder = current, quorum_wait, states, founder
         self._name = replica.lineage
@@ -89,18 +87,15 @@ class Lineages:
         else:
             self._missed.add(peer)
 
-    def _examine(self, peer: PeerId, head: Head, data: bytes) -> Generator[float, None, None]:
-        """Check the chain of a peer, if it would change something; see RationedWork for the yielded costs."""
-        yield len(data) / DECODED
-        try:
-            chain = decode(data)
-        except ValueError:
-            return
+    def _examine(self, peer: PeerId, head: Head, data: bytes) -> Generator[Part, None, None]:
+        """Check the chain of a peer, if it would change something, in parts, see RationedWork."""
+        received = self._received.find(data, self._fragment)
+        chain = yield from received.decode()
         ours = self._replica.chain
-        if lineage_of(chain) != head.lineage:
+        if chain is None or lineage_of(chain) != head.lineage:
             return
         if prevails(chain, ours) or later(chain, ours):
-            proves = yield from self._check(chain, self._fragment, self.trusted)
+            proves = yield from received.prove(self.trusted)
             # The peer may have gone to another lineage meanwhile.
             if proves is not None and self._claimed_names.get(peer) == head.lineage:
                 self._chains[peer] = chain

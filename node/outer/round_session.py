@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.collectives.consensus.chain import Check, Prove, checked, proven
+from thinwire.collectives.consensus.chain import checked
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.received_chains import ReceivedChains
 from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
@@ -96,9 +97,9 @@ class RoundSession(ReplicaSession):
             paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
-        check_chain: Check = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
-        self.prove: Prove = partial(proven, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
-        """Checks chains of this run."""
+        check_chain = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
+        self.chains = ReceivedChains(check_chain)
+        """Chains that other peers have sent."""
         entered = context.entered and self.me in replica.members
         self.states = StateServer(
             replica,
@@ -109,6 +110,7 @@ class RoundSession(ReplicaSession):
             emit=emit,
             report=self.report,
             history=self.history,
+            chains=self.chains,
             paced=not staged,
         )
         self.quorum_wait = QuorumWait(manifest.exchange.orphan, now=now, current=lambda: self.current)
@@ -117,7 +119,7 @@ class RoundSession(ReplicaSession):
             presence,
             fragment,
             now=now,
-            check=check_chain,
+            chains=self.chains,
             current=lambda: self.current,
             quorum_wait=self.quorum_wait,
             states=self.states,
@@ -145,7 +147,6 @@ class RoundSession(ReplicaSession):
             factory=self.factory,
             current=lambda: self.current,
             lineages=self.lineages,
-            prove=self.prove,
             now=now,
             fragment=fragment,
             turn=turn,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
+from thinwire.collectives.received_chains import ReceivedChains
 from thinwire.collectives.state_offers import Replay, vouched
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
@@ -73,6 +74,7 @@ class StateServer:
         emit: Emit = lambda name, fields: None,
         report: Callable[[str, str], None] = lambda name, detail: None,
         history: RoundHistory | None = None,
+        chains: ReceivedChains,
         paced: bool = True,
     ) -> None:
         self.entered = entered
@@ -80,7 +82,7 @@ class StateServer:
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
         self._emit, self._report = emit, report
         self._history = RoundHistory(0, now) if history is None else history
-        self._paced, self._hurried = paced, set[PeerId]()
+        self._paced, self._hurried, self._chains = paced, set[PeerId](), chains
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -180,14 +182,18 @@ class StateServer:
             self._questions[peer] -= 1
         if self._mail is None:
             return
-        if isinstance(message, StateOffer) and vouched(message, frame.payload) is None:
+        if not isinstance(message, StateOffer):
+            self._mail.put_nowait((peer, frame))
+            return
+        offered = vouched(message, frame.payload, self._chains)
+        if offered is None:
             self.without.add(peer)
             if not message.members and not message.round:
                 self.empty.add(peer)
-        elif isinstance(message, StateOffer):
+        else:
             self.forget(peer)
             self.offers[peer] = message
-        self._mail.put_nowait((peer, frame))
+        self._mail.put_nowait((peer, offered or frame))
 
     def forget(self, *peers: PeerId) -> None:
         """Drop earlier messages of these peers that they have no state."""

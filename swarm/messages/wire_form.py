@@ -117,6 +117,16 @@ def decode(kind: type[Kind], body: bytes) -> Kind:
     return found
 
 
+def decode_packed(kind: Any, body: bytes) -> Any:
+    """Return a message of this kind, or a chain, in its wire form, for `unpack`. Raises the errors of the decoder."""
+    return _decoders[kind].decode(body)
+
+
+def unpack(value: Any) -> Any:
+    """Return a part of a message that is in its wire form. Raises ValueError if it contains another wire form."""
+    return _unpacked(value)
+
+
 def _packed(value: Any) -> Any:
     if isinstance(value, Proposal):
         return value.packed

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.consensus.chain import Prove
-from thinwire.collectives.state_offers import matches
+from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.received_chains import ReceivedChains
+from thinwire.collectives.state_offers import Offered, matches
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Chain, PeerId, StateOffer
+from thinwire.swarm.messages.registry import PeerId
 
 
 class StandbyCopy:
-    """State that changes only when it is fetched. prove: checks chains.
+    """State that changes only when it is fetched. chains: see StateServer.
 
     It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
 
     def __init__(
-        self, fragment: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], prove: Prove
+        self, fragment: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], chains: ReceivedChains
     ) -> None:
-        self.fragment, self._prove = fragment, prove
+        self.fragment = fragment
         self._server = StateServer(
-            fragment.replica, send_queue, now, entered=False, fragment=fragment.number, paced=False
+            fragment.replica, send_queue, now, entered=False, fragment=fragment.number, chains=chains, paced=False
         )
 
     @property
@@ -43,8 +44,10 @@ class StandbyCopy:
         """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
 
-        def accept(offer: StateOffer, chain: Chain) -> bool:
-            return offer.round > older and matches(offer, self._prove(chain, self.fragment.number, lambda fork: True))
+        def accept(offered: Offered) -> Generator[Part, None, bool]:
+            if offered.offer.round <= older:
+                return False
+            return matches(offered.offer, (yield from offered.received.prove(lambda fork: True)))
 
         fetched = await self._server.fetch(peers, work, patience=patience, accept=accept)
         if not isinstance(fetched, FetchedState):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
+from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.state_offers import Offered
 from thinwire.collectives.state_sync import FetchedState, OtherModelState
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
@@ -47,10 +49,13 @@ class GossipCatchUp:
         self.behind.clear()
         self._offered = False
         foreign: OtherModelState | None = None
+
+        def accept(offered: Offered) -> Generator[Part, None, bool]:
+            yield from ()
+            return offered.offer.round >= oldest
+
         for peer in self._draw():
-            fetched = await self._states.fetch(
-                [peer], work, patience=self._patience(), accept=lambda offer, chain: offer.round >= oldest
-            )
+            fetched = await self._states.fetch([peer], work, patience=self._patience(), accept=accept)
             self._offered |= bool(self._states.offers)
             if isinstance(fetched, OtherModelState):
                 foreign = fetched

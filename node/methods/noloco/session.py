@@ -18,6 +18,7 @@ import msgspec
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
+from thinwire.collectives.received_chains import ReceivedChains, unchecked
 from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.matching import Matching
@@ -63,7 +64,14 @@ class GossipSession(ReplicaSession):
         """Running norm of contributions, see `aggregation.outliers`."""
         self._entered = self.me in replica.members
         self._states = StateServer(
-            replica, presence.send_queue, now, entered=self._entered, emit=context.emit, report=self.report, paced=False
+            replica,
+            presence.send_queue,
+            now,
+            entered=self._entered,
+            emit=context.emit,
+            report=self.report,
+            chains=ReceivedChains(unchecked),
+            paced=False,
         )
         self.catch_up = GossipCatchUp(
             replica, self._states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience

@@ -155,7 +155,7 @@ def keep(
         codec, _ = fitted(manifest, layout)
         # Only the stage's own elements of the zeros are ever touched.
         fragment = begin_fragment(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
-        return StandbyCopy(fragment, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.prove)
+        return StandbyCopy(fragment, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.chains)
 
     def brought(source: str, anew: bool) -> None:
         learner.source = source

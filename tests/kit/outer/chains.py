@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import blake3
 import msgspec
+from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.consensus.chain import Check, Configuration, Trusted, checked, encode
 from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
+from thinwire.collectives.received_chains import ReceivedChain, ReceivedChains, unchecked
+from thinwire.collectives.state_offers import Offered, vouched
+from thinwire.collectives.state_sync import Accept
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ballot,
     Certificate,
+    Chain,
     Commit,
     Contribution,
     Fork,
@@ -18,6 +27,7 @@ from thinwire.swarm.messages.registry import (
     PeerId,
     Proof,
     Proposal,
+    StateOffer,
 )
 
 RESULTS = b"o" * 32
@@ -74,3 +84,51 @@ def fork_of(round: int, base: bytes, before: Sequence[PeerId], founders: Lives) 
     members = tuple(sorted(founders))
     signatures = tuple(sign(peer, Found(round, 0, base, members, founders[peer])) for peer in members)
     return Fork(round, base, tuple(before), members, b"".join(founders[peer] for peer in members), signatures)
+
+
+Result = TypeVar("Result")
+
+
+def result_of(parts: Generator[object, None, Result]) -> Result:
+    """Run a check in parts to its end; return its result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return cast(Result, end.value)
+
+
+def proven(chain: Chain, fragment: int, trusted: Trusted, **terms: Any) -> Configuration | None:
+    """Return what a chain proves, see `checked`."""
+    return result_of(checked(chain, fragment, trusted, **terms))
+
+
+def proved_by(chains: ReceivedChains, chain: Chain, trusted: Trusted = lambda fork: True) -> Configuration | None:
+    """Return what a chain proves that has come from another peer."""
+    received = chains.find(encode(chain), 0)
+    result_of(received.decode())
+    return result_of(received.prove(trusted))
+
+
+def accepting(accepts: Callable[[StateOffer, Chain], bool]) -> Accept:
+    """Return a check of offers that has one part."""
+
+    def parts(offered: Offered) -> Generator[Part, None, bool]:
+        yield SimpleNamespace(cost=1.0)
+        return accepts(offered.offer, offered.chain)
+
+    return parts
+
+
+def opened(frame: Frame) -> Offered | Frame:
+    """Return an offer as StateServer passes it on; other frames, and invalid offers, as they are."""
+    if not isinstance(frame.message, StateOffer):
+        return frame
+    return vouched(frame.message, frame.payload, ReceivedChains(unchecked)) or frame
+
+
+def offered(offer: StateOffer, chain: Chain, fragment: int = 0, *, check: Check = unchecked) -> Offered:
+    """Return an offer with this chain, which `check` checks."""
+    received = ReceivedChain(encode(chain), fragment, check)
+    result_of(received.decode())
+    return Offered(offer, (), chain, received)

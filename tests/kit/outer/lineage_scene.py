@@ -12,6 +12,7 @@ from thinwire.collectives.consensus.chain import checked, decode, encode, extend
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
+from thinwire.collectives.received_chains import ReceivedChains
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.quorum_wait import QuorumWait
@@ -105,7 +106,7 @@ class Scene:
             presence,
             0,
             now=lambda: self.now,
-            check=partial(checked, fraction=0.5, verifier=lambda keys: self._verify),
+            chains=ReceivedChains(partial(checked, fraction=0.5, verifier=lambda keys: self._verify)),
             current=lambda: self.current,
             quorum_wait=self.quorum_wait,
             states=self.states,

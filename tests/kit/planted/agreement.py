@@ -81,7 +81,11 @@ def farewell_without_vote(patch):
 def chain_not_checked(patch):
     """The chain of an offered state is believed as it is."""
 
-    patch.setattr(CatchUp, "_proves", lambda self, offer, chain: matches(offer, end_of(chain) if chain else None))
+    def proves(self, offered):
+        yield from ()
+        return matches(offered.offer, end_of(offered.chain) if offered.chain else None)
+
+    patch.setattr(CatchUp, "_proves", proves)
 
 
 def older_state_taken(patch):
@@ -90,7 +94,7 @@ def older_state_taken(patch):
     patch.setattr(state_sync, "best", lambda offers, ours, peers: best(_oldest(offers), ours, peers))
     useful = CatchUp._useful
 
-    patch.setattr(CatchUp, "_useful", lambda self, offer, chain, behind: useful(self, offer, chain, -(2**32)))
+    patch.setattr(CatchUp, "_useful", lambda self, offered, behind: useful(self, offered, behind=-(2**32)))
 
 
 def _oldest(offers):

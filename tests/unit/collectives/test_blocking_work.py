@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from kit.real.late_executor import LateExecutor, LateWork
@@ -206,7 +207,7 @@ def test_latest_work_reports_an_error_and_serves_what_comes_later():
 def parts(done, name, *costs):
     """A job whose parts have these costs."""
     for cost in costs:
-        yield cost
+        yield SimpleNamespace(cost=cost)
         done.append(name)
 
 
@@ -245,7 +246,7 @@ def test_rationed_job_that_drops_its_owner_ends(parts_after):
     done = []
 
     def job():
-        yield 1.0
+        yield SimpleNamespace(cost=1.0)
         work.drop(b"a")
         yield from parts(done, "a", *[1.0] * parts_after)
 

@@ -5,6 +5,7 @@ from collections import Counter
 import blake3
 import numpy as np
 import pytest
+from kit.outer.chains import accepting, opened
 from thinwire.collectives import state_sync
 from thinwire.collectives.state_offers import Replay, state_digest
 from thinwire.collectives.state_sync import OtherModelState, PartialState, fetch_state
@@ -36,7 +37,7 @@ def fetch(sources, have, **more):
         receive_queue = asyncio.Queue()
 
         def send(peer, message):
-            receive_queue.put_nowait((peer, sources[peer].answer(message)))
+            receive_queue.put_nowait((peer, opened(sources[peer].answer(message))))
 
         hashes = [blake3.blake3(have).digest()]
         # All answer at once, so the patience is never used up.
@@ -182,7 +183,7 @@ def test_unanswered_or_outdated_sources_are_asked_again():
                 return
             raw = b"this" if loop.time() < 1.0 else b"next"
             source = Source(raw, round=5 + (loop.time() >= 1.0), members=(FOUNDER, SECOND))
-            receive_queue.put_nowait((peer, source.answer(message)))
+            receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         fetched = await fetch_state(
             (FOUNDER, SECOND),
@@ -192,7 +193,7 @@ def test_unanswered_or_outdated_sources_are_asked_again():
             have=[bytes(32)],
             nbytes=4,
             patience=2.0,
-            accept=lambda offer, chain: offer.round > 4,
+            accept=accepting(lambda offer, chain: offer.round > 4),
         )
         return fetched, loop.time()
 
@@ -211,7 +212,7 @@ def test_lost_peer_is_no_source(when):
 
         def send(peer, message):
             if peer == SECOND or (peer == FOUNDER and isinstance(message, StateAsk)):
-                receive_queue.put_nowait((peer, source.answer(message)))
+                receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         fetched = await fetch_state(
             (FOUNDER, SECOND, THIRD), send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
@@ -231,7 +232,7 @@ def test_new_peers_are_asked_and_lost_peers_are_not_waited_for():
 
         def send(peer, message):
             if peer != THIRD:
-                receive_queue.put_nowait((peer, source.answer(message)))
+                receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         fetched = await fetch_state(peers, send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
         return fetched, loop.time()
@@ -249,7 +250,7 @@ def test_peers_that_appear_after_all_answers_are_not_waited_for():
 
         def send(peer, message):
             loop.call_later(
-                0.1, receive_queue.put_nowait, (peer, (newcomer if peer != FOUNDER else held).answer(message))
+                0.1, receive_queue.put_nowait, (peer, opened((newcomer if peer != FOUNDER else held).answer(message)))
             )
 
         loop.call_at(0.05, peers.update, (SECOND, THIRD))
@@ -307,7 +308,7 @@ class Crowd:
             self.peers.discard(peer)
             self.receive_queue.put_nowait((peer, None))
         elif (source := self.says(peer)) is not None:
-            self.receive_queue.put_nowait((peer, source.answer(message)))
+            self.receive_queue.put_nowait((peer, opened(source.answer(message))))
 
     def fetch(self, **more):
         """Return the fetched state and the virtual seconds that it took."""

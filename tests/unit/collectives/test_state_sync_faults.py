@@ -7,7 +7,7 @@ import asyncio
 import blake3
 import numpy as np
 import pytest
-from kit.outer.chains import certificate
+from kit.outer.chains import accepting, certificate, opened
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import state_digest
 from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, LATEST, STALL, PartialState, fetch_state
@@ -73,7 +73,7 @@ def fetch(sources, have, **more):
 
         def arrive(peer, frame):
             named[peer].owed -= isinstance(frame.message, StateChunk)
-            receive_queue.put_nowait((peer, frame))
+            receive_queue.put_nowait((peer, opened(frame)))
 
         fetched = await fetch_state(
             named, send, receive_queue, layout=LAYOUT, have=hashes(have), nbytes=len(have), patience=PATIENCE, **more
@@ -115,7 +115,7 @@ def test_fetch_after_waiting_its_turn_uses_current_offers():
 
         def send(peer, message):
             frame = (source if loop.time() < 20.0 else later).answer(message)
-            loop.call_later(0.01, receive_queue.put_nowait, (peer, frame))
+            loop.call_later(0.01, receive_queue.put_nowait, (peer, opened(frame)))
 
         fetched = await fetch_state(
             PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
@@ -145,7 +145,7 @@ def test_frames_during_the_wait_for_a_turn_do_not_accumulate():
         loop.call_later(0.1, flood)
 
         def send(peer, message):
-            receive_queue.put_nowait((peer, source.answer(message)))
+            receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         return await fetch_state(
             PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
@@ -270,6 +270,7 @@ def test_fetch_of_different_states_takes_that_of_most_members():
 
 
 def test_offers_that_are_not_accepted_count_as_no_answer():
+    @accepting
     def newer(offer, chain):
         return offer.round > 3
 
@@ -340,6 +341,7 @@ def test_unrequested_chunks_are_ignored():
 def test_offer_without_proof_does_not_end_the_wait_for_others():
     """Honest peers apply a round first and answer later; the liar answers at once."""
 
+    @accepting
     def proved(offer, chain):
         return offer.round < 900
 

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from kit.outer.chains import offered, result_of
 from thinwire.collectives.consensus.chain import Configuration, founded
 from thinwire.collectives.state_sync import LATEST, OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
@@ -63,14 +64,20 @@ class Here:
             factory=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
             current=lambda: self.current,
             lineages=lineages,
-            prove=lambda chain, fragment, trusted: (
-                Configuration(lineage_of(chain), self.proven, (ANN,), {}) if trusted(chain[0].fork) else None
-            ),
             now=lambda: self.now,
             fragment=0,
             turn=None,
         )
         self.proven = 4
+
+    def accepts_offer(self, round, chain):
+        """Return whether the last fetch accepts an offer with this chain, which proves `proven`."""
+
+        def check(chain, fragment, trusted):
+            yield 1
+            return Configuration(lineage_of(chain), self.proven, (ANN,), {})
+
+        return result_of(self.accepts[0](offered(offer(round, chain), chain, check=check)))
 
     async def _fetch(self, peers, work, *, accept, **rest):
         self.accepts.append(accept)
@@ -190,9 +197,9 @@ def test_peer_fetches_later_states_of_its_lineage_and_those_of_a_prevailing_one(
         here.catch_up.behind.set()
     assert here.newer() is None
     here.proven = round
-    assert here.accepts[0](offer(round, chain), chain) == accepted
+    assert here.accepts_offer(round, chain) == accepted
     here.proven = round - 1
-    assert not here.accepts[0](offer(round, chain), chain), "the chain is of another round"
+    assert not here.accepts_offer(round, chain), "the chain is of another round"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def test_peer_notes_a_proved_offer_of_a_lineage_that_gives_way_to_its_own(chain,
     here = Here(fetched=[None])
     here.newer()
     here.proven = proven
-    here.accepts[0](offer(4, chain), chain)
+    here.accepts_offer(4, chain)
     assert here.catch_up.newest == prevails
 
 
@@ -248,7 +255,7 @@ def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_besi
 def test_peer_without_a_state_takes_any_trusted_one():
     here = Here(chain=(), fetched=[None])
     here.newer()
-    assert here.accepts[0](offer(4, BETTER), BETTER) and not here.accepts[0](offer(4, WORSE), WORSE)
+    assert here.accepts_offer(4, BETTER) and not here.accepts_offer(4, WORSE)
 
 
 def test_outdated_holder_of_a_stage_takes_the_recovered_state_whoever_founded_it():
@@ -256,7 +263,7 @@ def test_outdated_holder_of_a_stage_takes_the_recovered_state_whoever_founded_it
     here.catch_up.gone.update((ANN, BEN))
     assert here.catch_up.outdated()
     here.newer()
-    assert here.accepts[0](offer(4, WORSE), WORSE)
+    assert here.accepts_offer(4, WORSE)
 
 
 def test_peers_that_serve_no_state_are_dropped_after_some_failures():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from kit.outer.chains import RESULTS, certificate
+from kit.outer.chains import RESULTS, certificate, proved_by
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, lone_fork
 from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import vote_for
@@ -210,11 +210,11 @@ def test_session_believes_a_chain_only_with_the_votes_of_its_members():
     votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
     right = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes))
     few = msgspec.structs.replace(forged, commit=msgspec.structs.replace(forged.commit, votes=votes[:1]))
-    proved = session.prove((ChainEntry(root, (right,)),), 0, lambda fork: True)
+    proved = proved_by(session.chains, (ChainEntry(root, (right,)),))
     assert proved is not None and (proved.round, proved.members) == (1, tuple(sorted(ALL)))
-    assert session.prove((ChainEntry(root, (right,)),), 0, lambda fork: False) is None
+    assert proved_by(session.chains, (ChainEntry(root, (right,)),), lambda fork: False) is None
     for wrong in (forged, few):
-        assert session.prove((ChainEntry(root, (wrong,)),), 0, lambda fork: True) is None
+        assert proved_by(session.chains, (ChainEntry(root, (wrong,)),)) is None
 
 
 PIPELINE = '[outer]\nmethod = "streaming"\nfragments = 2\n[pipeline]\nstages = 2\n'
@@ -265,7 +265,7 @@ def test_only_a_lost_stage_begins_again_after_a_gap_and_with_another_founder(exc
     given, life = Fork(0, bytes(32), (), (ANN,), b"", ()), bytes([9]) * 16
     found = Found(5, 0, bytes(32), (ANN,), life)
     later = Fork(5, bytes(32), (ANN,), (ANN,), life, (sign_message(found, b"", KEYS[ANN], RUN),))
-    proved = session.prove((ChainEntry(given), ChainEntry(later)), 0, lambda fork: True)
+    proved = proved_by(session.chains, (ChainEntry(given), ChainEntry(later)))
     assert (proved is not None) == believed
     assert session.lineages.trusted(msgspec.structs.replace(later, before=(), members=(BEN,))) == believed
     assert session.lineages.trusted(msgspec.structs.replace(later, before=()))

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+from kit.outer.chains import accepting
 from thinwire.collectives.consensus.chain import encode
-from thinwire.collectives.state_offers import Offered, state_digest, vouched
-from thinwire.collectives.state_sync import IN_FLIGHT
+from thinwire.collectives.received_chains import ReceivedChains, unchecked
+from thinwire.collectives.state_offers import state_digest, vouched
+from thinwire.collectives.state_sync import IN_FLIGHT, accept_all
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
@@ -64,6 +66,7 @@ class Server:
             entered=True,
             report=lambda name, detail: self.told.append(name),
             history=SimpleNamespace(replay=(0, 0), spent=lambda round: self.spent * (self.replica.round - round)),
+            chains=ReceivedChains(unchecked),
             paced=paced,
         )
 
@@ -291,9 +294,7 @@ def test_offer_with_wrong_hashes_is_ignored(hashes):
 
     async def main():
         here = Server()
-        fetching = asyncio.ensure_future(
-            here.server.fetch([ANN], at_once, patience=60.0, accept=lambda offer, chain: True)
-        )
+        fetching = asyncio.ensure_future(here.server.fetch([ANN], at_once, patience=60.0, accept=accept_all))
         await asyncio.sleep(0)
         replica = here.replica
         offer = StateOffer(9, bytes(32), replica.layout, replica.state.nbytes, (ANN,))
@@ -321,7 +322,9 @@ def test_offers_beyond_the_questions_are_not_examined():
             return Frame(made, b"".join(replica.hashes))
 
         here.server.on_frame(ANN, offer(1))
-        fetching = asyncio.ensure_future(here.server.fetch([ANN, BEN], at_once, patience=60.0, accept=accept))
+        fetching = asyncio.ensure_future(
+            here.server.fetch([ANN, BEN], at_once, patience=60.0, accept=accepting(accept))
+        )
         await asyncio.sleep(0)
         assert [type(frame.message) for _, frame in here.send_queue.sent] == [StateAsk, StateAsk]
         for round in range(2, 12):
@@ -348,9 +351,12 @@ def test_offer_names_the_lineage_although_the_values_are_those_of_its_parent():
         assert (second.lineage, second.members, second.lives) == (name_of_fork(fork), (BEN,), b"m" * LIFE)
         assert second.digest == here.replica.digest != first.digest
         payload = b"".join(here.replica.hashes) + encode(here.replica.chain)
-        assert vouched(second, payload) == Offered(second, tuple(here.replica.hashes), (*before, ChainEntry(fork)))
-        assert vouched(msgspec.structs.replace(second, lineage=first.lineage), payload) is None
-        assert vouched(second, payload[:-1]) is None and vouched(second, payload + b"x") is None
+        chains = ReceivedChains(unchecked)
+        offered = vouched(second, payload, chains)
+        assert (offered.offer, offered.hashes) == (second, tuple(here.replica.hashes))
+        assert offered.chain == (*before, ChainEntry(fork))
+        assert vouched(msgspec.structs.replace(second, lineage=first.lineage), payload, chains) is None
+        assert vouched(second, payload[:-1], chains) is None and vouched(second, payload + b"x", chains) is None
 
     run(work)
 
