@@ -29,6 +29,7 @@ from kit.outer.lineage_scene import (
 from thinwire.collectives.blocking_work import BURST, RATE
 from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.swarm.lineage import lineage_of, newest_round
+from thinwire.swarm.messages.lineage import CHAIN_BYTES
 from thinwire.swarm.messages.registry import (
     LIFE,
     ChainEntry,
@@ -115,6 +116,20 @@ def test_long_chain_is_checked_over_time_and_delays_no_other_peer():
     assert scene.verified - spent <= RATE * (scene.now - begun) + BURST
     scene.run(10.0)
     assert sorted(scene.lineages.ahead()) == [ANN, DAN]
+
+
+@pytest.mark.parametrize(
+    "data", [bytes(CHAIN_BYTES), encode(long_chain(40, 64))[:-1]], ids=["zeros", "all but one byte"]
+)
+def test_large_frames_that_are_no_chain_do_not_delay_the_chain_of_another_peer(data):
+    scene = Scene()
+    for _ in range(5):
+        scene.link(DAN)
+        scene.lineages.on_head(DAN, Head(9, 0, b"l" * 16), data)
+        scene.lose(DAN)
+    scene.on_chain(ANN, later_chain(ANN, BEN, CAT))
+    scene.run(0.2)
+    assert list(scene.lineages.ahead()) == [ANN]
 
 
 def test_long_chains_of_many_peers_delay_an_honest_one_by_seconds():
