@@ -1,20 +1,81 @@
-"""Offers of states: their check, and the choice of the best one (see `state_sync`)."""
+"""Offers of states: their check, and the choice of the best one (see `state_sync`).
+
+Many peers send equal chains with them, or alone. Such a chain is decoded and checked once.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import blake3
-from thinwire.collectives.blocking_work import finish
-from thinwire.collectives.consensus.chain import Configuration
+from thinwire.collectives.blocking_work import Part, SharedWork, finish
+from thinwire.collectives.consensus.chain import Check, Configuration, Proving, Trusted, decoded
 from thinwire.collectives.consensus.proposal import lives_of
-from thinwire.collectives.received_chains import ReceivedChain, ReceivedChains
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
+from thinwire.swarm.messages.lineage import CHAIN_BYTES
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
+
+KNOWN, MOST_KNOWN = 4 * CHAIN_BYTES, 256
+"""Most bytes of encoded chains that are remembered, and most chains."""
+
+
+def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
+    """Check of chains in runs without any: none proves anything."""
+    yield from ()
+    return None
+
+
+class ReceivedChain:
+    """A chain that other peers have sent.
+
+    It is decoded and checked once, in parts, for all that have sent the same bytes.
+    """
+
+    def __init__(self, data: bytes, fragment: int, check: Check) -> None:
+        self._fragment, self._check = fragment, check
+        self._decoding = SharedWork(decoded(data))
+        self._proving: SharedWork[Configuration | None] | None = None
+
+    def decode(self) -> Generator[Part, None, Chain | None]:
+        """Return the chain, or None if the bytes have another form."""
+        return self._decoding.parts()
+
+    def prove(self, trusted: Trusted) -> Generator[Part, None, Configuration | None]:
+        """Return what the chain proves if its beginning is trusted; only after `decode`."""
+        chain = self._decoding.result
+        if not chain or not trusted(chain[0].fork):
+            return None
+        if self._proving is None:
+            self._proving = SharedWork(self._check(chain, self._fragment, lambda fork: True))
+        return (yield from self._proving.parts())
+
+    @property
+    def refuted(self) -> bool:
+        """True if the check has found an error. It may lack a key that this peer learns later."""
+        return self._proving is not None and self._proving.done and self._proving.result is None
+
+
+class ReceivedChains:
+    """Chains that other peers have sent, the latest ones. check: see ReceivedChain."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._known: OrderedDict[tuple[int, bytes], tuple[ReceivedChain, int]] = OrderedDict()
+
+    def find(self, data: bytes, fragment: int) -> ReceivedChain:
+        """Return the chain with this encoding: a known one, if it was not refuted."""
+        key = fragment, blake3.blake3(data).digest()
+        found = self._known.pop(key, None)
+        if found is None or found[0].refuted:
+            found = ReceivedChain(data, fragment, self._check), len(data)
+        self._known[key] = found
+        while sum(size for _, size in self._known.values()) > KNOWN or len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return found[0]
 
 
 @dataclass(frozen=True, slots=True)

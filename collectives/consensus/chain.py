@@ -36,7 +36,7 @@ from thinwire.swarm.messages.registry import (
 )
 
 SCANNED, OPENED = 1 << 16, 64
-"""Bytes of a chain that are scanned, and ids in certificates that are opened, in the time of one check of a signature."""
+"""Bytes of a chain that are scanned, and ids that are opened, in the time of one check of a signature."""
 
 WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""

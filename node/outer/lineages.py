@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 
 from thinwire.collectives.blocking_work import Part
-from thinwire.collectives.received_chains import ReceivedChains
 from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.state_offers import ReceivedChains
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.quorum_wait import QuorumWait

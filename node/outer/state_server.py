@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.received_chains import ReceivedChains
-from thinwire.collectives.state_offers import Replay, vouched
+from thinwire.collectives.state_offers import ReceivedChains, Replay, vouched
 from thinwire.collectives.state_sync import (
     IN_FLIGHT,
     LAST_ROUND,

@@ -118,12 +118,15 @@ def decode(kind: type[Kind], body: bytes) -> Kind:
 
 
 def decode_packed(kind: Any, body: bytes) -> Any:
-    """Return a message of this kind, or a chain, in its wire form, for `unpack`. Raises the errors of the decoder."""
+    """Return a message of this kind, or a chain, in its wire form, for `unpack`.
+
+    Raises the errors of the decoder.
+    """
     return _decoders[kind].decode(body)
 
 
 def unpack(value: Any) -> Any:
-    """Return a part of a message that is in its wire form. Raises ValueError if it contains another wire form."""
+    """Return a part of a message that is in its wire form. Raises ValueError if that is another one."""
     return _unpacked(value)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 
 from thinwire.collectives.blocking_work import Part
-from thinwire.collectives.received_chains import ReceivedChains
-from thinwire.collectives.state_offers import Offered, matches
+from thinwire.collectives.state_offers import Offered, ReceivedChains, matches
 from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from kit.outer.chains import accepting
 from thinwire.collectives.consensus.chain import encode
-from thinwire.collectives.received_chains import ReceivedChains, unchecked
-from thinwire.collectives.state_offers import state_digest, vouched
+from thinwire.collectives.state_offers import ReceivedChains, state_digest, unchecked, vouched
 from thinwire.collectives.state_sync import IN_FLIGHT, accept_all
 from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once

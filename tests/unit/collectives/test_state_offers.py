@@ -1,9 +1,9 @@
 """Chains that other peers send, decoded and checked once for all of them."""
 
 from kit.outer.chains import certificate, fork_of, result_of
-from thinwire.collectives import received_chains
+from thinwire.collectives import state_offers
 from thinwire.collectives.consensus.chain import Configuration, encode
-from thinwire.collectives.received_chains import ReceivedChains, unchecked
+from thinwire.collectives.state_offers import ReceivedChains, unchecked
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import ChainEntry
 
@@ -79,7 +79,7 @@ def test_refuted_chain_is_checked_again_because_keys_may_be_known_later():
 
 
 def test_few_bytes_of_chains_are_remembered(monkeypatch):
-    monkeypatch.setattr(received_chains, "KNOWN", 3 * len(encoded(3)))
+    monkeypatch.setattr(state_offers, "KNOWN", 3 * len(encoded(3)))
     checks = Checks()
     for rounds in (1, 2, 3, 1, 3, 3):
         result_of(checks.jobs(encoded(rounds), 1)[0])
