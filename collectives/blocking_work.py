@@ -247,8 +247,8 @@ def finish(parts: Generator[Part, None, Result]) -> Result:
             return result
 
 
-async def in_turns(parts: Generator[Part, None, Result]) -> Result:
-    """Do all parts of a job; other tasks of the event loop run after each BURST."""
+async def in_turns(parts: Generator[Part, None, Result], turn: Callable[[], None] = lambda: None) -> Result:
+    """Do all parts of a job; after each BURST call `turn` and let other tasks of the event loop run."""
     spent = 0.0
     while True:
         try:
@@ -259,6 +259,7 @@ async def in_turns(parts: Generator[Part, None, Result]) -> Result:
         spent += part.cost
         if spent > BURST:
             spent = part.cost
+            turn()
             await asyncio.sleep(0)
 
 

@@ -15,6 +15,7 @@ same.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager
@@ -322,15 +323,13 @@ async def _offers(
 
     now = asyncio.get_running_loop().time
 
-    async def listen() -> None:
+    async def listen(timeout: asyncio.Timeout) -> None:
         """Wait until all asked and reachable peers have answered, or until those that have are enough.
 
-        Raises TimeoutError after one patience. The time of checks does not count: it may be long, and answers wait meanwhile.
+        The time of checks does not count in the `timeout`: it may be long, and other answers wait meanwhile.
         """
-        until = now() + patience
         while not answered.issuperset(asked.intersection(peers) - away) and not choose(found)[1]:
-            async with asyncio.timeout_at(until):
-                peer, answer = await receive_queue.get()
+            peer, answer = await receive_queue.get()
             if answer is None:
                 away.add(peer)
                 continue
@@ -339,10 +338,11 @@ async def _offers(
             answered.add(peer)
             away.discard(peer)
             if isinstance(answer, Offered) and answer.offer.round < LAST_ROUND:
-                began = now()
-                if await in_turns(accept(answer)):
+                until, began = timeout.when() or math.inf, now()
+                if await in_turns(accept(answer), lambda: timeout.reschedule(None)):
                     found[peer] = answer
-                until += now() - began
+                if timeout.when() != (until := until + (now() - began)):
+                    timeout.reschedule(until)
 
     waited = hurried = 0
     while True:
@@ -351,7 +351,8 @@ async def _offers(
             away.discard(peer)
             ask(peer)
         try:
-            await listen()
+            async with asyncio.timeout(patience) as timeout:
+                await listen(timeout)
             hurried += 1
         except TimeoutError:
             waited += 1
