@@ -1,6 +1,8 @@
 """Chains of offered states, from many holders: equal ones are checked once, and long ones leave time for other work."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,10 +85,10 @@ class Joiner:
             self.turns += 1
             await asyncio.sleep(0)
 
-    async def fetch(self):
+    async def fetch(self, patience=60.0):
         turning = asyncio.create_task(self._turn())
         try:
-            return await self.server.fetch(list(self.chains), at_once, patience=60.0, accept=self.accept)
+            return await self.server.fetch(list(self.chains), at_once, patience=patience, accept=self.accept)
         finally:
             turning.cancel()
 
@@ -125,5 +127,23 @@ def test_liars_with_long_chains_of_their_own_do_not_keep_a_joiner_out():
         joiner = Joiner({**chains, **dict.fromkeys(members, chain_of(members, 30))})
         fetched = await joiner.fetch()
         assert fetched is not None and fetched.offer.round == 30 and set(fetched.sources) <= set(members)
+
+    asyncio.run(main())
+
+
+def test_check_that_takes_longer_than_the_wait_for_offers_ends_and_counts():
+    async def main():
+        members = ids(4)
+        joiner, checks = Joiner({members[1]: chain_of(members, 2)}), []
+
+        def accept(offered):
+            checks.append(offered.offer.round)
+            for _ in range(10):
+                yield SimpleNamespace(cost=BURST + 1)
+                time.sleep(0.05)
+            return True
+
+        joiner.accept = accept
+        assert await joiner.fetch(patience=0.2) is not None and checks == [2]
 
     asyncio.run(main())
