@@ -13,11 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from thinwire.node.daemon.announcing import Announcing
@@ -134,7 +134,10 @@ class Daemon:
         self._entry, self._options, self._here, self._warning = entry, options, here, warning
         self._device = choose_device(entry.config.device)
         self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
-        self._stopping = False
+        self._stopped_by = 0
+        """Number of the first signal to stop; 0: none has come."""
+        self._computations: set[Future[Any]] = set()
+        """Functions that run in a worker thread, or wait for it."""
         self._made: HostLearner | OriginLearner | None = None
         self._seat: Seat | None = None
         """Stage that the peer changes to, for which it has ended a lifecycle."""
@@ -156,13 +159,11 @@ class Daemon:
         life = self._life()
 
         def signalled(number: int) -> None:
-            if self._stopping and number == HANGUP:
+            if self._stopped_by and number == HANGUP:
                 return
-            if self._stopping:
-                if self._live_line is not None:
-                    self._live_line.hide()  # it has hidden the cursor
-                os._exit(128 + number)
-            self._stopping = True
+            if self._stopped_by:
+                self._exit_at_once(number)
+            self._stopped_by = number
             LOGGER.warning("stopping after this round; once more to stop at once")
             life.stop()
 
@@ -177,7 +178,7 @@ class Daemon:
             loop.add_signal_handler(number, signalled, number)
         try:
             await self._live(life, report_sinks)
-            while self._seat is not None and not self._stopping:
+            while self._seat is not None and not self._stopped_by:
                 life = self._life()
                 await self._live(life, report_sinks)
             return 0
@@ -186,13 +187,20 @@ class Daemon:
                 await announcing.end()
             await mapping.end()
             report_sinks.close()
-            for worker in (self._worker, self._second):
-                worker.shutdown(cancel_futures=True)
             for number in handled:
-                # The remaining work takes a moment, and the exit code is settled: a first signal has no effect any
-                # more.
+                # From here on the loop handles no signals. The remaining work takes a moment, and the exit code is settled: a
+                # first signal has no effect any more.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))
+            if self._stopped_by and self._computations and not self._peer.ready:
+                self._exit_at_once(self._stopped_by)  # A model that loads cannot be interrupted, and is not needed.
+            for worker in (self._worker, self._second):
+                worker.shutdown(cancel_futures=True)
+
+    def _exit_at_once(self, number: int) -> NoReturn:
+        if self._live_line is not None:
+            self._live_line.hide()  # it has hidden the cursor
+        os._exit(128 + number)
 
     def _life(self) -> PeerLifecycle:
         """Create the next lifecycle: a peer that changes to another stage ends one and begins another."""
@@ -239,11 +247,17 @@ class Daemon:
 
     async def _work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the single worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+        return await self._compute(self._worker, function)
 
     async def _beside(self, function: Callable[[], Result]) -> Result:
         """Run in a second thread, while the first one trains."""
-        return await asyncio.get_running_loop().run_in_executor(self._second, function)
+        return await self._compute(self._second, function)
+
+    async def _compute(self, worker: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
+        computation = worker.submit(function)
+        self._computations.add(computation)
+        computation.add_done_callback(self._computations.discard)
+        return await asyncio.wrap_future(computation)
 
     async def _begin(self, peer: Peer) -> bool:
         joins = await self._entry.begin(peer)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 
 import blake3
 import numpy as np
@@ -111,6 +113,23 @@ def test_two_peers_train_the_model_of_a_function_from_the_founders_first_values(
     here.join("other", invite, "--model", "mymodel:make", "--data", f"{records}#body")
     trained(founder, other)
     assert here.check() >= 3
+
+
+def test_signal_ends_a_daemon_whose_model_takes_long_to_load(machine):
+    here = machine()
+    rewrite(here, 'kind = "module"\nname = "mymodel:make"')
+    loads = here.path / "loads"
+    code = CODE.replace(
+        "    torch.manual_seed",
+        f"    open({str(loads)!r}, 'w').close()\n    import time; time.sleep(3600)\n    torch.manual_seed",
+    )
+    (here.path / "mymodel.py").write_text(code)
+    founder = here.found("founder")
+    while not loads.exists():
+        assert founder.process.poll() is None, founder.stderr
+        time.sleep(0.05)
+    founder.signal(signal.SIGTERM)
+    assert founder.exit() == 143
 
 
 @pytest.mark.trial
