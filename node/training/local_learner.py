@@ -12,7 +12,7 @@ import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
-from thinwire.node.runtime.device import return_freed_memory
+from thinwire.node.runtime.device import return_freed_memory, spare_memory
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import (
@@ -32,6 +32,7 @@ from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, load_weights
 from thinwire.node.training.models.lora import with_adapter
 from thinwire.node.training.models.missing_hashes import with_all_hashes
+from thinwire.node.training.models.model_size import check_memory
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.models.user_model import checkpoint_activations, make_model, read_pretrained
@@ -257,6 +258,7 @@ def prepare(
             "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
             "remove it: the base weights are those of the model that --model or the manifest names",
         )
+    check_memory(manifest, model, tokenizer.vocab, here, spare_memory())
     made, layout = with_all_hashes(
         manifest, tokenizer, lambda one: _first_model(one, tokenizer.vocab, model, here, threads, weights)
     )

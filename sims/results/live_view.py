@@ -148,7 +148,7 @@ def ending(summary: Mapping[str, Any], directory: Path) -> str:
         return "-" if value is None else pattern.format(value)
 
     times = summary["round_seconds"]
-    pace = f" (×{shown(summary['factor'], '{:.0f}')})" if summary["level"] == "L0" else ""
+    pace = f" (×{shown(summary['factor'], '{:,.1f}')})" if summary["level"] == "L0" else ""
     pace += "" if summary["finished"] else ", interrupted"
     real = f"{summary['real_seconds']:.1f} s{pace}"
     pairs = [

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import torch
 from blake3 import blake3
+from thinwire.node.runtime.console import bytes_text
+from thinwire.node.runtime.device import DeviceError
 from thinwire.node.runtime.settings import HF, model_setting
 from thinwire.node.training.models.lora import add_adapter
 from thinwire.node.training.models.tokenizer import load_tokenizer
@@ -40,12 +42,33 @@ def size_of(manifest: Manifest, here: Path) -> ModelSize:
     if shape.kind == "custom":
         raise ModelError("only the training loop of the user has it", "count its trainable parameters")
     vocab = 0 if shape.kind == "hf" else load_tokenizer(data.tokenizer, here, data.tokenizer_hash).vocab
+    return _size(manifest, model_setting(shape.kind, shape.name, here), vocab, here)
+
+
+def check_memory(manifest: Manifest, named: str, vocab: int, here: Path, spare: int) -> None:
+    """Raise DeviceError for a model whose weights alone need more than `spare` bytes of main memory.
+
+    named, vocab, here: see make_model. A function of the user is not called: only it knows what it allocates.
+    """
+    if manifest.model.kind != "transformer" and not named.startswith(HF):
+        return
+    size = _size(manifest, named, vocab, here)
+    count = size.parameters + size.frozen
+    if 4 * count > spare:
+        raise DeviceError(
+            f"the model has {count:,} parameters, whose fp32 values need {bytes_text(4 * count)}; {bytes_text(spare)} of "
+            "memory are left here",
+            "train a smaller model, or let several peers hold it together (docs/guides/pipelines.md)",
+        )
+
+
+def _size(manifest: Manifest, named: str, vocab: int, here: Path) -> ModelSize:
+    shape = manifest.model
     if shape.kind == "transformer":
         hidden = 8 * math.ceil(shape.mlp * shape.width / 8)
         layer = 4 * shape.width**2 + 3 * shape.width * hidden + 2 * shape.width
         ends = shape.width + (1 if shape.tied else 2) * vocab * shape.width
         return ModelSize(shape.layers * layer + ends, 0, shape.layers, shape.width)
-    named = model_setting(shape.kind, shape.name, here)
     if named.startswith(HF) and not shape.config_hash:
         known = msgspec.structs.replace(shape, config_hash=blake3(config_content(named)).hexdigest())
         manifest = msgspec.structs.replace(manifest, model=known)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from thinwire.node.cli import main
+from thinwire.node.runtime.device import DeviceError
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.local_learner import prepare
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
 from thinwire.node.training.models.missing_hashes import MissingHashError
+from thinwire.node.training.models.model_size import check_memory
 from thinwire.node.training.models.user_model import ModelError, make_model
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
@@ -200,3 +202,22 @@ def test_plan_counts_a_model_of_the_user_or_names_the_flag(tmp_path: Path, capsy
     (tmp_path / "planned_model.py").write_text(CODE)
     assert main.main(["plan", str(run), "--step", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["question"]["parameters"] == 256 * 8 + 8 * 256 + 256
+
+
+def test_model_whose_weights_do_not_fit_into_the_memory_is_an_error_before_any_is_used(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))  # the library's default: 6.7 billion
+    large = parse('[model]\nkind = "hf"\nname = "."\n', "run.toml")
+    with pytest.raises(DeviceError, match="6,738,415,616 parameters.* 27.0 GB; 20.0 GB") as caught:
+        check_memory(large, f"hf:{tmp_path}", 256, tmp_path, 20 * 10**9)
+    assert caught.value.exit_code == 3
+    check_memory(large, f"hf:{tmp_path}", 256, tmp_path, 27 * 10**9)
+    built_in = parse("[model]\nlayers = 100\nwidth = 8192\nheads = 64\n", "run.toml")
+    with pytest.raises(DeviceError, match="parameters"):
+        check_memory(built_in, "", 256, tmp_path, 20 * 10**9)
+
+
+def test_daemon_with_too_large_a_model_ends_with_the_reason(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("thinwire.node.training.local_learner.spare_memory", lambda: 1000)
+    (tmp_path / "run.toml").write_text('[run]\nname = "large"\n')
+    code = main.main(["start", str(tmp_path / "run.toml"), "--home", str(tmp_path / "home"), "--port", "0"])
+    assert code == 3 and "of memory are left here" in capsys.readouterr().err
