@@ -103,7 +103,7 @@ class FrameLimits:
     """
 
     burst: int = 4096
-    rate: float = 500.0
+    rate: float = 1000.0
     round: int = 64
     pause: float = 0.1
     small: int = 64 << 10
