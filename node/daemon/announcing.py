@@ -69,7 +69,7 @@ class Announcing:
             self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
 
         self._task = asyncio.create_task(
-            announce(self._directory, card, published, lambda: peer().session.roster.record.addresses)
+            announce(self._directory, card, published, lambda: peer().presence.roster.record.addresses)
         )
 
     async def end(self) -> None:

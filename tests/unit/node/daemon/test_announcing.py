@@ -27,3 +27,24 @@ def test_owner_is_told_that_an_entry_of_a_directory_is_no_invite(monkeypatch, mo
     ((name, detail),) = told
     assert name == "published" and detail.startswith("the run is in the directory")
     assert ("invite" in detail) == invite == (f"admission.mode = '{mode}'" in detail)
+
+
+def test_addresses_are_known_while_the_peer_changes_its_stage(monkeypatch):
+    """It is not ready then and has no session, but its presence continues."""
+    seen = []
+
+    async def announce(directory, card, published, addresses):
+        seen.extend((card(), addresses()))
+
+    async def main():
+        monkeypatch.setattr(
+            announcing, "open_directory", lambda config, **settings: SimpleNamespace(wall=lambda: 1_750_000_000.0)
+        )
+        monkeypatch.setattr(announcing, "announce", announce)
+        run = announcing.Announcing(None, SimpleNamespace(loss=None), public=False, lan=True)
+        record = SimpleNamespace(addresses=("192.0.2.1:7400",))
+        run.begin(lambda: SimpleNamespace(ready=False, presence=SimpleNamespace(roster=SimpleNamespace(record=record))))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert seen == [None, ("192.0.2.1:7400",)]
