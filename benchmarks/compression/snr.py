@@ -1,4 +1,4 @@
-"""Signal-to-noise ratio of the dense codecs: `python -m benchmarks.compression.snr` prints a table."""
+"""Signal-to-noise ratio of the dense codecs: `python -m benchmarks.compression.snr` prints a table in ten seconds."""
 
 from __future__ import annotations
 

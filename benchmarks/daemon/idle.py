@@ -1,6 +1,6 @@
 """Cost of thinwire when nothing happens: CPU of a daemon that waits, and seconds of `thinwire --help`.
 
-    python -m benchmarks.daemon.idle
+    python -m benchmarks.daemon.idle      a minute
 
 A daemon founds a run and waits for a third peer that never comes; the second one, a member of the swarm, is in the middle of
 very many inner steps. The CPU of the first is measured, probes, heartbeats and its status file included.

@@ -1,6 +1,6 @@
 """Throughput of a circuit: one peer sends sealed 1 MiB frames to another one through a relay with a limited uplink.
 
-    python -m benchmarks.exchange.relay --up 10000000 --mib 64
+    python -m benchmarks.exchange.relay --up 10000000 --mib 64       # ten seconds
 
 Everything runs on loopback, in one process. Prints the payload bytes/s that arrive, as a share of the relay's limit, and
 the CPU seconds per GB of all three peers together.

@@ -1,6 +1,6 @@
 """Size of the chain of a long run, and seconds that a newcomer takes to check it.
 
-    python -m benchmarks.swarms.certificate_chain     10,000 rounds of 16 peers, one replaced every 10 rounds
+    python -m benchmarks.swarms.certificate_chain     10,000 rounds of 16 peers, one replaced every 10 rounds; ten seconds
     python -m benchmarks.swarms.certificate_chain --peers 256 --rounds 1000
 
 The founder leaves first; otherwise the chain would have one certificate. The members that stay vote. Only the rounds in

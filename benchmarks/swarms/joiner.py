@@ -1,6 +1,6 @@
 """Cost of a joiner for a swarm in a simulation: its share of the members' uplinks, and the pace of the rounds.
 
-    python -m benchmarks.swarms.joiner
+    python -m benchmarks.swarms.joiner       # a minute on one core
 
 Four or eight peers train with sparse rounds over links of 80 ms round trip, with five times as much downlink as uplink;
 the state is many times larger than what a round moves, and a joiner could take it from all of them at once. One run has

@@ -1,6 +1,6 @@
 """How far replicas are apart after rounds of random groups, beside the theory and a mean of all.
 
-    python -m benchmarks.swarms.mixing                          # 1,000 replicas in groups of 2, 4, 8, 16 and 64
+    python -m benchmarks.swarms.mixing                          # 1,000 replicas in groups of 2, 4, 8, 16 and 64; some seconds
     python -m benchmarks.swarms.mixing --peers 10000 --groups 32 64
     python -m benchmarks.swarms.mixing --groups 16 --parts 1 4 16    # a round mixes one of n parts of the slow weights
 

@@ -1,7 +1,7 @@
 """Speed of a simulated swarm on one core, in virtual seconds per CPU second.
 
-    python -m benchmarks.swarms.simulation              # fifty peers, and seeds of the trial
-    python -m benchmarks.swarms.simulation --full       # and a thousand peers for ten minutes, in pairs and groups
+    python -m benchmarks.swarms.simulation              # fifty peers, and seeds of the trial; a minute
+    python -m benchmarks.swarms.simulation --full       # and a thousand peers, in pairs and groups; a quarter of an hour, 6 GiB
     python -m benchmarks.swarms.simulation --control    # only the bytes of control messages, by peers
 
 Fifty peers in ten regions that all average with all (DiLoCo, made-up model), in three settings: a round every 30 s and one each

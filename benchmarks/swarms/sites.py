@@ -1,6 +1,6 @@
 """Two sites of four peers behind one line each, in virtual time: the butterfly beside the hierarchy, with the same seed.
 
-    python -m benchmarks.swarms.sites                      # 10 MB of fp32 as int8; 1 Gbit/s inside, 50 Mbit/s shared per site
+    python -m benchmarks.swarms.sites                  # 10 MB of fp32 as int8; 1 Gbit/s inside, 50 Mbit/s shared; half a minute
     python -m benchmarks.swarms.sites --sites 3 --members 4 --mbit 20
 
 Every peer is the product's own code on a simulated network, where the line of a site is shared by all its peers. The figures
