@@ -1,7 +1,7 @@
 """Milliseconds that an acceptor waits until its promise or vote is on disk.
 
-    python -m benchmarks.swarms.vote_file                       records of 2, 16 and 256 peers, in the temporary folder: a minute
-    python -m benchmarks.swarms.vote_file --folder /mnt/card    on another disk
+    python -m benchmarks.swarms.vote_file                     records of 2, 16 and 256 peers, in the temporary folder: a minute
+    python -m benchmarks.swarms.vote_file --folder /mnt/card  on another disk
 
 "save" is `VoteFile.save`: it overwrites a file of fixed size and syncs it. "replace" writes a draft, syncs and renames
 it, and syncs the directory. "none" overwrites without a sync. The three run by turns.
