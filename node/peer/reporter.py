@@ -185,7 +185,8 @@ class Reporter:
 
     def uncommitted(self, peer: Peer) -> None:
         """Record a round without a commit."""
-        waiting = ", ".join(short(absent) for absent in peer.session.waiting_for())
+        others = [absent for absent in peer.session.waiting_for() if absent != peer.identity.peer_id]
+        waiting = ", ".join(map(short, others))
         detail = peer.session.stalled() or f"waiting for {waiting or 'a quorum'}"
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": detail})
 

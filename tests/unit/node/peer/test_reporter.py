@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.node.peer.reporter import INFO, WARNING, Reporter
+from thinwire.swarm.identity.identity import short
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import LIFE, ChainEntry, Fork
 
@@ -64,3 +65,15 @@ def test_summary_of_a_run_without_alarms_is_empty():
     report.summary(peer(Fork(0, bytes(32), (), IDS, b"", ())))
     report.summary(SimpleNamespace(ready=False))
     assert lines == []
+
+
+def test_round_without_a_commit_waits_for_other_peers_only():
+    events = []
+    report = Reporter(lambda kind, fields: events.append(fields["detail"]), wall=lambda: 0.0)
+    for waiting in (IDS[:2], IDS[:1]):
+        session = SimpleNamespace(waiting_for=lambda waiting=waiting: waiting, stalled=str)
+        waits = SimpleNamespace(
+            session=session, identity=SimpleNamespace(peer_id=IDS[0]), replica=SimpleNamespace(round=3)
+        )
+        report.uncommitted(waits)
+    assert events == [f"waiting for {short(IDS[1])}", "waiting for a quorum"]
