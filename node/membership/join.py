@@ -148,7 +148,10 @@ ADVICE = {
     "version": "install the version of thinwire that the swarm runs",
     "run": "the peer at that address now runs another run; ask for a new invite",
     "signature": "check that the clocks of both machines are accurate to within two minutes",
-    "token": "ask a member that may invite, or the author of the run, for a new invite",
+    "token": (
+        "ask a member that may invite, or the author of the run, for a new invite; a key that was revoked needs a new "
+        "key as well: --home DIR"
+    ),
     "banned": BANNED_HINT,
 }
 """Refusals that waiting does not change, with advice for the user."""
