@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.receive_queue import BoundedQueue
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS, session_of
@@ -404,12 +405,15 @@ class Link:
 
     def read_or_wait(self) -> None:
         """Read frames, except during a pause, and of a kind for which the queue has no room."""
-        receive_queue, pauses = self._station.receive_queue, self._pause is not None
-        control = not (pauses or receive_queue.control.full)
+        receive_queue = self._station.receive_queue
+        # Each answer is asked for when it is needed: a connection that is read again may begin a pause at once.
         if self._control is not None:
-            self._control.pause(not control)
-        self.stream_pool.read_express(self.reads_express and control)
-        self.stream_pool.pause(pauses or receive_queue.bulk.full)
+            self._control.pause(not self._reads(receive_queue.control))
+        self.stream_pool.read_express(self.reads_express and self._reads(receive_queue.control))
+        self.stream_pool.pause(not self._reads(receive_queue.bulk))
+
+    def _reads(self, queue: BoundedQueue) -> bool:
+        return self._pause is None and not queue.full
 
     def traffic(self) -> Traffic:
         """Return the bytes so far."""
