@@ -68,9 +68,11 @@ class Announcing:
             )
             self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
 
-        self._task = asyncio.create_task(
-            announce(self._directory, card, published, lambda: peer().presence.roster.record.addresses)
-        )
+        def addresses() -> Sequence[str]:
+            now = peer()  # After a change of its stage it is another one, which is not ready yet.
+            return now.session.roster.record.addresses if now.ready else ()
+
+        self._task = asyncio.create_task(announce(self._directory, card, published, addresses))
 
     async def end(self) -> None:
         """Stop publishing and close the directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.port_file import PortFile
@@ -46,12 +46,17 @@ class Mapping:
             detail = "map_port needs known ports for links: give --port or --ports; no port is mapped"
             self._emit("alarm", {"detail": detail})
             return
+
+        def own() -> Sequence[str]:
+            admission = peer().admission  # After a change of stage it is another one, which may not listen yet.
+            return admission.reachability.own if admission.running is not None else ()
+
         self._mapping = PortMapping(
             routers(self._config.host),
             ports,
             self._emit,
             lambda address: peer().admission.reachability.map(address),
-            lambda: peer().admission.reachability.own,
+            own,
         )
         await self._mapping.keep()
 

@@ -27,7 +27,8 @@ async def announce(
 ) -> None:
     """Publish what `card` returns until cancelled; None: not yet.
 
-    `published`: called after the first success. `addresses`: those of the next card; others are published at once.
+    `published`: called after the first success. `addresses`: those of the next card, empty if unknown; others than those of the
+    last card are published at once.
     """
     first = True
     while True:
@@ -42,6 +43,6 @@ async def announce(
             published()
             first = False
         left = REFRESH_SECONDS
-        while left > 0 and tuple(addresses()) == made.record.addresses:
+        while left > 0 and tuple(addresses() or made.record.addresses) == made.record.addresses:
             await asyncio.sleep(LOOK_SECONDS)
             left -= LOOK_SECONDS

@@ -78,7 +78,8 @@ async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: i
 class PortMapping:
     """Renewal of the mappings of `ports`, the first of which is the gate's.
 
-    `mapped` receives the outside address of the gate, "" if it is lost. `own` returns the addresses of this machine.
+    `mapped` receives the outside address of the gate, "" if it is lost. `own` returns the addresses of this
+    machine, or nothing if they are unknown.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class PortMapping:
     async def keep(self) -> None:
         """Map and renew until cancelled."""
         shown = reported = ""
+        own = self._own()
         while True:
-            own = self._own()
+            own = self._own() or own
             try:
                 # The protocol that has worked is asked first: another one would leave the first one's mappings.
                 known = [self._router] if self._router is not None else self._routers
@@ -116,10 +118,10 @@ class PortMapping:
                 self._emit("alarm", {"detail": f"the router maps no ports: {failure}"})
             reported = failure
             left = LEASE / 2 if address else AGAIN_SECONDS
-            while left > 0 and self._own() == own:
+            while left > 0 and (self._own() or own) == own:
                 await asyncio.sleep(LOOK_SECONDS)
                 left -= LOOK_SECONDS
-            if self._own() != own:
+            if left > 0:
                 self._router = None  # There may be another router.
 
     async def release(self) -> None:

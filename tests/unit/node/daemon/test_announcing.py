@@ -29,22 +29,26 @@ def test_owner_is_told_that_an_entry_of_a_directory_is_no_invite(monkeypatch, mo
     assert ("invite" in detail) == invite == (f"admission.mode = '{mode}'" in detail)
 
 
-def test_addresses_are_known_while_the_peer_changes_its_stage(monkeypatch):
-    """It is not ready then and has no session, but its presence continues."""
+def test_addresses_of_the_next_card_are_unknown_while_the_peer_changes_its_stage(monkeypatch):
+    """Then there is another peer, which has no session and no links yet."""
     seen = []
 
     async def announce(directory, card, published, addresses):
+        nonlocal peer
+        seen.append(addresses())
+        peer = SimpleNamespace(ready=False)
         seen.extend((card(), addresses()))
 
+    roster = SimpleNamespace(record=SimpleNamespace(addresses=("192.0.2.1:7400",)))
+    peer = SimpleNamespace(ready=True, session=SimpleNamespace(roster=roster))
+
     async def main():
-        monkeypatch.setattr(
-            announcing, "open_directory", lambda config, **settings: SimpleNamespace(wall=lambda: 1_750_000_000.0)
-        )
+        directory = SimpleNamespace(wall=lambda: 1_750_000_000.0)
+        monkeypatch.setattr(announcing, "open_directory", lambda config, **settings: directory)
         monkeypatch.setattr(announcing, "announce", announce)
         run = announcing.Announcing(None, SimpleNamespace(loss=None), public=False, lan=True)
-        record = SimpleNamespace(addresses=("192.0.2.1:7400",))
-        run.begin(lambda: SimpleNamespace(ready=False, presence=SimpleNamespace(roster=SimpleNamespace(record=record))))
+        run.begin(lambda: peer)
         await asyncio.sleep(0)
 
     asyncio.run(main())
-    assert seen == [None, ("192.0.2.1:7400",)]
+    assert seen == [("192.0.2.1:7400",), None, ()]

@@ -175,16 +175,21 @@ def test_card_is_published_once_there_is_one_and_success_is_told_once():
 
 def test_card_is_published_at_once_when_its_addresses_change_and_else_once_a_minute():
     async def scene():
-        source, present = Planted(), card(1)
+        source, present, known = Planted(), card(1), True
         task = asyncio.create_task(
-            announce(directory(source), lambda: present, lambda: None, lambda: present.record.addresses)
+            announce(
+                directory(source), lambda: present, lambda: None, lambda: present.record.addresses if known else ()
+            )
         )
         await asyncio.sleep(REFRESH_SECONDS / 2)
         assert source.published == [card(1)]
         present = card(2)
         await asyncio.sleep(2 * LOOK_SECONDS)
         assert source.published == [card(1), card(2)]
-        await asyncio.sleep(REFRESH_SECONDS)
+        known = False
+        await asyncio.sleep(REFRESH_SECONDS / 2)
+        assert len(source.published) == 2, "unknown addresses are no other ones"
+        await asyncio.sleep(REFRESH_SECONDS / 2)
         assert source.published == [card(1), card(2), card(2)]
         task.cancel()
 
