@@ -6,7 +6,7 @@ Many peers send equal chains with them, or alone. Such a chain is decoded and ch
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,8 +19,8 @@ from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, preva
 from thinwire.swarm.messages.lineage import CHAIN_BYTES
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
 
-KNOWN, MOST_KNOWN = 4 * CHAIN_BYTES, 256
-"""Most bytes of encoded chains that are remembered, and most chains."""
+KNOWN, MOST_KNOWN = CHAIN_BYTES, 64
+"""Most bytes of encoded chains that a peer remembers, and most chains; decoded they take up to seven times as much."""
 
 
 def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
@@ -32,17 +32,21 @@ def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
 class ReceivedChain:
     """A chain that other peers have sent.
 
-    It is decoded and checked once, in parts, for all that have sent the same bytes.
+    It is decoded and checked once, in parts, for all that have sent the same bytes. `useless` is called if it is no chain, or
+    the check has found an error.
     """
 
-    def __init__(self, data: bytes, fragment: int, check: Check) -> None:
-        self._fragment, self._check = fragment, check
+    def __init__(self, data: bytes, fragment: int, check: Check, useless: Callable[[], object]) -> None:
+        self._fragment, self._check, self._useless = fragment, check, useless
         self._decoding = SharedWork(decoded(data))
         self._proving: SharedWork[Configuration | None] | None = None
 
     def decode(self) -> Generator[Part, None, Chain | None]:
         """Return the chain, or None if the bytes have another form."""
-        return self._decoding.parts()
+        chain = yield from self._decoding.parts()
+        if chain is None:
+            self._useless()
+        return chain
 
     def prove(self, trusted: Trusted) -> Generator[Part, None, Configuration | None]:
         """Return what the chain proves if its beginning is trusted; only after `decode`."""
@@ -51,31 +55,48 @@ class ReceivedChain:
             return None
         if self._proving is None:
             self._proving = SharedWork(self._check(chain, self._fragment, lambda fork: True))
-        return (yield from self._proving.parts())
+        proves = yield from self._proving.parts()
+        if proves is None:
+            self._useless()
+        return proves
+
+
+class ChainMemory:
+    """Chains that a peer has received, the latest ones, for all its fragments.
+
+    A chain with an error is forgotten: its check may lack a key that this peer learns later.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, bytes], tuple[ReceivedChain, int]] = OrderedDict()
 
     @property
-    def refuted(self) -> bool:
-        """True if the check has found an error. It may lack a key that this peer learns later."""
-        return self._proving is not None and self._proving.done and self._proving.result is None
+    def held(self) -> int:
+        """Bytes of the encoded chains."""
+        return sum(size for _, size in self._known.values())
+
+    def find(self, data: bytes, fragment: int, check: Check) -> ReceivedChain:
+        """Return the chain with this encoding, a known one if there is one."""
+        key = fragment, blake3.blake3(data).digest()
+        found = self._known.pop(key, None) or (
+            ReceivedChain(data, fragment, check, lambda: self._known.pop(key, None)),
+            len(data),
+        )
+        self._known[key] = found
+        while self.held > KNOWN or len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return found[0]
 
 
 class ReceivedChains:
-    """Chains that other peers have sent, the latest ones. check: see ReceivedChain."""
+    """Chains that other peers have sent, checked by `check`. `memory`: that of the peer."""
 
-    def __init__(self, check: Check) -> None:
-        self._check = check
-        self._known: OrderedDict[tuple[int, bytes], tuple[ReceivedChain, int]] = OrderedDict()
+    def __init__(self, check: Check, memory: ChainMemory | None = None) -> None:
+        self._check, self._memory = check, memory or ChainMemory()
 
     def find(self, data: bytes, fragment: int) -> ReceivedChain:
-        """Return the chain with this encoding: a known one, if it was not refuted."""
-        key = fragment, blake3.blake3(data).digest()
-        found = self._known.pop(key, None)
-        if found is None or found[0].refuted:
-            found = ReceivedChain(data, fragment, self._check), len(data)
-        self._known[key] = found
-        while sum(size for _, size in self._known.values()) > KNOWN or len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-        return found[0]
+        """Return the chain with this encoding."""
+        return self._memory.find(data, fragment, self._check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from thinwire.collectives.allreduce.service import is_ours
 from thinwire.collectives.blocking_work import RationedWork, Work, at_once
+from thinwire.collectives.state_offers import ChainMemory
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -138,6 +139,8 @@ class Presence:
         self.send_queue = SendQueue(transport, lambda peer: self._lose(peer, gone=False))
         self.rationed = RationedWork(now)
         """Checks of what other peers send that may take long."""
+        self.chains = ChainMemory()
+        """Chains that other peers have sent."""
         self.live: set[PeerId] = set()
         self.duplicate = asyncio.Event()
         self.banned = asyncio.Event()

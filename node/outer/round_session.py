@@ -98,7 +98,7 @@ class RoundSession(ReplicaSession):
         )
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
         check_chain = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
-        self.chains = ReceivedChains(check_chain)
+        self.chains = ReceivedChains(check_chain, presence.chains)
         """Chains that other peers have sent."""
         entered = context.entered and self.me in replica.members
         self.states = StateServer(

@@ -128,6 +128,6 @@ def opened(frame: Frame) -> Offered | Frame:
 
 def offered(offer: StateOffer, chain: Chain, fragment: int = 0, *, check: Check = unchecked) -> Offered:
     """Return an offer with this chain, which `check` checks."""
-    received = ReceivedChain(encode(chain), fragment, check)
+    received = ReceivedChain(encode(chain), fragment, check, lambda: None)
     result_of(received.decode())
     return Offered(offer, (), chain, received)

@@ -11,6 +11,7 @@ from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
+from thinwire.collectives.state_offers import ChainMemory
 from thinwire.collectives.transport.sending.own_bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession
@@ -117,6 +118,7 @@ class Scene:
         )
         presence = SimpleNamespace(
             rationed=RationedWork(lambda: self.now),
+            chains=ChainMemory(),
             roster=roster,
             live={ANN, BEN, CAT},
             send_queue=self.queue,

@@ -3,7 +3,7 @@
 from kit.outer.chains import certificate, fork_of, result_of
 from thinwire.collectives import state_offers
 from thinwire.collectives.consensus.chain import Configuration, encode
-from thinwire.collectives.state_offers import ReceivedChains, unchecked
+from thinwire.collectives.state_offers import ChainMemory, ReceivedChains, unchecked
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import ChainEntry
 
@@ -22,7 +22,8 @@ class Checks:
 
     def __init__(self, parts=4, *, right=True):
         self.parts, self.right, self.done = parts, right, 0
-        self.chains = ReceivedChains(self._check)
+        self.memory = ChainMemory()
+        self.chains = ReceivedChains(self._check, self.memory)
 
     def _check(self, chain, fragment, trusted):
         for _ in range(self.parts):
@@ -100,3 +101,15 @@ def test_bytes_that_are_no_chain_cost_little():
         assert end.value == "no chain"
     assert sum(costs) <= 100 and not checks.done
     assert result_of(ReceivedChains(unchecked).find(encoded(2)[:-1], 0).decode()) is None
+
+
+def test_useless_chains_are_forgotten_and_fragments_share_the_memory(monkeypatch):
+    checks = Checks(right=False)
+    for data in (encoded(3), bytes(1000), encoded(2)[:-1]):
+        result_of(checks.jobs(data, 1)[0])
+        assert not checks.memory.held
+    monkeypatch.setattr(state_offers, "KNOWN", 2 * len(encoded(3)))
+    checks.right = True
+    for fragment in range(10):
+        result_of(checks.jobs(encoded(3), 1, fragment=fragment)[0])
+    assert checks.memory.held == 2 * len(encoded(3))
