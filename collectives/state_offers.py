@@ -20,7 +20,10 @@ from thinwire.swarm.messages.lineage import CHAIN_BYTES
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
 
 KNOWN, MOST_KNOWN = CHAIN_BYTES, 64
-"""Most bytes of encoded chains that a peer remembers, and most chains; decoded they take up to seven times as much."""
+"""Most bytes of encoded chains that a peer remembers, and most chains.
+
+Decoded they take up to seven times as much.
+"""
 
 
 def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
