@@ -19,11 +19,14 @@ from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, preva
 from thinwire.swarm.messages.lineage import CHAIN_BYTES
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, Chain, Digest, PeerId, StateOffer
 
-KNOWN, MOST_KNOWN = CHAIN_BYTES, 64
-"""Most bytes of encoded chains that a peer remembers, and most chains.
+PROVED, UNPROVED = 4 * CHAIN_BYTES, CHAIN_BYTES
+"""Most bytes of encoded chains that a peer remembers: of those that are proved, and of others.
 
-Decoded they take up to seven times as much.
+Decoded they take up to seven times as much. A run of many fragments has a chain for each.
 """
+
+OVERHEAD = 1024
+"""Bytes that a chain takes besides, so that many small ones are bounded, too."""
 
 
 def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
@@ -43,6 +46,11 @@ class ReceivedChain:
         self._fragment, self._check, self._useless = fragment, check, useless
         self._decoding = SharedWork(decoded(data))
         self._proving: SharedWork[Configuration | None] | None = None
+
+    @property
+    def proved(self) -> bool:
+        """True if the check has ended without an error."""
+        return self._proving is not None and self._proving.done and self._proving.result is not None
 
     def decode(self) -> Generator[Part, None, Chain | None]:
         """Return the chain, or None if the bytes have another form."""
@@ -75,7 +83,7 @@ class ChainMemory:
 
     @property
     def held(self) -> int:
-        """Bytes of the encoded chains."""
+        """Bytes of the encoded chains, and OVERHEAD for each."""
         return sum(size for _, size in self._known.values())
 
     def find(self, data: bytes, fragment: int, check: Check) -> ReceivedChain:
@@ -83,11 +91,13 @@ class ChainMemory:
         key = fragment, blake3.blake3(data).digest()
         found = self._known.pop(key, None) or (
             ReceivedChain(data, fragment, check, lambda: self._known.pop(key, None)),
-            len(data),
+            len(data) + OVERHEAD,
         )
         self._known[key] = found
-        while self.held > KNOWN or len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        for proved, most in ((True, PROVED), (False, UNPROVED)):
+            ours = [key for key, (chain, _) in self._known.items() if chain.proved == proved]
+            while sum(self._known[key][1] for key in ours) > most:
+                del self._known[ours.pop(0)]
         return found[0]
 
 

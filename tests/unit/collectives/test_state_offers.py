@@ -3,7 +3,7 @@
 from kit.outer.chains import certificate, fork_of, result_of
 from thinwire.collectives import state_offers
 from thinwire.collectives.consensus.chain import Configuration, encode
-from thinwire.collectives.state_offers import ChainMemory, ReceivedChains, unchecked
+from thinwire.collectives.state_offers import OVERHEAD, ChainMemory, ReceivedChains, unchecked
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import ChainEntry
 
@@ -80,14 +80,22 @@ def test_refuted_chain_is_checked_again_because_keys_may_be_known_later():
 
 
 def test_few_bytes_of_chains_are_remembered(monkeypatch):
-    monkeypatch.setattr(state_offers, "KNOWN", 3 * len(encoded(3)))
+    size = len(encoded(3)) + OVERHEAD
+    monkeypatch.setattr(state_offers, "PROVED", 3 * size)
+    monkeypatch.setattr(state_offers, "UNPROVED", 2 * size)
     checks = Checks()
-    for rounds in (1, 2, 3, 1, 3, 3):
-        result_of(checks.jobs(encoded(rounds), 1)[0])
+    for fragment in (1, 2, 3, 1, 3, 3):
+        result_of(checks.jobs(encoded(3), 1, fragment=fragment)[0])
     assert checks.done == 4 * 3
-    result_of(checks.jobs(encoded(6), 1)[0])
-    result_of(checks.jobs(encoded(1), 1)[0])
-    assert checks.done == 4 * 5
+    for rounds in range(4, 9):
+        result_of(checks.jobs(encoded(rounds), 1, trusted=lambda fork: False)[0])
+    assert checks.memory.held <= 5 * size, "chains that are not proved push no other ones out"
+    for fragment in (1, 2, 3):
+        result_of(checks.jobs(encoded(3), 1, fragment=fragment)[0])
+    assert checks.done == 4 * 3
+    for fragment in (4, 3, 1):
+        result_of(checks.jobs(encoded(3), 1, fragment=fragment)[0])
+    assert checks.done == 4 * 5, "the oldest one is forgotten"
 
 
 def test_bytes_that_are_no_chain_cost_little():
@@ -103,13 +111,8 @@ def test_bytes_that_are_no_chain_cost_little():
     assert result_of(ReceivedChains(unchecked).find(encoded(2)[:-1], 0).decode()) is None
 
 
-def test_useless_chains_are_forgotten_and_fragments_share_the_memory(monkeypatch):
+def test_useless_chains_are_forgotten():
     checks = Checks(right=False)
     for data in (encoded(3), bytes(1000), encoded(2)[:-1]):
         result_of(checks.jobs(data, 1)[0])
         assert not checks.memory.held
-    monkeypatch.setattr(state_offers, "KNOWN", 2 * len(encoded(3)))
-    checks.right = True
-    for fragment in range(10):
-        result_of(checks.jobs(encoded(3), 1, fragment=fragment)[0])
-    assert checks.memory.held == 2 * len(encoded(3))
