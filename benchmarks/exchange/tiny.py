@@ -1,6 +1,6 @@
 """Milliseconds of an all-reduce of a few values: `swarm.average` beside torch's gloo, by turns.
 
-    python -m benchmarks.exchange.tiny        2 peers, 1 and 1000 values
+    python -m benchmarks.exchange.tiny        2 peers, 1 and 1000 values; two minutes
 
 `swarm.average` meets by name and number, agrees on the group, exchanges and votes. gloo only sums.
 """

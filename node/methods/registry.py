@@ -49,7 +49,12 @@ from thinwire.swarm.method_specs.noloco import NoLoCo
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Parts of one outer method."""
+    """Parts of one outer method.
+
+    `replica`: class of a peer's outer state, `Replica` or one with its interface; `begin` makes the first state, with arguments
+    that differ by method. `session`: makes the rounds of a replica, `rounds`: the loop that trains between them. `codec`, `cut`:
+    encoding of contributions, and their chunks.
+    """
 
     replica: type[Any]
     session: Callable[[SessionContext, Any], Session]
