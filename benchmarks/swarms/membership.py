@@ -1,6 +1,6 @@
 """Seconds until crashes are known, and false deaths, of swarms of rosters in virtual time.
 
-    python -m benchmarks.swarms.membership                      up to 256 peers; 1,024 with --full
+    python -m benchmarks.swarms.membership                      up to 256 peers, a minute; 1,024 with --full
     python -m benchmarks.swarms.membership --sizes 1024         only this size, with WAN
 
 The rosters are the product's, the network is that of the tests: latencies of 20 to 140 ms each way, 1 % of messages lost.
