@@ -87,6 +87,11 @@ class TokenBuckets:
         self._levels[key] = (level - 1.0 if granted else level, now)
         return granted
 
+    def give(self, key: bytes | str, count: int) -> None:
+        """Add tokens to a bucket, which holds `burst` of them at most."""
+        if (bucket := self._levels.get(key)) is not None:
+            self._levels[key] = min(self._burst, bucket[0] + count), bucket[1]
+
     def _forget(self, now: float) -> None:
         full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
         for key in full:

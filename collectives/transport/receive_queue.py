@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.rate_limit import TokenBuckets
-from thinwire.swarm.messages.registry import Message, PeerId, Ready
+from thinwire.swarm.messages.registry import Activation, Message, PeerId, Ready, Route
 
 ANNOUNCED = 1024
 """Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
@@ -96,15 +96,17 @@ class ReceiveQueue:
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """Numbers of small frames that a peer may send: at once, a second, and for each of our rounds.
+    """Numbers of small frames that a peer may send, see FrameLimit.
 
-    See FrameLimit. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame
-    is not small.
+    They are those at once, a second, for each of our rounds, and for each route or activation of a pipeline that we send to
+    it. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not
+    small.
     """
 
     burst: int = 4096
     rate: float = 1000.0
     round: int = 64
+    micro_batch: int = 8
     pause: float = 0.1
     small: int = 64 << 10
 
@@ -113,7 +115,8 @@ class FrameLimit:
     """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
 
     A peer may send some at once, then some per second and for each announcement of ours: most frames belong to our rounds,
-    which no other peer can hasten. A link whose peer has sent more is not read for a while, so that the rest waits with the
+    which no other peer can hasten. In a pipeline it may also send some for each route and activation that it gets from us. A
+    link whose peer has sent more is not read for a while, so that the rest waits with the
     sender.
     """
 
@@ -133,8 +136,13 @@ class FrameLimit:
         """
         return payload >= self.limits.small or self._buckets.take(peer, now + self._ahead)
 
-    def sent(self, message: Message) -> None:
-        """Allow all peers the frames of a round if this is our announcement, the first time that it is sent."""
+    def sent(self, peer: PeerId, message: Message) -> None:
+        """Allow the frames that answer a message to a peer.
+
+        An announcement allows all peers the frames of a round, the first time that it is sent.
+        """
+        if isinstance(message, (Route, Activation)):
+            self._buckets.give(peer, self.limits.micro_batch)
         if not isinstance(message, Ready):
             return
         key = message.round, message.fragment, message.attempt, message.life

@@ -112,7 +112,7 @@ class SimTransport:
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room(packet.size):
             return False
-        self._frame_limit.sent(frame.message)
+        self._frame_limit.sent(link.other(self).peer_id, frame.message)
         pipe.uplink.send(pipe, packet)
         return True
 
@@ -124,7 +124,7 @@ class SimTransport:
         if pipe.waiters or pipe.full:
             return False
         packet = self._packer.pack(frame)
-        self._frame_limit.sent(frame.message)
+        self._frame_limit.sent(link.other(self).peer_id, frame.message)
         pipe.take(packet.size)
         pipe.uplink.send(pipe, packet)
         return True

@@ -263,7 +263,7 @@ class Link:
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to the link; return False if the link is lost."""
         kind = type(frame.message)
-        self._station.frame_limit.sent(frame.message)
+        self._station.frame_limit.sent(self.peer, frame.message)
         if kind.payload and not kind.signed:
             head = frames.encode(frame, None, self._station.run_id)
             writer = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
@@ -292,12 +292,13 @@ class Link:
             return False
         if kind.payload and not kind.signed:
             if (writer := self.stream_pool.idle(nbytes(frame.payload))) is not None:
+                self._station.frame_limit.sent(self.peer, frame.message)
                 writer.write(frames.encode(frame, None, self._station.run_id), frame.payload)
             return writer is not None
         if kind not in EXPRESS_KINDS or not self.sends_express:
             return False
         if (writer := self.stream_pool.express_writer()) is not None:
-            self._station.frame_limit.sent(frame.message)
+            self._station.frame_limit.sent(self.peer, frame.message)
             writer.post(self._station.head(frame))
         return writer is not None
 

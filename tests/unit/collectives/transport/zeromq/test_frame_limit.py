@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Ask, Chunk, Ping, Ready
+from thinwire.swarm.messages.registry import Activation, Ask, Chunk, Ping, Ready, Route
 
 ONE, TWO = bytes(32), bytes([1]) * 32
 FLOOD, BURST = 400, 40
@@ -32,12 +32,12 @@ def test_peer_may_send_a_burst_then_frames_at_a_rate_and_more_for_each_announcem
     assert taken(limit, ONE) == 50 and taken(limit, ONE) == 0
     assert taken(limit, TWO) == 50
     assert taken(limit, ONE, now=2.0) == 20
-    limit.sent(Ask(1, 0))
+    limit.sent(TWO, Ask(1, 0))
     assert taken(limit, ONE, now=2.0) == 0
-    limit.sent(ready(1))
+    limit.sent(TWO, ready(1))
     assert taken(limit, TWO, now=2.0) == 27 and taken(limit, ONE, now=2.0) == 7
     for number in range(50):
-        limit.sent(ready(2 + number))
+        limit.sent(TWO, ready(2 + number))
     assert taken(limit, ONE, now=2.0) == 50
 
 
@@ -45,14 +45,26 @@ def test_repeated_announcement_allows_nothing_more():
     """A peer may ask for it as often as it likes."""
     limit = FrameLimit(FrameLimits(burst=50, rate=10.0, round=7))
     for fragment in range(1024):
-        limit.sent(ready(1, fragment))
+        limit.sent(TWO, ready(1, fragment))
     assert taken(limit, ONE) == 50
     for _ in range(3):
         for fragment in range(1024):
-            limit.sent(ready(1, fragment))
+            limit.sent(TWO, ready(1, fragment))
     assert taken(limit, ONE) == 0
-    limit.sent(ready(2))
+    limit.sent(TWO, ready(2))
     assert taken(limit, ONE) == 7
+
+
+def test_pipeline_is_held_back_by_its_micro_batches_only():
+    """Two stages send four small frames for each micro-batch, however many there are a second."""
+    limit = FrameLimit(FrameLimits(burst=50, rate=NEVER))
+    for micro in range(10_000):
+        limit.sent(ONE, Route(1, micro % 64, 1, 4, 64, ()))
+        limit.sent(ONE, Activation(1, micro % 64, 1, False, 0))
+        assert all(limit.admits(ONE, 0.0) for _ in range(4))
+    assert taken(limit, ONE) == 46, "no more than the burst is saved up"
+    limit.sent(ONE, Route(1, 1, 1, 4, 64, ()))
+    assert taken(limit, TWO) == 50 and taken(limit, ONE) == 8
 
 
 def test_bulk_frames_with_large_payloads_are_not_counted():
