@@ -52,8 +52,8 @@ class Method:
     """Parts of one outer method.
 
     `replica`: class of a peer's outer state, `Replica` or one with its interface; `begin` makes the first state, with arguments
-    that differ by method. `session`: makes the rounds of a replica, `rounds`: the loop that trains between them. `codec`, `cut`:
-    encoding of contributions, and their chunks.
+    that differ by method. `session`: makes the rounds of a replica, `rounds`: the loop that trains between them. `codec` and
+    `cut`: encoding of contributions, and their chunks.
     """
 
     replica: type[Any]
