@@ -56,6 +56,7 @@ from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
 
 Result = TypeVar("Result")
+Made = TypeVar("Made", bound=Learner)
 
 
 def start(run: Path, config: Config, options: Options) -> int:
@@ -136,8 +137,8 @@ class Daemon:
         self._worker, self._second = ThreadPoolExecutor(1, "compute"), ThreadPoolExecutor(1, "digest")
         self._stopped_by = 0
         """Number of the first signal to stop; 0: none has come."""
-        self._computations: set[Future[Any]] = set()
-        """Functions that run in a worker thread, or wait for it."""
+        self._loading: Future[Any] | None = None
+        """Load of the model and the data, in the worker thread."""
         self._made: HostLearner | OriginLearner | None = None
         self._seat: Seat | None = None
         """Stage that the peer changes to, for which it has ended a lifecycle."""
@@ -192,7 +193,7 @@ class Daemon:
                 # first signal has no effect any more.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))
-            if self._stopped_by and self._computations and not self._peer.ready:
+            if self._stopped_by and self._loading is not None and not self._loading.done():
                 self._exit_at_once(self._stopped_by)  # A model that loads cannot be interrupted, and is not needed.
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)
@@ -247,17 +248,16 @@ class Daemon:
 
     async def _work(self, function: Callable[[], Result]) -> Result:
         """Run where computing is allowed: in the single worker thread."""
-        return await self._compute(self._worker, function)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     async def _beside(self, function: Callable[[], Result]) -> Result:
         """Run in a second thread, while the first one trains."""
-        return await self._compute(self._second, function)
+        return await asyncio.get_running_loop().run_in_executor(self._second, function)
 
-    async def _compute(self, worker: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
-        computation = worker.submit(function)
-        self._computations.add(computation)
-        computation.add_done_callback(self._computations.discard)
-        return await asyncio.wrap_future(computation)
+    async def _load(self, make: Callable[[], Made]) -> Made:
+        """Make the learner in the worker thread."""
+        self._loading = loading = self._worker.submit(make)
+        return await asyncio.wrap_future(loading)
 
     async def _begin(self, peer: Peer) -> bool:
         joins = await self._entry.begin(peer)
@@ -283,7 +283,7 @@ class Daemon:
             staged = await self._stage(manifest)
             if staged is not None:
                 return staged
-        made = await self._work(
+        made = await self._load(
             lambda: prepare(
                 manifest,
                 data=config.data,
@@ -335,6 +335,6 @@ class Daemon:
         # A peer whose stage was given stays there.
         fits = share(manifest, tokenizer.vocab, limit)[1] if options.stage is None else ()
         make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work, fits=fits)
-        made = await self._work(make)
+        made = await self._load(make)
         self._made = made
         return made

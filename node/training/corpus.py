@@ -14,6 +14,7 @@ import os
 import sysconfig
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +40,9 @@ FIRST_LINE, NEXT_LINE = 1.0, 5.0
 """Seconds until the first line of progress, and between two of them."""
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".bin")
+
+ABANDONED_SECONDS = 3600.0
+"""Seconds after the last write to an unfinished token file, after which it is removed."""
 
 _PIECE = 1 << 20  # bytes of text given to a tokenizer at once
 _NOT_SOURCE = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -253,6 +257,14 @@ def _walk(root: Path, without: Collection[str] = ()) -> Iterator[Path]:
                 yield file
 
 
+def _remove_abandoned(folder: Path, now: float) -> None:
+    """Remove unfinished files of processes that were killed: nothing has been written to them for long."""
+    for file in folder.glob("*.tmp"):
+        with suppress(FileNotFoundError):  # another process may remove it, too
+            if file.stat().st_mtime < now - ABANDONED_SECONDS:
+                file.unlink()
+
+
 def _unreadable(file: Path, error: OSError) -> DataError:
     return DataError(f"{file}: {error.strerror or error}", "check the file's permissions")
 
@@ -277,6 +289,7 @@ def _tokenize(text: _Text, tokenizer: Tokenizer, dtype: np.dtype[Any], target: P
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".tmp", dir=target.parent)
+    _remove_abandoned(target.parent, os.fstat(handle).st_mtime)
     try:
         with os.fdopen(handle, "wb") as stream:
             separator = tokenizer.separator.astype(dtype).tobytes()

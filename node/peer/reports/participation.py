@@ -44,12 +44,12 @@ class Participation:
         without a link to us. `group`: state of the group with which this peer holds the model; empty if it holds all of it.
         """
         counts = f"contributed to {self.contributed} of {self.rounds} rounds"
-        if unlinked:
-            return f"{counts}: {unlinked} other members have no link to it; `thinwire status --peers` gives the reasons"
         if group:
             return f"{counts}: its group was too slow, or a stage was missing for a while ({group})"
         known = [speed for speed in others if speed > 0]
         ratio = median(known) / own if known and own > 0 else 0.0
+        if unlinked and ratio < SLOWER:
+            return f"{counts}: no link to {unlinked} of the other members; `thinwire status --peers` gives the reasons"
         why = (
             f"this machine is {ratio:.1f} times slower than the others" if ratio >= SLOWER else "it is always too late"
         )

@@ -5,13 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from thinwire.node.training import corpus as corpus_module
-from thinwire.node.training.corpus import STANDARD_LIBRARY_LIMIT, Corpus, Progress, Source, open_corpus, source_of
+from thinwire.node.training.corpus import (
+    ABANDONED_SECONDS,
+    STANDARD_LIBRARY_LIMIT,
+    Corpus,
+    Progress,
+    Source,
+    open_corpus,
+    source_of,
+)
 from thinwire.node.training.models.tokenizer import Bytes, DataError
 
 
@@ -151,6 +160,18 @@ def test_concurrent_tokenization_leaves_one_complete_file(tmp_path: Path) -> Non
         thread.join()
     assert seen == [content + b"\n\n"] * 4
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_unfinished_files_of_killed_processes_are_removed_in_the_end(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "x.txt").write_text("some text")
+    old, fresh = tmp_path / "cache" / "tokens-0.u8x.tmp", tmp_path / "cache" / "tokens-1.u8x.tmp"
+    for file in (old, fresh):
+        file.write_bytes(b"half")
+    then = fresh.stat().st_mtime - ABANDONED_SECONDS - 60.0
+    os.utime(old, (then, then))
+    opened(tmp_path / "x.txt", tmp_path)
+    assert not old.exists() and fresh.exists()
 
 
 def test_long_lines_are_read_completely(tmp_path: Path) -> None:
