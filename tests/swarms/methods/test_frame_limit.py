@@ -3,7 +3,10 @@
 import pytest
 from kit.scenarios import peer, play, swarm_of
 from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
+from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network import transport
+
+from benchmarks.pipeline import pipeline
 
 FRAGMENTS = '[outer]\nmethod = "streaming"\nsync_every = 32\nfragments = 32\noverlap = 5\n'
 EVERY_STEP = "[outer]\nsync_every = 1\n"
@@ -26,3 +29,20 @@ def test_a_tenth_of_the_limit_is_enough_for_honest_peers(monkeypatch, manifest, 
     swarm = [peer(index, step=step, region="Oregon", up=1e8, down=1e8) for index in range(peers)]
     play(swarm_of(swarm, manifest, seconds=12.0, parameters=20_000), stall=None)
     assert len(admitted) > 10_000 and all(admitted)
+
+
+def test_a_tenth_of_the_limit_is_enough_for_a_pipeline_of_quick_stages(monkeypatch):
+    """Some five hundred micro-batches a second, of which each stage reports twice."""
+    limits, made = FrameLimits(), []
+    monkeypatch.setattr(transport, "FRAMES", FrameLimits(burst=limits.burst // 10, rate=limits.rate / 10))
+
+    def begin(self, limits, before=FrameLimit.__init__):
+        before(self, limits)
+        made.append(self)
+
+    monkeypatch.setattr(FrameLimit, "__init__", begin)
+    monkeypatch.setattr(pipeline, "STAGES", 2)
+    stages = [pipeline.Hollow(64) for _ in range(2)]
+    step = pipeline.step(stages, "rows(bits=8)", 64, 64, 2, rate=125e6, latency=0.0002, unit=0.0005, window=8, steps=40)
+    virtual_loop.run(step, seed=1, limit=1e6)
+    assert made and not any(one.pauses for one in made)
