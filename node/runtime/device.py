@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,15 +77,35 @@ def spare_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup"))
     import psutil
 
     spare = int(psutil.virtual_memory().available)
+    return min([spare, *(_left(group, spare) for group in _groups(cgroups, own))])
+
+
+def whole_memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes of memory and swap of the machine, or those that our groups may have, used or not."""
+    import psutil
+
+    memory, swap = int(psutil.virtual_memory().total), int(psutil.swap_memory().total)
+    return swap + min([memory, *(_limit(group, memory) for group in _groups(cgroups, own))])
+
+
+def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Yield the folders of our group and those around it."""
     try:
         named = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
-        return spare
+        return
     group = cgroups / named.strip("/")
     while group.is_relative_to(cgroups):
-        spare = min(spare, _left(group, spare))
+        yield group
         group = group.parent
-    return spare
+
+
+def _limit(cgroup: Path, none: int) -> int:
+    """Return the bytes that a group may use, `none` if it has no limit."""
+    try:
+        return min(none, int((cgroup / "memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return none
 
 
 def _left(cgroup: Path, spare: int) -> int:

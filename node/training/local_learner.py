@@ -12,7 +12,7 @@ import torch
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import Vector
 from thinwire.node.runtime.asyncio_extra import Work, at_once
-from thinwire.node.runtime.device import return_freed_memory, spare_memory
+from thinwire.node.runtime.device import return_freed_memory, whole_memory
 from thinwire.node.state.layout import Layout, layout_of
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.batches import (
@@ -258,7 +258,7 @@ def prepare(
             "--from does not apply to a run with [lora], whose first values are drawn from run.seed",
             "remove it: the base weights are those of the model that --model or the manifest names",
         )
-    check_memory(manifest, model, tokenizer.vocab, here, spare_memory())
+    check_memory(manifest, model, tokenizer.vocab, here, whole_memory())
     made, layout = with_all_hashes(
         manifest, tokenizer, lambda one: _first_model(one, tokenizer.vocab, model, here, threads, weights)
     )

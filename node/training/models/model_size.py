@@ -45,8 +45,8 @@ def size_of(manifest: Manifest, here: Path) -> ModelSize:
     return _size(manifest, model_setting(shape.kind, shape.name, here), vocab, here)
 
 
-def check_memory(manifest: Manifest, named: str, vocab: int, here: Path, spare: int) -> None:
-    """Raise DeviceError for a model whose weights alone need more than `spare` bytes of main memory.
+def check_memory(manifest: Manifest, named: str, vocab: int, here: Path, memory: int) -> None:
+    """Raise DeviceError for a model whose weights alone need more than the `memory` (bytes) here.
 
     named, vocab, here: see make_model. A function of the user is not called: only it knows what it allocates.
     """
@@ -54,10 +54,10 @@ def check_memory(manifest: Manifest, named: str, vocab: int, here: Path, spare: 
         return
     size = _size(manifest, named, vocab, here)
     count = size.parameters + size.frozen
-    if 4 * count > spare:
+    if 4 * count > memory:
         raise DeviceError(
-            f"the model has {count:,} parameters, whose fp32 values need {bytes_text(4 * count)}; {bytes_text(spare)} of "
-            "memory are left here",
+            f"the model has {count:,} parameters, whose fp32 values need {bytes_text(4 * count)}; this machine has "
+            f"{bytes_text(memory)} of memory",
             "train a smaller model, or let several peers hold it together (docs/guides/pipelines.md)",
         )
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from thinwire.node.runtime.device import return_freed_memory, spare_memory
+from thinwire.node.runtime.device import return_freed_memory, spare_memory, whole_memory
 
 CACHED = "anon 900\ninactive_file 96\nactive_file 50\n"
 
@@ -42,6 +42,17 @@ def test_memory_left_is_the_least_of_all_groups_above_this_process(tmp_path):
     (service / "memory.max").write_text("1500")
     assert spare_memory(tmp_path, own) == 500
     assert spare_memory(tmp_path, tmp_path / "none") > 1 << 20
+
+
+def test_whole_memory_is_that_of_the_machine_or_the_limit_of_a_group_whatever_is_used(tmp_path):
+    own, swap = tmp_path / "cgroup", psutil.swap_memory().total
+    own.write_text("0::/service\n")
+    (tmp_path / "service").mkdir()
+    assert whole_memory(tmp_path, own) == psutil.virtual_memory().total + swap
+    (tmp_path / "service" / "memory.max").write_text("4096\n")
+    assert whole_memory(tmp_path, own) == 4096 + swap
+    (tmp_path / "service" / "memory.max").write_text("max\n")
+    assert whole_memory(tmp_path, own) == psutil.virtual_memory().total + swap
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")

@@ -207,7 +207,7 @@ def test_plan_counts_a_model_of_the_user_or_names_the_flag(tmp_path: Path, capsy
 def test_model_whose_weights_do_not_fit_into_the_memory_is_an_error_before_any_is_used(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))  # the library's default: 6.7 billion
     large = parse('[model]\nkind = "hf"\nname = "."\n', "run.toml")
-    with pytest.raises(DeviceError, match="6,738,415,616 parameters.* 27.0 GB; 20.0 GB") as caught:
+    with pytest.raises(DeviceError, match="6,738,415,616 parameters.* 27.0 GB; this machine has 20.0 GB") as caught:
         check_memory(large, f"hf:{tmp_path}", 256, tmp_path, 20 * 10**9)
     assert caught.value.exit_code == 3
     check_memory(large, f"hf:{tmp_path}", 256, tmp_path, 27 * 10**9)
@@ -217,7 +217,7 @@ def test_model_whose_weights_do_not_fit_into_the_memory_is_an_error_before_any_i
 
 
 def test_daemon_with_too_large_a_model_ends_with_the_reason(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("thinwire.node.training.local_learner.spare_memory", lambda: 1000)
+    monkeypatch.setattr("thinwire.node.training.local_learner.whole_memory", lambda: 1000)
     (tmp_path / "run.toml").write_text('[run]\nname = "large"\n')
     code = main.main(["start", str(tmp_path / "run.toml"), "--home", str(tmp_path / "home"), "--port", "0"])
-    assert code == 3 and "of memory are left here" in capsys.readouterr().err
+    assert code == 3 and "this machine has 1.0 kB of memory" in capsys.readouterr().err
