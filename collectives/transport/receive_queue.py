@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.rate_limit import TokenBuckets
-from thinwire.swarm.messages.registry import Activation, Message, PeerId, Ready, Route
+from thinwire.swarm.messages.registry import Activation, Message, Passed, PeerId, Ready, Route, StateChunk
 
 ANNOUNCED = 1024
 """Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
+
+MUTUAL = (Route, Activation, Passed, StateChunk)
+"""Frames of pipelines and of the transfer of a state: a peer that gets one sends others in return."""
 
 _OVERHEAD = 1024
 """Bytes that an arrival takes besides its frame's, so that many small ones are bounded too."""
@@ -98,15 +101,15 @@ class ReceiveQueue:
 class FrameLimits:
     """Numbers of small frames that a peer may send, see FrameLimit.
 
-    They are those at once, a second, for each of our rounds, and for each route or activation of a pipeline that we send to
-    it. `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not
+    They are those at once, a second, for each of our rounds, and for each frame that we send to it in work for each other
+    (MUTUAL). `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not
     small.
     """
 
-    burst: int = 4096
-    rate: float = 1000.0
-    round: int = 64
-    micro_batch: int = 8
+    burst: int = 1024
+    rate: float = 250.0
+    round: int = 32
+    answers: int = 4
     pause: float = 0.1
     small: int = 64 << 10
 
@@ -115,8 +118,8 @@ class FrameLimit:
     """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
 
     A peer may send some at once, then some per second and for each announcement of ours: most frames belong to our rounds,
-    which no other peer can hasten. In a pipeline it may also send some for each route and activation that it gets from us. A
-    link whose peer has sent more is not read for a while, so that the rest waits with the
+    which no other peer can hasten. It may also send some for each frame that it gets from us in a pipeline
+    or a transfer of state. A link whose peer has sent more is not read for a while, so that the rest waits with the
     sender.
     """
 
@@ -141,8 +144,8 @@ class FrameLimit:
 
         An announcement allows all peers the frames of a round, the first time that it is sent.
         """
-        if isinstance(message, (Route, Activation)):
-            self._buckets.give(peer, self.limits.micro_batch)
+        if isinstance(message, MUTUAL):
+            self._buckets.give(peer, self.limits.answers)
         if not isinstance(message, Ready):
             return
         key = message.round, message.fragment, message.attempt, message.life

@@ -17,9 +17,11 @@ EVERY_STEP = "[outer]\nsync_every = 1\n"
     [(FRAGMENTS, 4, 0.02), (EVERY_STEP, 4, 0.02), ("[outer]\nsync_every = 4\n", 48, 0.3)],
     ids=["many fragments", "a round after each step", "many peers"],
 )
-def test_a_tenth_of_the_limit_is_enough_for_honest_peers(monkeypatch, manifest, peers, step):
+def test_half_of_the_limit_is_enough_for_honest_peers(monkeypatch, manifest, peers, step):
     limits, admitted = FrameLimits(), []
-    monkeypatch.setattr(transport, "FRAMES", FrameLimits(burst=limits.burst // 10, rate=limits.rate / 10))
+    monkeypatch.setattr(
+        transport, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
+    )
 
     def admits(self, peer, now, *, payload=0, before=FrameLimit.admits):
         admitted.append(before(self, peer, now, payload=payload))
@@ -31,18 +33,23 @@ def test_a_tenth_of_the_limit_is_enough_for_honest_peers(monkeypatch, manifest, 
     assert len(admitted) > 10_000 and all(admitted)
 
 
-def test_a_tenth_of_the_limit_is_enough_for_a_pipeline_of_quick_stages(monkeypatch):
+@pytest.mark.parametrize("count", [2, 4])
+def test_half_of_the_limit_is_enough_for_a_pipeline_of_quick_stages(monkeypatch, count):
     """Some five hundred micro-batches a second, of which each stage reports twice."""
     limits, made = FrameLimits(), []
-    monkeypatch.setattr(transport, "FRAMES", FrameLimits(burst=limits.burst // 10, rate=limits.rate / 10))
+    monkeypatch.setattr(
+        transport, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
+    )
 
     def begin(self, limits, before=FrameLimit.__init__):
         before(self, limits)
         made.append(self)
 
     monkeypatch.setattr(FrameLimit, "__init__", begin)
-    monkeypatch.setattr(pipeline, "STAGES", 2)
-    stages = [pipeline.Hollow(64) for _ in range(2)]
-    step = pipeline.step(stages, "rows(bits=8)", 64, 64, 2, rate=125e6, latency=0.0002, unit=0.0005, window=8, steps=40)
+    monkeypatch.setattr(pipeline, "STAGES", count)
+    stages = [pipeline.Hollow(64) for _ in range(count)]
+    step = pipeline.step(
+        stages, "rows(bits=8)", 64, 64, count, rate=125e6, latency=0.0002, unit=0.0005, window=8, steps=40
+    )
     virtual_loop.run(step, seed=1, limit=1e6)
     assert made and not any(one.pauses for one in made)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Activation, Ask, Chunk, Ping, Ready, Route
+from thinwire.swarm.messages.registry import Activation, Ask, Chunk, Ping, Ready, Route, StateChunk
 
 ONE, TWO = bytes(32), bytes([1]) * 32
 FLOOD, BURST = 400, 40
@@ -63,8 +63,12 @@ def test_pipeline_is_held_back_by_its_micro_batches_only():
         limit.sent(ONE, Activation(1, micro % 64, 1, False, 0))
         assert all(limit.admits(ONE, 0.0) for _ in range(4))
     assert taken(limit, ONE) == 46, "no more than the burst is saved up"
+    for index in range(100):  # one request for each chunk of a state
+        limit.sent(ONE, StateChunk(1, index))
+        assert limit.admits(ONE, 0.0)
+    taken(limit, ONE)
     limit.sent(ONE, Route(1, 1, 1, 4, 64, ()))
-    assert taken(limit, TWO) == 50 and taken(limit, ONE) == 8
+    assert taken(limit, TWO) == 50 and taken(limit, ONE) == 4
 
 
 def test_bulk_frames_with_large_payloads_are_not_counted():
