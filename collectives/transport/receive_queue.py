@@ -1,21 +1,12 @@
-"""Queue of received frames: control before bulk, each bounded in bytes; a limit of small frames."""
+"""Queue of received frames: control before bulk, each bounded in bytes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from thinwire.collectives.transport.interface import Arrival
-from thinwire.collectives.transport.rate_limit import TokenBuckets
-from thinwire.swarm.messages.registry import Activation, Message, Passed, PeerId, Ready, Route, StateChunk
-
-ANNOUNCED = 1024
-"""Announcements that are remembered: as many as the fragments of a run, which each have one at a time."""
-
-MUTUAL = (Route, Activation, Passed, StateChunk)
-"""Frames of pipelines and of the transfer of a state: a peer that gets one sends others in return."""
 
 _OVERHEAD = 1024
 """Bytes that an arrival takes besides its frame's, so that many small ones are bounded too."""
@@ -95,62 +86,3 @@ class ReceiveQueue:
             self._something.clear()
             await self._something.wait()
         raise RuntimeError("the transport is closed")
-
-
-@dataclass(frozen=True, slots=True)
-class FrameLimits:
-    """Numbers of small frames that a peer may send, see FrameLimit.
-
-    They are those at once, a second, for each of our rounds, and for each frame that we send to it in work for each other
-    (MUTUAL). `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not
-    small.
-    """
-
-    burst: int = 1024
-    rate: float = 250.0
-    round: int = 32
-    answers: int = 4
-    pause: float = 0.1
-    small: int = 64 << 10
-
-
-class FrameLimit:
-    """Limit of the small frames of each peer: control messages, and bulk frames with few bytes of payload.
-
-    A peer may send some at once, then some per second and for each announcement of ours: most frames belong to our rounds,
-    which no other peer can hasten. It may also send some for each frame that it gets from us in a pipeline
-    or a transfer of state. A link whose peer has sent more is not read for a while, so that the rest waits with the
-    sender.
-    """
-
-    def __init__(self, limits: FrameLimits) -> None:
-        self.limits = limits
-        self.pauses: Counter[PeerId] = Counter()
-        """Number of such pauses of each peer."""
-        self._buckets = TokenBuckets(limits.burst, limits.rate)
-        self._ahead = 0.0
-        """Seconds for which the buckets have been filled in advance."""
-        self._announced: dict[tuple[int, int, int, bytes], None] = {}
-
-    def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
-        """Count a frame that has come; return False if it is one too many.
-
-        `payload`: its bytes of payload if it is bulk.
-        """
-        return payload >= self.limits.small or self._buckets.take(peer, now + self._ahead)
-
-    def sent(self, peer: PeerId, message: Message) -> None:
-        """Allow the frames that answer a message to a peer.
-
-        An announcement allows all peers the frames of a round, the first time that it is sent.
-        """
-        if isinstance(message, MUTUAL):
-            self._buckets.give(peer, self.limits.answers)
-        if not isinstance(message, Ready):
-            return
-        key = message.round, message.fragment, message.attempt, message.life
-        if key not in self._announced:
-            self._ahead += self.limits.round / self.limits.rate
-            self._announced[key] = None
-            if len(self._announced) > ANNOUNCED:
-                del self._announced[next(iter(self._announced))]

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
+from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, Admit, Arrival, Contact, Lent
-from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink

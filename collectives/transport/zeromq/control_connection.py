@@ -15,9 +15,10 @@ from thinwire.collectives.blocking_work import Workers
 from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.circuits.circuits import Circuits
+from thinwire.collectives.transport.frame_limit import FrameLimit
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.receive_queue import FrameLimit, ReceiveQueue
+from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left

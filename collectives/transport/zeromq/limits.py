@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
-from thinwire.collectives.transport.receive_queue import FrameLimits
+from thinwire.collectives.transport.frame_limit import FrameLimits
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 
 

@@ -66,6 +66,15 @@ async def circuit(**options: float) -> tuple[Swarm, SimTransport, SimTransport, 
     return swarm, relay, a, b, len(swarm.frames[b.peer_id])
 
 
+async def circuit_with_two_relays() -> tuple[Swarm, SimTransport, SimTransport, SimTransport]:
+    """Return a swarm, the relay in use of two, and two ends with a circuit through it."""
+    swarm = Swarm("none", "none", "symmetric", "restricted")
+    *relays, a, b = swarm.peers
+    await swarm.links(relays, [a, b])
+    assert await a.send(b.peer_id, GOSSIP)
+    return swarm, next(one for one in relays if one.peer_id == a.relay_of(b.peer_id)), a, b
+
+
 def play(work: Callable[[], Awaitable[None]], limit: float = 600.0) -> None:
     async def main() -> None:
         await work()
@@ -148,11 +157,7 @@ def test_two_peers_behind_translators_use_a_circuit() -> None:
 
 def test_when_a_relay_dies_another_one_is_chosen() -> None:
     async def work() -> None:
-        swarm = Swarm("none", "none", "symmetric", "restricted")
-        *relays, a, b = swarm.peers
-        await swarm.links(relays, [a, b])
-        assert await a.send(b.peer_id, GOSSIP)
-        first = next(one for one in relays if one.peer_id == a.relay_of(b.peer_id))
+        swarm, first, a, b = await circuit_with_two_relays()
         swarm.net.kill(first.peer_id)
         await asyncio.sleep(0.1)
         ends = [end for end in swarm.lost if first.peer_id not in end[:2]]
@@ -186,11 +191,7 @@ def test_circuit_through_a_stopped_relay_breaks_in_the_end() -> None:
 
 def test_links_over_a_relay_that_is_dead_for_membership_end_at_once() -> None:
     async def work() -> None:
-        swarm = Swarm("none", "none", "symmetric", "restricted")
-        *relays, a, b = swarm.peers
-        await swarm.links(relays, [a, b])
-        assert await a.send(b.peer_id, GOSSIP)
-        first = next(one for one in relays if one.peer_id == a.relay_of(b.peer_id))
+        swarm, first, a, b = await circuit_with_two_relays()
         swarm.net.pause(first.peer_id)
         for end in (a, b):
             end.leave_relay(first.peer_id)

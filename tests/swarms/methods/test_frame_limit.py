@@ -2,7 +2,7 @@
 
 import pytest
 from kit.scenarios import peer, play, swarm_of
-from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
+from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network import transport
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import Backoff
-from thinwire.collectives.transport.receive_queue import FrameLimits
+from thinwire.collectives.transport.frame_limit import FrameLimits
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network import transport
 from thinwire.swarm.frame import Frame

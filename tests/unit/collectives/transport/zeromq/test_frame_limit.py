@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from thinwire.collectives.transport.receive_queue import FrameLimit, FrameLimits
+from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Activation, Ask, Chunk, Ping, Ready, Route, StateChunk
 
