@@ -1,8 +1,7 @@
 """Frames: a fixed header, one msgpack message, a signature for control messages, raw payload bytes.
 
-A frame is the only thing on a wire. The header tells a receiver how many bytes follow; `parse_header` refuses any
-length above the limit of the message's type, so that a false length causes no allocation. Then `decode` checks
-signature, structure and values.
+All bytes on a link are frames. The header states how many bytes follow; `parse_header` refuses any length above the limit of
+the message's type, so that a false length causes no allocation. Then `decode` checks signature, structure and values.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class VersionError(FrameError):
     """Error for a peer that uses another version of the protocol, `theirs`."""
 
     def __init__(self, theirs: int) -> None:
-        super().__init__(f"peer speaks protocol version {theirs}, we speak {VERSION}")
+        super().__init__(f"the peer uses protocol version {theirs}, we use {VERSION}")
         self.theirs = theirs
 
 
@@ -144,13 +143,13 @@ def decode(
     *,
     public_key: bytes | None,
     run_id: bytes,
-    later: bool = False,
+    verify_later: bool = False,
     digest: bytes = b"",
 ) -> Frame:
     """Check and decode one frame from `rest` (`header.rest` bytes) and `payload` (not copied).
 
     public_key: Ed25519 key of the authenticated sender; None stands for a stranger, who may send unsigned types only.
-    later: the caller knows the sender and checks the signature itself with `verify_message`. digest: blake3 of a bulk
+    verify_later: the caller knows the sender and checks the signature itself with `verify_message`. digest: blake3 of a bulk
     payload, if the caller has it. Raises FrameError and no other error, whatever the bytes.
     """
     kind = header.kind
@@ -164,7 +163,7 @@ def decode(
             raise FrameError(f"{kind.__name__} from a stranger")
         if kind.statement is not Message.statement:
             message = _parse(kind, body)  # The signed statement follows from the content.
-        if not later:
+        if not verify_later:
             parts = _stated(message, body, payload, run_id) if message else _parts(kind, body, payload, run_id)
             if not verify(public_key, _DOMAIN, signature, *parts):
                 raise FrameError(f"bad signature of {kind.__name__}")

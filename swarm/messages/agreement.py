@@ -16,13 +16,12 @@ from thinwire.swarm.messages.proposal import MAX_FAREWELLS, Ballot, Bits, Farewe
 MAX_PROPOSALS = 16
 """Maximum number of earlier proposals of a round that one justification may contain."""
 
-
 Keys = Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP + MAX_FAREWELLS)]
 """Public keys, Ed25519. A peer id is the hash of a key, so they need no other proof."""
 
 
 class Prepare(Message, frozen=True):
-    """Question of a proposer with a higher ballot: what has been voted for so far?"""
+    """Question of a proposer with a higher ballot: which proposal has the receiver voted for so far?"""
 
     round: U32
     fragment: U16
@@ -86,9 +85,7 @@ class Propose(Message, frozen=True):
 class Leave(Message, frozen=True):
     """Farewell of a member in one round, with the proposal that it voted for, if any.
 
-    Other peers pass it on.
-
-    round, fragment, lineage: the round in progress.
+    Other peers relay it. round, fragment, lineage: the round in progress.
     """
 
     limit: ClassVar[int] = 83_400
@@ -103,8 +100,8 @@ class Leave(Message, frozen=True):
 class Blame(Message, frozen=True):
     """Report to the leader that the sender cannot make progress because of `peer`.
 
-    said: what `peer` has announced to the sender, if the proposal names another announcement with this number. Then it goes to
-    all peers, because it is evidence for those with the other one.
+    said: the announcement that `peer` has sent to the sender, if the proposal names another one with the same number. Then the
+    message goes to all peers, because it is evidence for those that have the other announcement.
     """
 
     round: U32
@@ -163,10 +160,10 @@ class ResultClaim(Message, frozen=True):
 
 
 class Verdict(Message, frozen=True):
-    """Statement that `owner` has signed a false result of chunk `index`, by the sender's own computation.
+    """Statement that `owner` has signed a false result of chunk `index`.
 
-    Or the sender has excluded the owner, because a quorum of the members has sent this verdict. See
-    node/outer/verification/owner_audits.py.
+    The sender has computed the result itself, or has excluded the owner because a quorum of the members has sent this verdict.
+    See node/outer/verification/owner_audits.py.
     """
 
     round: U32
@@ -181,8 +178,8 @@ class Vote(Message, frozen=True, tag=16):
 
     `digest` is blake3 over the hashes of all results in chunk order. `proposal_digest` is blake3 of the proposal voted
     for, so that a certificate covers the participants and not only the results. Without a digest it is no vote, but the
-    statement of the leader that it proposes this (`Proposal.seal`). `lineage`: see `Fork`. Its number precedes the
-    fields, because evidence has either.
+    statement of the leader that it proposes this (`Proposal.seal`). `lineage`: see `Fork`. The number of its message type
+    precedes the fields, because evidence contains a Vote or an Announced.
     """
 
     round: U32

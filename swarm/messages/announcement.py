@@ -14,8 +14,10 @@ SPAN_PREFIX = 8
 """Bytes of an id that name a peer in a Span; finding two ids with equal prefixes takes 2**64 tries."""
 
 MAX_SPANS = 24
+"""Maximum number of links in one announcement."""
 
 MAX_STEP = 240
+"""Highest step of a round-trip time or a rate, see quantized_links.py."""
 
 MAX_ENDORSED = 64
 """Maximum number of peers on trial at a peer, and that one announcement endorses.
@@ -65,8 +67,7 @@ class Ready(Message, frozen=True, dict=True):
     that the sender shares with all peers of the same site; empty means none. `spans`: its measured links to some peers,
     with preference to the nearest. `life` is the sender's (see `Proposal.lives`); empty in rounds without votes.
     `endorses`: peers on trial that may become members, in the opinion of the sender; `distrusts`: peers whose contributions
-    should not count.
-    See Electorate.uncounted.
+    should not count, see Electorate.uncounted.
     """
 
     limit: ClassVar[int] = 45_000
@@ -96,7 +97,7 @@ class Ready(Message, frozen=True, dict=True):
         return blake3.blake3(msgspec.msgpack.encode(self)).digest()
 
     def statement(self) -> Announced:
-        """Return what the sender signs: two of these with one number are evidence, and short."""
+        """Return the statement that the sender signs: short, because two of them with one number are evidence."""
         return Announced(self.round, self.fragment, self.attempt, self.life, self.digest)
 
 

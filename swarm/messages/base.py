@@ -2,8 +2,8 @@
 
 A message is a frozen struct, encoded as a fixed-order msgpack array, so that one message has one encoding and a
 signature can be checked by encoding again. The schema bounds numbers, lengths and counts; `frame.decode` checks the
-limits of the type before it allocates anything. The messages are defined in `agreement`, `allreduce`, `data`,
-`membership` and `pipeline`, their numbers in `registry`.
+limits of the type before it allocates anything. The other modules of this folder define the messages, and `registry` has
+their numbers.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Commit with what proves it to a peer that does not know its members.
+    """Commit, and the members of its round with keys that prove it to a peer that knows none of them.
 
     members (by seniority), lives: electorate of the round, which `Proposal.electorate` names. keys: of the voters and of the
     members that left with a farewell.
@@ -82,7 +82,7 @@ class Certificate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 class ChainEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """One lineage in a chain: its beginning, and certificates that prove its members.
 
-    The last certificate has its newest round.
+    The last certificate is that of the lineage's newest round.
     """
 
     fork: Fork

@@ -66,8 +66,8 @@ PIECE = 1 << 16
 class Observe(Message, frozen=True):
     """Question of a stranger or member: from which address does this gate see it?
 
-    `port`: port at which the gate shall visit it in return, at the address that it sees; 0: no visit. `size`: bytes of
-    ballast wanted, in whole pieces, to measure a rate.
+    `port`: port of the sender to which the gate is to connect in return, at the address that it sees; 0: none. `size`: bytes
+    of ballast wanted, in whole pieces, to measure a rate.
     """
 
     limit: ClassVar[int] = 128
@@ -80,10 +80,10 @@ class Observe(Message, frozen=True):
 
 
 class Observed(Message, frozen=True):
-    """Answer to Observe: the visitor's `address` ("host:port") as seen here.
+    """Answer to Observe: the `address` ("host:port") from which the gate sees the sender of the question.
 
-    `wall`: our clock in unix seconds. `reached`: whether a gate with the visitor's transport key answered at the port
-    in question; None: not tried. All of this is a claim of one peer.
+    `wall`: clock of the gate in unix seconds. `reached`: whether a gate with the transport key of that peer answered at the
+    port in question; None: not tried. All of this is a claim of one peer.
     """
 
     limit: ClassVar[int] = BALLAST + 256

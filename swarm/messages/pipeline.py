@@ -103,7 +103,7 @@ class GradientSummary(Message, frozen=True):
 class Apply(Message, frozen=True):
     """Origin → stage: apply the inner step.
 
-    The gradient is divided by `divisor` and multiplied by `factor` (clipping).`divisor` 0 means that the gradient is
+    The gradient is divided by `divisor` and multiplied by `factor` (clipping). `divisor` 0 means that the gradient is
     discarded. `loss`: mean of the step's micro-batches in nats per token, for display.
     """
 

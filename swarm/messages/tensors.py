@@ -81,8 +81,8 @@ class Fetch(Message, frozen=True):
     Without `indices`, it is a request for what a vote for the results needs: the claims of their owners (`ResultClaim`) and
     the announcements of the contributors (`ShownReady`).
 
-    digest: of all results of the round, which may have been committed; or the name of the receiver's contribution, or of
-    those that prove its verdict, which members ask for to score or to audit (`name_of` in
+    digest: of all results of the round, which may have been committed; or the name of the receiver's contribution, which
+    members score; or the name of the contributions that prove its verdict, which members audit (`name_of` in
     node/outer/verification/own_contributions.py).
     """
 
@@ -100,7 +100,7 @@ class Fetch(Message, frozen=True):
 class StateAsk(Message, frozen=True):
     """Request for an offer of the state of one fragment after its last committed round.
 
-    `copy`: ask for a backup copy of the state, because all of its holders are gone.
+    `copy`: ask for a backup copy of the state, because all of its holders have departed.
     """
 
     fragment: U16 = 0

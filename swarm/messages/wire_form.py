@@ -64,7 +64,7 @@ def proofs_of(voters: bytes, signatures: bytes, table: tuple[bytes, ...]) -> tup
 
 
 PACKED: dict[type, type[msgspec.Struct]] = {Proposal: PackedProposal, Commit: PackedCommit}
-"""Types with another wire form, and these."""
+"""Type of a message part -> its wire form, for types whose wire form has other fields."""
 
 _FORMS: dict[type, Any] = dict(PACKED)
 """Wire form of each type that contains proposals.
@@ -73,6 +73,7 @@ It has the same fields, in their wire forms, except for PACKED.
 """
 
 _CONTENTS: dict[Any, type] = {}
+"""Wire form -> type; the inverse of _FORMS, except for PACKED."""
 
 
 def _form(hint: Any) -> Any:
@@ -113,7 +114,7 @@ def decode(kind: type[Kind], body: bytes) -> Kind:
     """Return a message of this kind, or a chain. Raises ValueError and the errors of the decoder."""
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
-    found: Kind = _unpacked(_decoders[kind].decode(body))
+    found: Kind = unpack(_decoders[kind].decode(body))
     return found
 
 
@@ -123,11 +124,6 @@ def decode_packed(kind: Any, body: bytes) -> Any:
     Raises the errors of the decoder.
     """
     return _decoders[kind].decode(body)
-
-
-def unpack(value: Any) -> Any:
-    """Return a part of a message that is in its wire form. Raises ValueError if that is another one."""
-    return _unpacked(value)
 
 
 def _packed(value: Any) -> Any:
@@ -142,13 +138,17 @@ def _packed(value: Any) -> Any:
     return value
 
 
-def _unpacked(value: Any) -> Any:
+def unpack(value: Any) -> Any:
+    """Return a message, or a part of one, from its wire form.
+
+    Raises ValueError for another encoding of the same content.
+    """
     if isinstance(value, PackedProposal):
         return value.open()
     if isinstance(value, PackedCommit):
         return value.commit()
     if isinstance(value, tuple):
-        return tuple(map(_unpacked, value))
+        return tuple(map(unpack, value))
     if type(value) in _CONTENTS:
-        return _CONTENTS[type(value)](*(_unpacked(getattr(value, name)) for name in value.__struct_fields__))
+        return _CONTENTS[type(value)](*(unpack(getattr(value, name)) for name in value.__struct_fields__))
     return value

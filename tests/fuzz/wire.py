@@ -76,7 +76,7 @@ def _frames() -> Target:
         head = HEADER.pack(MAGIC, VERSION, NUMBERS[kind], 0, len(body), 0)
         try:
             header = frame.parse_header(head)
-            found = frame.decode(header, rest, b"", public_key=bytes(32), run_id=RUN, later=True)
+            found = frame.decode(header, rest, b"", public_key=bytes(32), run_id=RUN, verify_later=True)
         except FrameError as error:
             raise CodecError(str(error)) from None
         assert type(found.message) is kind and wire_form.encode(found.message) == body

@@ -368,7 +368,7 @@ class Link:
             public_key, run_id = self._record.public_key, self._station.run_id
             later = later and header.kind not in PROOFS
             frame = frames.decode(
-                header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, later=later
+                header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, verify_later=later
             )
         except UnknownType as error:
             if not error.optional:

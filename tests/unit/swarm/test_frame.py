@@ -228,7 +228,7 @@ def test_length_above_type_limit_is_refused(kind):
 def test_header_of_other_protocol_version_or_type_is_refused():
     with pytest.raises(FrameError, match="not a thinwire"):
         parse_header(b"GET / HTTP/1.1\r\n")
-    with pytest.raises(VersionError, match=f"version {VERSION + 1}, we speak {VERSION}") as version:
+    with pytest.raises(VersionError, match=f"version {VERSION + 1}, we use {VERSION}") as version:
         parse_header(HEADER.pack(MAGIC, VERSION + 1, 1, 0, 1, 0))
     assert version.value.theirs == VERSION + 1
     for flags, optional in ((0, False), (1, True)):
