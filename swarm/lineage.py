@@ -10,8 +10,8 @@ not change while lineages continue. That both have continued as far as they clai
 - A lineage that has not continued gives way to those that were founded from it: they contain it.
 - Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members
   among the founders, then the one with the most senior of these. No peer can forge that by making more keys. Then follow
-  the number of founders, a lineage that other peers have joined, and the older lives. So the first lineage counts if a peer
-  founds it again alone, because it has lost its folder or its last rounds.
+  the number of founders, a lineage that other peers have joined, and the older lives. So a lineage prevails over the one
+  that a peer founds again alone because it has lost its folder or its last rounds.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def descends(chain: Chain, lineage: bytes) -> bool:
 def contains(chain: Chain, lineage: bytes, round: int) -> bool:
     """Return True if `round` of `lineage` is in the history that `chain` proves, or will be.
 
-    The rounds of a parent lineage after a fork do not.
+    Rounds of a parent lineage after the fork are not.
     """
     forks = [entry.fork for entry in chain]
-    after = {name_of_fork(one): next.round for one, next in pairwise(forks)}
-    return lineage == lineage_of(chain) or (lineage in after and round <= after[lineage])
+    ends = {name_of_fork(one): next.round for one, next in pairwise(forks)}
+    return lineage == lineage_of(chain) or (lineage in ends and round <= ends[lineage])
 
 
 def founded_by(chain: Chain, parent: bytes, peer: PeerId, life: bytes) -> bool:
-    """Return True if this life has founded a lineage in `parent` that the lineage of `chain` continues.
+    """Return True if this life of a peer has founded a lineage in `parent` that is part of `chain`.
 
-    It then has no vote in `parent` any more, and has not voted in the lineage yet.
+    It then has no vote in `parent` any more.
     """
-    pairs = zip(chain, chain[1:], strict=False)
+    pairs = pairwise(chain)
     return any(name_of_fork(one.fork) == parent and (peer, life) in founders_of(next.fork) for one, next in pairs)
 
 
@@ -86,7 +86,7 @@ def shared(one: Chain, other: Chain) -> int:
 
 
 def prevails(chain: Chain, over: Chain) -> bool:
-    """Return True if the lineage of `chain` is another one than that of `over`, and prevails over it."""
+    """Return True if the lineage of `chain` differs from that of `over` and prevails over it."""
     common = shared(chain, over)
     if not chain or len(chain) == len(over) == common:
         return False
@@ -118,8 +118,8 @@ def _rank(entry: ChainEntry) -> tuple[int, int, int, int, bool, int, bytes]:
 def by_strangers(parent: ChainEntry, child: ChainEntry) -> bool:
     """Return True if no founder of `child` is a member of its parent, which has committed a round.
 
-    They can only have what the parent lineage published, so they must not take over its members or its newcomers. A lost
-    pipeline stage is made again by strangers, too, but with a later round than its last one.
+    Such founders can only have the state that the parent lineage published, so they must not take over its members or its
+    newcomers. Strangers also recover a lost pipeline stage, but with a later round than the last one of its lineage.
     """
     fork = child.fork
     return 0 < fork.round == newest_round(parent) and set(fork.members).isdisjoint(fork.before)

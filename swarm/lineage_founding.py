@@ -37,7 +37,7 @@ class Founding:
         """Statements of peers about the same state, and their signatures."""
         self._excluded: set[PeerId] = set()
         self.until: float | None = None
-        """Time until which silent members are waited for; None before our first statement."""
+        """Time until which members without a statement are waited for; None before our first one."""
         self._settled = False
 
     def on_message(self, sender: PeerId, message: Found, signature: bytes) -> bool:
@@ -48,10 +48,10 @@ class Founding:
             return True
         return False
 
-    def state(self, now: float, live: Collection[PeerId], silent: Collection[PeerId], settle: float) -> Found | None:
-        """Return our statement if it is new. live: reachable peers. silent: members without a statement.
+    def update(self, now: float, live: Collection[PeerId], silent: Collection[PeerId], settle: float) -> Found | None:
+        """Return our statement about the present founders, or None if it has not changed.
 
-        settle: seconds for which members are waited for.
+        live: reachable peers. silent: members that are not waited for. settle: seconds for which the others are.
         """
         if self.until is None:
             self.until = now + settle
@@ -81,8 +81,8 @@ class Founding:
     def _names(self, one: PeerId, peer: PeerId) -> bool:
         return peer in self.stated[one][0].members
 
-    def began(self, fork: Fork) -> bool:
-        """Return True if a fork is one that we have stated."""
+    def has_stated(self, fork: Fork) -> bool:
+        """Return True if our last statement names the base and the founders of this fork."""
         own = self.stated.get(self.me)
         return own is not None and (fork.base, fork.members) == (self.base, own[0].members)
 

@@ -59,7 +59,7 @@ def chain_of(options: argparse.Namespace, turn: int, run_id: bytes) -> Chain:
     founding = Founding(
         founder.peer_id, 0, 0, bytes(32), (), lives[founder.peer_id], sign, lambda peer: founder.public_key
     )
-    founding.state(0.0, (), (), 0.0)
+    founding.update(0.0, (), (), 0.0)
     assert founding.fork is not None
     chain, members = founded((), founding.fork), {founder.peer_id: founder}
     for change in range(changes + 1):

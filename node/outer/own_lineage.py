@@ -58,7 +58,7 @@ class OwnLineage:
         founding, ours = self._founding, self._replica.chain
         self._founding, self._missing = None, (0, 0.0)
         self._quorum_wait.end()
-        if ours and founding is not None and founding.began(ours[-1].fork):
+        if ours and founding is not None and founding.has_stated(ours[-1].fork):
             report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
 
     def on_found(self, peer: PeerId, message: Found, signature: bytes) -> None:
@@ -95,7 +95,7 @@ class OwnLineage:
         if not agreement.abstain():
             return  # The disk must remember that this peer votes no more in the parent lineage.
         self._own_founding.life = self._votes.life  # It is another one if the disk has failed meanwhile.
-        found = self._own_founding.state(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
+        found = self._own_founding.update(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
         if found is not None:
             for peer in sorted(self._live):
                 self._send_queue.control(peer, found)
@@ -173,7 +173,7 @@ def continue_alone(
         lambda message: sign_message(message, b"", identity, run_id),
         lambda peer: identity.public_key,
     )
-    founding.state(0.0, (), (), 0.0)
+    founding.update(0.0, (), (), 0.0)
     fork = founding.fork
     assert fork is not None
     replica.found(fork)

@@ -47,7 +47,7 @@ class Group:
         """Let a peer state the founders that it sees, unless its lineage has begun."""
         if me in self.begun:
             return
-        if (found := self.parts[me].state(self.now, self.live(me), (), SETTLE)) is not None:
+        if (found := self.parts[me].update(self.now, self.live(me), (), SETTLE)) is not None:
             self.bag += [(me, to, found) for to in self.live(me) if to in self.parts]
         if (fork := self.parts[me].fork) is not None:
             self.begun[me] = fork
@@ -112,7 +112,7 @@ def test_founders_without_a_member_learn_of_each_other_before_they_begin():
     peers, live = (CAT, DAN, EVE, FAY), {CAT, DAN, EVE, FAY}
     parts = {me: founding(me, BASE, (ANN,)) for me in peers}
     for tick in range(5):
-        said = {me: part.state(tick * SETTLE / 4, live - {me}, (), SETTLE) for me, part in parts.items()}
+        said = {me: part.update(tick * SETTLE / 4, live - {me}, (), SETTLE) for me, part in parts.items()}
         assert tick == 4 or not any(part.fork for part in parts.values())
         for me, found in said.items():
             for part in parts.values():
@@ -131,7 +131,7 @@ def test_lone_founder_that_is_no_member_begins_after_the_settle_time():
 def test_lineage_begins_only_when_all_founders_have_stated_the_same():
     one = founding(ANN, BASE, IDS)
     assert one.fork is None
-    one.state(0.0, {BEN, CAT}, (), SETTLE)
+    one.update(0.0, {BEN, CAT}, (), SETTLE)
     for peer, members, complete in (
         (BEN, (ANN, BEN, CAT), False),
         (CAT, (ANN, CAT), False),
@@ -145,11 +145,11 @@ def test_lineage_begins_only_when_all_founders_have_stated_the_same():
 
 def test_statement_is_repeated_only_if_it_changes():
     one = founding(ANN, BASE, (ANN, BEN))
-    assert one.state(0.0, {BEN}, (), SETTLE) == Found(7, 0, BASE, (ANN, BEN), life(ANN))
-    assert one.state(0.1, {BEN}, (), SETTLE) is None
-    assert one.state(0.2, {BEN, CAT}, (), SETTLE) is None, "no member, and has stated nothing"
+    assert one.update(0.0, {BEN}, (), SETTLE) == Found(7, 0, BASE, (ANN, BEN), life(ANN))
+    assert one.update(0.1, {BEN}, (), SETTLE) is None
+    assert one.update(0.2, {BEN, CAT}, (), SETTLE) is None, "no member, and has stated nothing"
     one.on_message(CAT, Found(7, 0, BASE, (CAT,), life(CAT)), b"s")
-    assert one.state(0.3, {BEN, CAT}, (), SETTLE) == Found(7, 0, BASE, (ANN, BEN, CAT), life(ANN))
+    assert one.update(0.3, {BEN, CAT}, (), SETTLE) == Found(7, 0, BASE, (ANN, BEN, CAT), life(ANN))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -163,7 +163,7 @@ def test_silent_member_is_dropped_after_the_settle_time(seed):
 
 def test_member_that_is_known_to_be_silent_is_not_waited_for():
     one = founding(ANN, BASE, (ANN, BEN))
-    assert one.state(0.0, {BEN}, {BEN}, SETTLE).members == (ANN,)
+    assert one.update(0.0, {BEN}, {BEN}, SETTLE).members == (ANN,)
 
 
 @pytest.mark.parametrize("seed", range(10))
