@@ -222,7 +222,7 @@ class CatchUp:
         """Live members of the last round that we know, ours or the one whose commit we have."""
         commit = self._current().agreement.commit
         members = self._replica.members if commit is None else commit.proposal.members
-        return [p for p in members if p != self._me and p not in self.gone and self._roster.peers.alive(p)]
+        return [p for p in members if p != self._me and p not in self.gone and self._roster.peers.is_live(p)]
 
     def _give_way(self, current: Round) -> None:
         self.behind.set()

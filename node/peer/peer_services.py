@@ -183,7 +183,7 @@ class PeerServices:
             self._report.speed,
             speeds,
             balancing=getattr(peer.manifest.outer, "step_balancing", ""),
-            unlinked=sum(peer.session.roster.peers.alive(one) for one in others - peer.session.live),
+            unlinked=sum(peer.session.roster.peers.is_live(one) for one in others - peer.session.live),
             group=self._report.group(),
         )
         self._report.emit("alarm", {"detail": text})
@@ -218,7 +218,7 @@ class PeerServices:
         session = peer.session
         while self._now() < until:
             if not any(
-                session.roster.peers.alive(other) and session.roster.peers.progress_of(other) < mine
+                session.roster.peers.is_live(other) and session.roster.peers.progress_of(other) < mine
                 for other in session.live
             ):
                 return

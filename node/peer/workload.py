@@ -55,7 +55,7 @@ class Workload:
         are gone.
         """
         members, roster = self._replica.members, self._session.roster
-        orphaned = not any(peer == self._me or roster.peers.alive(peer) for peer in members)
+        orphaned = not any(peer == self._me or roster.peers.is_live(peer) for peer in members)
         return int(self.gathers or (orphaned and self._replica.ledger is not None))
 
     def over(self, rounds: int) -> bool:

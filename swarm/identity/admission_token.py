@@ -102,10 +102,11 @@ def preferred(stored: bytes, offered: bytes, peer: PeerId, wall: float) -> bytes
     return stored if usable and (not theirs or ours[-1].further > theirs[-1].further) else offered
 
 
-def touches(token: bytes, peer: PeerId, target: bytes) -> bool:
+def is_revoked(token: bytes, peer: PeerId, target: bytes) -> bool:
     """Return True if the revocation of `target` excludes a peer with this token.
 
-    It does if the target is the peer, or a subject of its chain: an invite, or a member that has invited it.
+    The target is the id, or the start of the id, of the peer or of a subject of its chain: an invite, or a member that has
+    invited it. True for a malformed token.
     """
     try:
         return any(one.startswith(target) for one in (peer, *(grant.subject for grant in decode(token))))
@@ -174,9 +175,9 @@ def _refusal(token: bytes, peer: PeerId, run_id: bytes, author: bytes, longest: 
 
 
 def revoke(author: Identity, run_id: bytes, target: bytes) -> bytes:
-    """Return the statement of the author that this id, or all that begin with these bytes, are excluded.
+    """Return the author's signed statement that excludes all ids that begin with `target`.
 
-    Raises ValueError.
+    Raises ValueError for a target with fewer than PREFIX or more than 32 bytes.
     """
     if not PREFIX <= len(target) <= 32:
         raise ValueError(f"an id to revoke has {PREFIX} to 32 bytes")
@@ -215,13 +216,13 @@ class Inviter:
         restart. Raises TokenError if this peer may not invite.
         """
         author, longest = self.identity.public_key == self.policy.author, self.policy.longest
-        if not longest:  # An open run: only a grant to a single key spares that the trial.
+        if not longest:  # An open run admits all; an invite for one key exempts its holder from the trial.
             return self._with(invite, (), peer, expires, 0, b"") if author and peer and self.policy.trial else invite
         chain = () if author else decode(self.token)  # The author may have come back by an invite of another peer.
         further = longest - 1 if author else chain[-1].further - 1 if chain else -1
         if further < (0 if peer else 1):
             raise TokenError("this peer may not invite others", "ask the author of the run for an invite")
-        if peer is not None:  # As much as it would have with an invite for any peer.
+        if peer is not None:  # As many further grants as the holder of an invite for any peer may make.
             return self._with(invite, chain, peer, expires, max(0, further - 1), b"")
         # Ed25519 signatures are deterministic, and this one is never sent.
         secret = self.identity.sign("invite", self.policy.run_id, expires.to_bytes(4, "big"))[:32]

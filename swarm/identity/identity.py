@@ -221,7 +221,9 @@ def verify(public_key: bytes, domain: str, signature: bytes, *parts: bytes) -> b
     in certificates and gossip, and in a simulation all peers are in one process.
     """
     if len(public_key) != 32 or len(signature) != SIGNATURE_BYTES:
-        return False  # also because other divisions of the same bytes would have the same hash
+        return (
+            False  # With other lengths, another key and signature could have the same concatenation, and so its hash.
+        )
     statement = _statement(domain, parts)
     name = _name(public_key, signature, statement)
     if name in _VALID:

@@ -2,9 +2,9 @@
 
 "tw1", then base32 (RFC 4648, lower case, unpadded) of: run id, 32 bytes; number of seeds, 1 byte; each seed: transport
 key, 32 bytes, host with its kind and length, port, 2 bytes; unless the run is open, an admission token with its length in 2
-bytes, and the secret of its key, 32 bytes or none; CRC-32 of everything before. A wrong letter changes 5
-adjacent bits, two swapped neighbours change 10; CRC-32 detects every change within 32 bits, so each of these errors is
-reported as a typo at once instead of as a time-out later.
+bytes, and the secret of its key, 32 bytes or none; CRC-32 of everything before. A wrong letter changes 5 adjacent bits, two
+swapped neighbours change 10; CRC-32 detects every change within 32 bits, so each of these errors is reported as a typo at
+once instead of as a time-out later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Invite:
 
     @property
     def note(self) -> str:
-        """Return who cannot use the invite, for people; "" if an address in it can be dialled from everywhere."""
+        """Sentence for the user on where the invite works; "" if one address can be dialled from everywhere."""
         scopes = {scope_of(seed.address) for seed in self.seeds}
         if "internet" in scopes:
             return ""
@@ -91,7 +91,7 @@ class Invite:
         try:
             return cls._unpack(data[:-4])
         except (ValueError, IndexError):
-            raise InviteError("the invite has no meaning", "it may be of another version of thinwire") from None
+            raise InviteError("the invite has an unknown form", "it may be from another version of thinwire") from None
 
     @classmethod
     def _unpack(cls, data: bytes) -> Invite:

@@ -12,16 +12,16 @@ Subject: TypeAlias = tuple[str, PeerId, PeerId]
 """Subject of an item (kind, sender, target). A newer item on a subject replaces the older one."""
 
 MAX_QUEUE = 4096
-
+"""Maximum number of items in the queue."""
 
 SKIPS = 3
 """Maximum number of items that one message may skip because they do not fit into the remaining space."""
-
 
 Item: TypeAlias = tuple[int, int, bytes, Subject, int]
 """Order, size in bytes, item, subject and most sends. The order is that of `add`, so no two are equal."""
 
 UNLIMITED = 1 << 30
+"""Most sends of an item that only `take` limits, by `times`."""
 
 
 class BroadcastQueue:
@@ -32,8 +32,8 @@ class BroadcastQueue:
 
     def __init__(self) -> None:
         self._orders: dict[Subject, int] = {}
-        # Items, indexed by the number of sends, the next one last. One is void if its order is not in `_valid`: it is gone
-        # or replaced.
+        # Items by the number of times they were sent; in each list the next one to send is last. An item whose order is not
+        # in `_valid` was forgotten or replaced.
         self._levels: list[list[Item]] = [[]]
         self._valid: set[int] = set()
         self._count = 0
@@ -57,6 +57,7 @@ class BroadcastQueue:
             self._levels = [[one for one in level if one[0] in self._valid] for level in self._levels]
 
     def forget(self, subject: Subject) -> None:
+        """Remove the item on a subject, if there is one."""
         order = self._orders.pop(subject, None)
         if order is not None:
             self._valid.discard(order)
@@ -79,7 +80,7 @@ class BroadcastQueue:
             return chosen
         moved: list[tuple[int, Item]] = []
         skips, valid, levels = SKIPS, self._valid, self._levels
-        # What is skipped stays where it is, unless it was sent often enough for a swarm that has become smaller.
+        # Skipped items stay, except those that were sent `times` times already: `times` falls when the swarm shrinks.
         full = self._smallest if len(levels) <= times else 0
         for sent, level in enumerate(levels):
             place = len(level)

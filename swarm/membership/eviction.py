@@ -23,9 +23,7 @@ def rivals(
     policy: AdmissionPolicy | None,
     protected: Collection[PeerId],
 ) -> list[PeerId]:
-    """Return the peers on trial that keep a new one out, because there are as many as the limits allow.
-
-    Return none if there are fewer.
+    """Return the peers on trial of which one must go before a new one may enter; none if there is room.
 
     At most MAX_ENDORSED live peers are on trial, a quarter of the largest group, and `policy.per_network` (0: no limit) of
     one network, by the first addresses in their records. `protected`: peers that are not on trial any more.
@@ -51,8 +49,8 @@ def evicted_rival(entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], 
     of Hello messages would always push out an honest newcomer before its link is open.
     """
     unlinked = [peer for peer in among if not entries[peer].linked]
-    told = [peer for peer in unlinked if not entries[peer].authenticated]
-    return rng.choice(told or unlinked) if unlinked else None
+    reported = [peer for peer in unlinked if not entries[peer].authenticated]
+    return rng.choice(reported or unlinked) if unlinked else None
 
 
 def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:

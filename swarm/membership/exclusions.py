@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from thinwire.swarm import evidence
-from thinwire.swarm.identity.admission_token import AdmissionPolicy, touches
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, is_revoked
 from thinwire.swarm.identity.identity import peer_id_of
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
@@ -25,7 +25,7 @@ class Exclusions:
 
     def __init__(self, run_id: bytes) -> None:
         self.policy: AdmissionPolicy | None = AdmissionPolicy(run_id, b"")
-        """Rule of admission: first, that all are admitted. None while it is unknown: all records are ignored."""
+        """Rule of admission; the initial one admits all. None while it is unknown: all records are ignored."""
         self.ban_items: dict[PeerId, bytes] = {}
         """Evidence against peers, known or not, as the item that spreads it, or a verdict as it is stored."""
         self.revoked: dict[bytes, bytes] = {}
@@ -35,17 +35,17 @@ class Exclusions:
         """Return why the peer of a validated record is not admitted; empty if it is."""
         if self.policy is None:
             return "the manifest is unknown"
-        if self.revoked and any(self.touched(record.token, record.peer_id, target) for target in self.revoked):
+        if self.revoked and any(self.is_revoked(record.token, record.peer_id, target) for target in self.revoked):
             return REVOKED
         return self.policy.refusal(record.token, record.peer_id)
 
-    def touched(self, token: bytes, peer: PeerId, target: bytes) -> bool:
+    def is_revoked(self, token: bytes, peer: PeerId, target: bytes) -> bool:
         """Return True if a revocation excludes a peer.
 
         It never excludes the author, even if it has come back by an invite.
         """
         author = self.policy is not None and self.policy.author and peer == peer_id_of(self.policy.author)
-        return not author and touches(token, peer, target)
+        return not author and is_revoked(token, peer, target)
 
     def revoke(self, target: bytes, item: bytes) -> bool:
         """Store a validated revocation. Returns False if it is known, or if there is no room."""
@@ -54,41 +54,42 @@ class Exclusions:
         self.revoked[target] = item
         return True
 
-    def store(self, peer: PeerId, item: bytes, here: Container[PeerId]) -> bool:
-        """Store evidence against a peer, one piece for each. Returns False if it is not stored.
+    def store(self, peer: PeerId, item: bytes, known: Container[PeerId]) -> bool:
+        """Store evidence or a verdict against a peer, one item for each. Returns False if it is not stored.
 
-        here: known peers. Evidence against made-up identities must not keep out that against peers which are here.
+        known: peers in the table. If there is no room, evidence against a known peer replaces that against an unknown one,
+        whose identity may have been made for this purpose.
         """
         if peer in self.ban_items:
             if not self.by_verdict(peer) or gossip_items.read_verdict(item) is not None:
                 return False
-            self.ban_items[peer] = item  # Evidence is valid for ever, a verdict only in its lineage.
+            self.ban_items[peer] = item  # Evidence is valid forever, a verdict only in its lineage.
             return True
         if len(self.ban_items) >= MAX_BAN_ITEMS:
-            unknown = next((one for one in self.ban_items if one not in here), None)
-            if unknown is None or peer not in here:
+            unknown = next((one for one in self.ban_items if one not in known), None)
+            if unknown is None or peer not in known:
                 return False
             del self.ban_items[unknown]
         self.ban_items[peer] = item
         return True
 
     def by_verdict(self, peer: PeerId) -> bool:
-        """Return True if what is stored against a peer is a verdict, which may end, and no evidence."""
+        """Return True if a verdict, which may end, is stored against a peer, not evidence."""
         return gossip_items.read_verdict(self.ban_items.get(peer, b"")) is not None
 
     def reason(self, peer: PeerId) -> str:
-        """Return what the evidence against a peer shows."""
+        """Return the reason for the ban of a peer: the content of its evidence or verdict."""
         verdict = gossip_items.read_verdict(self.ban_items[peer])
         if verdict is not None:
             return f"a false result of chunk {verdict.index} in round {verdict.round}"
         found = gossip_items.read_evidence(self.ban_items[peer])
         return evidence.describe(found) if found is not None else ""
 
-    def spreadable(self, peer: PeerId) -> bytes:
-        """Return the evidence against a peer, as far as others can check it; else nothing."""
+    def gossip_item(self, peer: PeerId) -> bytes:
+        """Return the evidence against a peer, to be spread; empty for a verdict, which others cannot check."""
         item = self.ban_items[peer]
         return b"" if gossip_items.read_verdict(item) is not None else item
 
-    def spreadables(self, here: Container[PeerId]) -> list[bytes]:
-        """Return the evidence against peers that are not `here`, as far as others can check it."""
-        return [item for peer in self.ban_items if peer not in here and (item := self.spreadable(peer))]
+    def gossip_items_on_unknown(self, known: Container[PeerId]) -> list[bytes]:
+        """Return the evidence against peers that are not `known`, to be spread."""
+        return [item for peer in self.ban_items if peer not in known and (item := self.gossip_item(peer))]

@@ -14,13 +14,16 @@ from thinwire.swarm.membership.transitions import Transitions
 from thinwire.swarm.messages.registry import PeerId
 
 VERIFY_RATE = 500.0
-"""Signatures of gossip items checked per second, in total and (next constant) per sender."""
+"""Maximum number of signatures of gossip items that are checked per second."""
+
 VERIFY_RATE_SOURCE = 50.0
+"""Maximum number of signatures of gossip items from one sender that are checked per second."""
+
 VERIFY_BURST = 4.0
 """Unused checks that accumulate, in seconds of either rate."""
 
 TABLE_RECORDS = 2000
-"""Records of a requested table that are checked beyond these rates; it takes some 0.2 s."""
+"""Records of a requested table that are checked beyond these rates; the checks take about 0.2 s."""
 
 
 class GossipIntake:
@@ -37,11 +40,14 @@ class GossipIntake:
         self._budgets: dict[PeerId, Bucket] = {}
         self._requested_from: PeerId | None = None
         self._unbudgeted = 0
-        """Records that the table of the peer that we have asked may still have."""
+        """Number of further records of the requested table that are checked without a budget."""
         self._is_first = False
-        """True if this table is the first one, or its continuation: as a rule all others know its records."""
+        """True if the requested table is the first one, or its continuation.
+
+        Other peers usually know its records.
+        """
         self.incomplete = False
-        """True if that table had more records than were checked."""
+        """True if the requested table had more records than were checked."""
 
     def expect_table(self, source: PeerId) -> None:
         """Expect a table from `source`: TABLE_RECORDS of its records are checked without a budget.

@@ -20,8 +20,11 @@ from thinwire.swarm.identity.peer_record import ITEM, PeerRecord, RecordError
 from thinwire.swarm.messages.registry import U53, Evidence, Id, Verdict
 
 MAX_BYTES = 3072
+"""Maximum size of an item."""
+
 PAGE_BYTES, PAGE_ITEMS = 50_000, 32
 """Most bytes and items of one PushPull."""
+
 RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = ITEM, 2, 3, 4, 5, 6, 7
 
 
@@ -155,7 +158,7 @@ def _domain(kind: int) -> str:
 
 
 def pages(items: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
-    """Yield items in pages that each fit in one PushPull; without items an empty page."""
+    """Yield items in pages that each fit in one PushPull; one empty page if there are no items."""
     page: list[bytes] = []
     size = 0
     for item in items:

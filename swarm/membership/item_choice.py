@@ -19,8 +19,8 @@ class ItemChoice:
     def __init__(self, transitions: Transitions, queue: BroadcastQueue, preset: Preset) -> None:
         self._transitions, self._table = transitions, transitions.table
         self._queue, self._preset = queue, preset
-        self._spread_in, self._times = 0, 0
-        """Number of peers, and how often each item is sent among so many."""
+        self._copies_for, self._copies = 0, 0
+        """Size of a view, and how often each item is sent in a view of that size."""
 
     @property
     def queued(self) -> int:
@@ -28,7 +28,7 @@ class ItemChoice:
         return len(self._queue)
 
     def any_due(self, at: float) -> bool:
-        """Return True if another peer may have to be told something, at the time `at` or later."""
+        """Return True if there may be an item to send to another peer at the time `at` or later."""
         transitions = self._transitions
         waiting = self._queue or transitions.stale_receivers or transitions.any_suspected
         return bool(waiting or transitions.inform_dead_until > at)
@@ -60,9 +60,9 @@ class ItemChoice:
             while sum(map(len, first)) > rest:
                 first.pop()
             rest -= sum(map(len, first))
-        if (size := self._table.live.size) != self._spread_in:
-            self._spread_in, self._times = size, self._preset.copies(size)
-        return (*first, *self._queue.take(rest, most - len(first), self._times))
+        if (size := self._table.live.size) != self._copies_for:
+            self._copies_for, self._copies = size, self._preset.copies(size)
+        return (*first, *self._queue.take(rest, most - len(first), self._copies))
 
     def table(self, now: float) -> Iterator[bytes]:
         """Yield the items of the whole table, for a PushPull."""
@@ -75,4 +75,4 @@ class ItemChoice:
             if entry.state_item and (entry.live or entry.state == "banned" or now - entry.since < recent):
                 yield entry.state_item
         yield from exclusions.revoked.values()
-        yield from exclusions.spreadables(table.entries)
+        yield from exclusions.gossip_items_on_unknown(table.entries)

@@ -19,8 +19,8 @@ State: TypeAlias = Literal["alive", "suspect", "dead", "left", "banned"]
 """State of a peer.
 
 suspect: some peer could not reach it; dead: its time to answer is over, and we or k others could not reach it; left: it
-announced its departure; banned: it signed two records with the same sequence, or two statements about one ballot, or the
-author of the run has revoked its admission.
+announced its departure; banned: it signed two records with the same sequence, or two conflicting statements in one round, or
+a quorum has stated that it sent a false result, or the author of the run has revoked its admission.
 """
 
 
@@ -32,10 +32,10 @@ EventKind: TypeAlias = Literal[
 class Event(NamedTuple):
     """Event that concerns `peer`.
 
-    Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also this peer itself;
-    revoked: `peer` is the start of an id whose admission the author has revoked, of a peer or an invite.
-    duplicate: another process uses our key and its record is newer, so this process should stop. yielded: another process
-    that used our key has stopped because this one came later.
+    Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also of this peer itself;
+    pardoned: the verdict against it has ended. revoked: `peer` is the id, or the start of the id, of a peer or an invite
+    whose admission the author has revoked. duplicate: another process uses our key and its record is newer, so this process
+    should stop. yielded: another process that used our key has stopped because this one started later.
     """
 
     kind: EventKind
@@ -47,9 +47,10 @@ class Event(NamedTuple):
 class PeerEntry:
     """Entry of one peer.
 
-    state_item: the signed item that explains a state other than alive. void_sequence: records with a sequence up to this
-    one are ignored. reason: of a ban. authenticated: it has proved its keys to this peer; otherwise only others have
-    reported it. linked: a message has arrived from it over a link.
+    record: the newest one. since: time at which `state` began. void_sequence: records with a sequence up to this one are
+    ignored. state_item: the signed item that explains a state other than alive. progress: round that the peer last reported.
+    reason: of a ban. authenticated: the peer has proved its keys to this one; otherwise only others have reported it. linked:
+    a message has arrived from it over a link.
     """
 
     record: PeerRecord
@@ -64,6 +65,7 @@ class PeerEntry:
 
     @property
     def live(self) -> bool:
+        """True if the peer is in the view: alive or suspected."""
         return self.state in ("alive", "suspect")
 
 
@@ -102,7 +104,7 @@ class PeerTable:
         """Peers whose state is "banned", in the order of their bans."""
         return list(self._banned)
 
-    def alive(self, peer: PeerId) -> bool:
+    def is_live(self, peer: PeerId) -> bool:
         """Return True if a peer is in the view."""
         entry = self.entries.get(peer)
         return entry.live if entry is not None else peer == self.me
@@ -145,7 +147,7 @@ class PeerTable:
     def dead_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
         """Yield the peers that have died and not come back, with their entries."""
         if self.live.size > len(self.entries):
-            return iter(())  # All are in the view, as nearly always.
+            return iter(())  # All known peers are in the view: the usual case.
         return ((peer, entry) for peer, entry in self.entries.items() if entry.state == "dead")
 
     # --- changes

@@ -28,13 +28,13 @@ class Preset:
       evidence.
     - awareness_max: maximum of this peer's health score, which slows its probing. lag_limit: a tick that is later than this
       counts as a stall of the event loop (node/membership/presence.py).
-    - gossip_period, gossip_fanout: interval of gossip, and number of receivers. missed: number of peers, on average, that
-      gossip does not bring an item to; they get it with the next table. If each peer sends an item k times to random ones, a
-      peer misses it with the probability e^-k, so k = ⌈ln(n / missed)⌉.
-    - batch, piggyback: bytes of items in a Gossip message, and in a probe or an answer, which are to be fast.
+    - gossip_period, gossip_fanout: interval of gossip, and number of receivers. missed: average number of peers that an item
+      does not reach by gossip; they get it with the next table. If each peer sends an item k times to random ones, a peer
+      misses it with the probability e^-k, so k = ⌈ln(n / missed)⌉.
+    - batch, piggyback: most bytes of items in a Gossip message, and in a probe or its answer, which must stay short.
     - push_pull_period: interval of the exchange of whole tables with a random peer (longer above 32 peers).
     - gossip_to_dead: time during which dead peers get messages that they are considered dead. reconnect_period: interval at
-      which one of them is probed afterwards.
+      which some dead peers are probed.
     - tombstone: time for which a departed peer's last sequence is stored.
     - refute_period: shortest time between two new records of this peer. open_accusations: maximum number of open accusations
       per accuser.
@@ -110,7 +110,10 @@ LAN = Preset(
     reconnect_period=15.0,
     refute_period=0.5,
 )
-"""Preset for one site, or processes on one busy machine: 6.7 s. It tolerates stalls of 3 s."""
+"""Preset for one site, or processes on one busy machine.
+
+A crash of one of ten peers is known after 6.7 s. Stalls of 3 s are tolerated.
+"""
 
 WAN = Preset(
     probe_period=2.0,
@@ -124,4 +127,4 @@ WAN = Preset(
     reconnect_period=30.0,
     refute_period=1.0,
 )
-"""Preset for the open internet: 13 s for ten peers, 21 s for 64."""
+"""Preset for the open internet: a crash of one of ten peers is known after 13 s, of 64 after 21 s."""

@@ -17,7 +17,10 @@ Outgoing: TypeAlias = list[tuple[PeerId, Message]]
 """Messages to send, with their receivers."""
 
 MAX_INDIRECT = 64
+"""Maximum number of probes on behalf of others at a time."""
+
 INDIRECT_PER_PEER = 8
+"""Maximum number of probes on behalf of one peer at a time."""
 
 
 @dataclass(slots=True)
@@ -159,7 +162,7 @@ class Prober:
         return min(times, default=math.inf)
 
     def shift(self, lag: float, now: float) -> None:
-        """Move time-outs by the last `lag` seconds, or those since the probe: we did not listen."""
+        """Exclude the last `lag` seconds, in which we did not listen, from the time-outs."""
         for probe in self._probes.values():
             stalled = min(lag, now - probe.sent)
             probe.ask_at += stalled
@@ -200,10 +203,10 @@ class Rotation:
         self._order.insert(self._rng.randint(self._turn, len(self._order)), peer)
 
     def prioritize(self, peers: Sequence[PeerId]) -> None:
-        """Let these peers be the next ones, each once in a pass: others must not wait long."""
-        news = [peer for peer in peers if peer not in self._prioritized]
-        self._prioritized.update(news)
-        self._order, self._turn = [*dict.fromkeys((*news, *self._order[self._turn :]))], 0
+        """Make these peers the next ones, each only once in a pass, so that the others do not wait long."""
+        new = [peer for peer in peers if peer not in self._prioritized]
+        self._prioritized.update(new)
+        self._order, self._turn = [*dict.fromkeys((*new, *self._order[self._turn :]))], 0
 
     def next(self, live: LivePeers) -> PeerId | None:
         """Return the next peer of `live`, or None if it is empty."""

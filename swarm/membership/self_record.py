@@ -12,10 +12,10 @@ from thinwire.swarm.identity.peer_record import SKEW, PeerRecord
 FOREIGN_LIMIT = 3
 """Records in our name and with our address, but not by us, that prove another user of our key."""
 
-MISSED = 1000
-"""Number of records that an earlier process with our key may have issued after the one received.
+MAX_UNSEEN = 1000
+"""Maximum number of records that another process with our key may have issued after the one received.
 
-No sequence may be used twice by all processes with this key.
+No two processes with one key may use the same sequence.
 """
 
 YIELDED = "another process used our key and ended when this one came; if it ran elsewhere, the key was copied"
@@ -47,7 +47,7 @@ class OwnRecord:
 
     @property
     def invalid_now(self) -> bool:
-        """True if others with a clock like ours reject it, because it was issued while our clock was wrong."""
+        """True if peers reject our record because it was issued while our clock was wrong."""
         age = self._wall() - self.record.issued
         return not -SKEW <= age <= self.record.ttl + SKEW
 
@@ -83,11 +83,12 @@ class OwnRecord:
         self._published, self.publish_at = now, math.inf
 
     def yield_to(self, rival: PeerRecord, now: float) -> None:
-        """Issue the last record of this process: another one that uses our key came later.
+        """Issue the last record of this process: another one that uses our key started later.
 
         Its sequence is far above the other process's next ones, and differs between several processes that give way.
         """
-        self._floor = max(self._floor, rival.sequence) + MISSED + int.from_bytes(self.record.wire[-4:]) % MISSED
+        spread = int.from_bytes(self.record.wire[-4:]) % MAX_UNSEEN
+        self._floor = max(self._floor, rival.sequence) + MAX_UNSEEN + spread
         self.renew(now, ())
         self.superseded = True
 
@@ -95,7 +96,7 @@ class OwnRecord:
         """Classify a validated record in our name.
 
         "known": not new; "earlier": from an earlier process with our key; "rival": from another process that runs now;
-        "yielded": the last record of a process that ends because this one came later.
+        "yielded": the last record of a process that ends because this one started later.
         Our own records never have a sequence above the current one, so a higher sequence means another source. A rival
         is a source without an address of ours, or one that issues records repeatedly.
         """
@@ -104,7 +105,7 @@ class OwnRecord:
         if not record.addresses:
             return "yielded"
         if record.sequence < self._floor:
-            return "known"  # Our next record is above it already. Many peers may tell us the same one until then.
+            return "known"  # Our next record will be above it. Until then, many peers may send us the same one.
         self._foreign += 1
         if set(record.addresses).intersection(self.record.addresses) and self._foreign < FOREIGN_LIMIT:
             return "earlier"

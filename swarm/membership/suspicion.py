@@ -214,7 +214,7 @@ class Suspects:
         return min((suspicion.next_step for suspicion in self._open.values()), default=math.inf)
 
     def shift(self, lag: float, now: float) -> None:
-        """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
+        """Exclude the last `lag` seconds, in which we did not listen, from the time of suspicions."""
         for suspicion in self._open.values():
-            # Accusations that waited meanwhile may have been handled just before.
+            # A suspicion may have begun just now, with an accusation that arrived during the stall.
             suspicion.start = min(suspicion.start + lag, now)

@@ -154,7 +154,7 @@ class Roster:
     def learn(self, record: PeerRecord, now: float, *, authenticated: bool = False, admits: bool = False) -> None:
         """Process a validated record from a Welcome or Hello.
 
-        authenticated: it is that of the peer at the other end. admits: this peer has admitted us.
+        authenticated: the record is that of the peer at the other end. admits: that peer has admitted us.
         """
         self.due = -math.inf
         alone = self.peers.live.alone
@@ -191,7 +191,7 @@ class Roster:
     def on_link_down(self, peer: PeerId, now: float) -> Outgoing:
         """Probe a peer at once because a link to it broke. A broken link alone does not make it dead."""
         self.due = -math.inf
-        return self._prober.start(peer, now) if self.peers.alive(peer) and not self._left else []
+        return self._prober.start(peer, now) if self.peers.is_live(peer) and not self._left else []
 
     def leave(self, now: float) -> Outgoing:
         """Return messages that announce our departure. Afterwards the roster is silent.
@@ -278,7 +278,7 @@ class Roster:
     def next_deadline(self) -> float:
         """Return the time of the next required call of `tick`, on the clock of `now`.
 
-        It is exact until the next input, see `due`, but for a jump of the wall clock, which is noticed with the next tick.
+        It is exact until the next input, see `due`, except after a jump of the wall clock, which the next tick notices.
         """
         if self._left:
             return math.inf
@@ -297,7 +297,7 @@ class Roster:
         messages, failed, silent = self._prober.tick(now)
         for peer in failed:
             self._transitions.on_probe_failed(peer, now)
-        if silent:  # They may have gone together with the peer that they were asked to probe.
+        if silent:  # They may have failed together with the peer that they were asked to probe.
             self._rotation.prioritize(silent)
         for peer in self._transitions.expire(now):
             messages += self._prober.start(peer, now)

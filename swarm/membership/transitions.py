@@ -18,7 +18,7 @@ from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.peer_table import Event, PeerEntry, PeerTable
 from thinwire.swarm.membership.presets import Preset
-from thinwire.swarm.membership.self_record import MISSED, YIELDED, OwnRecord
+from thinwire.swarm.membership.self_record import MAX_UNSEEN, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Suspects
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
@@ -57,7 +57,7 @@ class Transitions:
         self.protected: Collection[PeerId] = ()
         """Peers whose entry is never removed for a newcomer."""
         self.inform_dead_until = -math.inf
-        """Time until which some dead peers are told that they are considered dead."""
+        """Time until which some dead peers get messages that they are considered dead."""
         self.events: list[Event] = []
         self._identity, self._preset, self._queue, self._awareness = identity, preset, queue, awareness
         self._suspects, self._rng = Suspects(preset), rng
@@ -67,7 +67,7 @@ class Transitions:
     def accept(self, record: PeerRecord, now: float, *, authenticated: bool = False, first_table: bool = False) -> bool:
         """Process a validated record. Returns True if its peer is new in the view.
 
-        authenticated: the peer itself has shown it here. Only such a peer evicts another one from a full table.
+        authenticated: the peer itself has sent it, and proved its keys. Only such a peer evicts another one from a full table.
         first_table: it comes from the first table that we get, see `_spread`.
         """
         peer, table = record.peer_id, self.table
@@ -82,7 +82,7 @@ class Transitions:
                 return False
             if peer in self.exclusions.ban_items:
                 entry = table.add(record, "dead", now)
-                self._ban(entry, self.exclusions.spreadable(peer), self.exclusions.reason(peer), now)
+                self._ban(entry, self.exclusions.gossip_item(peer), self.exclusions.reason(peer), now)
                 return False
             table.add(record, "alive", now, authenticated=authenticated)
             return self._joined(record, first_table)
@@ -121,7 +121,7 @@ class Transitions:
             evicted = eviction.evicted_from_full_table(table.entries, self.protected) if authenticated else None
             if evicted is None:
                 return False
-            self._evict(evicted, "forgotten: the table is full of peers that are only told of")
+            self._evict(evicted, "forgotten: the table is full")
         return True
 
     def _evict(self, peer: PeerId, detail: str) -> None:
@@ -141,8 +141,8 @@ class Transitions:
     def _spread(self, record: PeerRecord, first_table: bool = False) -> None:
         """Spread a record.
 
-        As a rule all know the records of a newcomer's first table. If they do not, one of the few that get one from us
-        spreads it.
+        Other peers usually know the records in the first table that we get, so we send each of them to a few peers only. A
+        peer that does not know such a record spreads it further.
         """
         item = record.item
         self.table.known_items.add(item)
@@ -187,7 +187,7 @@ class Transitions:
         if peer == self.table.me:
             self.events.append(Event("banned", peer, self.exclusions.reason(peer)))
         elif entry is not None and (entry.state != "banned" or not entry.state_item):
-            self._ban(entry, self.exclusions.spreadable(peer), self.exclusions.reason(peer), now)
+            self._ban(entry, self.exclusions.gossip_item(peer), self.exclusions.reason(peer), now)
 
     def end_verdict(self, peer: PeerId) -> None:
         """End the ban of a verdict. The entry of a known peer is removed: its record brings it back.
@@ -205,15 +205,15 @@ class Transitions:
         self.events.append(Event("pardoned", peer))
 
     def revoke(self, target: bytes, item: bytes, now: float) -> None:
-        """Process a validated revocation: exclude the peers that it touches, and spread it."""
+        """Process a validated revocation: ban the peers that it excludes, and spread it."""
         if not self.exclusions.revoke(target, item):
             return
         self._queue.add(("revocation", target, target), item)
         self.events.append(Event("revoked", target))
-        if self.exclusions.touched(self.table.own.record.token, self.table.me, target):
+        if self.exclusions.is_revoked(self.table.own.record.token, self.table.me, target):
             self.events.append(Event("banned", self.table.me, REVOKED))
         for peer, entry in self.table.entries.items():
-            if entry.state != "banned" and self.exclusions.touched(entry.record.token, peer, target):
+            if entry.state != "banned" and self.exclusions.is_revoked(entry.record.token, peer, target):
                 self._ban(entry, item, REVOKED, now)
 
     def ban_by_proof(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
@@ -248,7 +248,7 @@ class Transitions:
     def _accept_own(self, record: PeerRecord, now: float) -> None:
         source = self.table.own.classify(record)
         if source in ("earlier", "yielded"):
-            self._refute(now, above=record.sequence + MISSED)
+            self._refute(now, above=record.sequence + MAX_UNSEEN)
         if source == "yielded":
             self.events.append(Event("yielded", self.table.me, YIELDED))
         elif source == "rival":
@@ -336,7 +336,7 @@ class Transitions:
         peer = entry.record.peer_id
         suspicion = self._suspects.end(peer, now, refuted=False)
         assert suspicion is not None
-        detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'nobody else'}"
+        detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'no other peer'}"
         if suspicion.has_own_evidence(now):
             detail = f"own probe failed; {detail}"
             accusation = Accusation(True, self.table.me, peer, entry.record.sequence)
@@ -358,7 +358,7 @@ class Transitions:
         return min(self.table.own.publish_at, self._suspects.deadline())
 
     def shift(self, lag: float, now: float) -> None:
-        """Give suspects the time that they were suspected in the last `lag` seconds, as we did not listen."""
+        """Exclude the last `lag` seconds, in which we did not listen, from the time of suspicions."""
         self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:

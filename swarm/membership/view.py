@@ -68,11 +68,11 @@ class LivePeers:
 
     def sample(self, rng: random.Random, most: int, *, but: PeerId) -> list[PeerId]:
         """Return at most `most` other peers in the view, drawn at random, without the peer `but`."""
-        everyone = self._others
-        place = bisect_left(everyone, but)
-        count = len(everyone) - (place < len(everyone) and everyone[place] == but)
+        others = self._others
+        place = bisect_left(others, but)
+        count = len(others) - (place < len(others) and others[place] == but)
         drawn = rng.sample(range(count), min(most, count))
-        return [everyone[one if one < place or count == len(everyone) else one + 1] for one in drawn]
+        return [others[one if one < place or count == len(others) else one + 1] for one in drawn]
 
     @property
     def size(self) -> int:

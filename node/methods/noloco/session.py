@@ -235,7 +235,7 @@ class GossipSession(ReplicaSession):
         for group in (self._past, self.current):
             if group is not None:
                 group.on_link_down(peer)
-        if gone or not self.roster.peers.alive(peer):
+        if gone or not self.roster.peers.is_live(peer):
             self.current.drop(peer, "gone")
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:

@@ -171,7 +171,7 @@ class Trials:
         """Draw a peer with a contribution to a committed round, and ask for it; not without one of ours."""
         agreement, members = done.agreement, self._replica.members
         for sample in self._samples:
-            if not sample.whole and not sample.newcomer and self._roster.peers.alive(sample.peer):
+            if not sample.whole and not sample.newcomer and self._roster.peers.is_live(sample.peer):
                 self._report_score(sample.peer, self._book.unsent(sample.peer))
         self._samples = [sample for sample in self._samples if sample.whole]
         own = self._own_contributions.of(done.round)

@@ -115,7 +115,7 @@ def learner(
         since = math.inf if leads else min(since, now)
         if leads and host.host.origin in peer.presence.live:
             return False
-        if roster.peers.alive(host.host.origin) and now < since + UNLED:
+        if roster.peers.is_live(host.host.origin) and now < since + UNLED:
             return not _alone(peer)
         found = home(peer.seats(), seat.stage)
         if found is None or found == host.host.origin:
@@ -182,7 +182,7 @@ def _alone(peer: Peer) -> bool:
     able |= {one for origin, held in groups if origin in able for peers in held.values() for one in peers}
     for one in peer.session.announced if peer.ready else ():
         record = roster.peers.record_of(one)
-        if roster.peers.alive(one) and record is not None and (not record.capabilities or one in able):
+        if roster.peers.is_live(one) and record is not None and (not record.capabilities or one in able):
             return False
     return True
 
@@ -191,7 +191,7 @@ def _speeds(peer: Peer) -> list[float]:
     """Return the tokens per second that peers with the whole model and origins have announced recently."""
     if not peer.ready:
         return []
-    announced, alive = list(peer.session.announced.items()), peer.presence.roster.peers.alive
+    announced, alive = list(peer.session.announced.items()), peer.presence.roster.peers.is_live
     newest = max((ready.round for _, ready in announced), default=0)
     return [ready.speed for one, ready in announced if ready.speed > 0 and ready.round > newest - FRESH and alive(one)]
 

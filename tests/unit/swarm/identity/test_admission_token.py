@@ -14,11 +14,11 @@ from thinwire.swarm.identity.admission_token import (
     decode,
     encode,
     expiry,
+    is_revoked,
     preferred,
     revoke,
     serial,
     token_of,
-    touches,
 )
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
@@ -140,10 +140,10 @@ def test_revocations_are_the_authors_and_touch_peers_and_invites():
     ben = joined(INVITED, ANN, ann, BEN)
     statement = revoke(AUTHOR, RUN, bytes.fromhex(serial(made)))
     target = INVITED.revocation(statement)
-    assert touches(ann, ANN.peer_id, target) and touches(ben, BEN.peer_id, target)
-    assert touches(ben, BEN.peer_id, ANN.peer_id), "Ann has invited Ben"
-    assert not touches(ann, ANN.peer_id, BEN.peer_id) and not touches(b"", CAROL.peer_id, target)
-    assert touches(b"", CAROL.peer_id, CAROL.peer_id)
+    assert is_revoked(ann, ANN.peer_id, target) and is_revoked(ben, BEN.peer_id, target)
+    assert is_revoked(ben, BEN.peer_id, ANN.peer_id), "Ann has invited Ben"
+    assert not is_revoked(ann, ANN.peer_id, BEN.peer_id) and not is_revoked(b"", CAROL.peer_id, target)
+    assert is_revoked(b"", CAROL.peer_id, CAROL.peer_id)
     assert INVITED.revocation(revoke(ANN, RUN, BEN.peer_id)) == b""
     assert INVITED.revocation(revoke(AUTHOR, b"s" * 32, BEN.peer_id)) == b""
     for wrong in (b"", bytes(64), statement[:-1], b"x" + statement):
@@ -166,4 +166,4 @@ def test_longest_token_fits_in_a_record_with_the_longest_addresses():
 @given(st.binary(max_size=700))
 @settings(max_examples=100)
 def test_random_bytes_are_no_token(data):
-    assert INVITED.refusal(data, ANN.peer_id) and (not data or touches(data, ANN.peer_id, BEN.peer_id))
+    assert INVITED.refusal(data, ANN.peer_id) and (not data or is_revoked(data, ANN.peer_id, BEN.peer_id))

@@ -88,7 +88,7 @@ def _code(data):
     ],
 )
 def test_nonsense_with_valid_checksum_is_no_invite(body):
-    with pytest.raises(InviteError, match="no meaning"):
+    with pytest.raises(InviteError, match="unknown form"):
         Invite.parse(_code(body))
 
 

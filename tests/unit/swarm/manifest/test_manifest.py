@@ -211,7 +211,7 @@ def test_derived_properties_follow_from_values():
         (
             "[outer]\nmethod = 'sparseloco'\n[exchange]\ncodec = 'topk(K=64)'",
             "exchange.codec: 'topk(K=64)' is not a codec",
-            "every method has one that suits it",
+            "every method has a suitable default",
         ),
         ("[exchange]\ncodec = 'int8(block=15)'", "exchange.codec: a block has 16 to 65536 values", "256"),
         ("[exchange]\ncodec = 'e3m0(block=8)'", "exchange.codec: a block has 16 to 65536 values", "256"),

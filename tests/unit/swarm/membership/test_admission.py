@@ -43,11 +43,11 @@ def test_records_without_a_token_are_ignored_wherever_they_come_from():
     roster = roster_of()
     tell(roster, record(3).item)
     roster.learn(record(3), 1.0)
-    assert not roster.peers.alive(NEW.peer_id) and roster.refusal(record(3))
+    assert not roster.peers.is_live(NEW.peer_id) and roster.refusal(record(3))
     tell(roster, record(0).item)
-    assert roster.peers.alive(AUTHOR.peer_id), "the author needs none"
+    assert roster.peers.is_live(AUTHOR.peer_id), "the author needs none"
     tell(roster, admitted(NEW).item)
-    assert roster.peers.alive(NEW.peer_id)
+    assert roster.peers.is_live(NEW.peer_id)
 
 
 def test_nothing_is_learned_before_the_manifest_is_known():
@@ -67,11 +67,11 @@ def test_a_revocation_bans_spreads_and_lasts():
     (_, page), *_ = roster.handle(OTHER.peer_id, PushPull(False, ()), 2.0)
     assert item in page.items
     tell(roster, admitted(NEW, 9).item)
-    assert not roster.peers.alive(NEW.peer_id)
+    assert not roster.peers.is_live(NEW.peer_id)
     fresh = roster_of()
     fresh.apply_ban_items(roster.ban_items, 0.0)
     tell(fresh, admitted(NEW).item)
-    assert not fresh.peers.alive(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
+    assert not fresh.peers.is_live(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
 
 
 @pytest.mark.parametrize("target", [AUTHOR.peer_id, Identity.generate(INVITE.secret).peer_id])
@@ -79,7 +79,7 @@ def test_no_revocation_touches_the_author_that_came_back_by_an_invite(target):
     roster = roster_of()
     tell(roster, admitted(AUTHOR).item)
     tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, target)))
-    assert roster.peers.alive(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
+    assert roster.peers.is_live(AUTHOR.peer_id) and not roster.refusal(admitted(AUTHOR, 2))
 
 
 def test_the_revocation_of_an_invite_excludes_all_that_came_by_it():
@@ -100,9 +100,9 @@ def test_revocations_of_others_are_ignored(signer):
 def test_an_open_run_can_revoke_too():
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     tell(roster, record(3).item)
-    assert roster.peers.alive(NEW.peer_id)
+    assert roster.peers.is_live(NEW.peer_id)
     tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, NEW.peer_id)))
-    assert not roster.peers.alive(NEW.peer_id)
+    assert not roster.peers.is_live(NEW.peer_id)
 
 
 def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(monkeypatch):
@@ -110,12 +110,12 @@ def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(mon
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     strangers = [Identity.generate(bytes([100 + number]) * 32) for number in range(12)]
     tell(roster, *(admitted(stranger).item for stranger in strangers[:6]))
-    assert roster.peers.alive(OTHER.peer_id) and len(roster.peers.states()) == 6
+    assert roster.peers.is_live(OTHER.peer_id) and len(roster.peers.states()) == 6
     roster.learn(admitted(NEW), 2.0)
-    assert not roster.peers.alive(NEW.peer_id), "told peers push nobody out"
+    assert not roster.peers.is_live(NEW.peer_id), "told peers push nobody out"
     for identity in (NEW, *strangers[6:]):
         roster.learn(admitted(identity), 2.0, authenticated=True)
-    assert roster.peers.alive(OTHER.peer_id) and roster.peers.alive(NEW.peer_id) and len(roster.peers.states()) == 6
+    assert roster.peers.is_live(OTHER.peer_id) and roster.peers.is_live(NEW.peer_id) and len(roster.peers.states()) == 6
     assert set(roster.peers.others) == {OTHER.peer_id, NEW.peer_id, *(one.peer_id for one in strangers[6:10])}
     assert set(roster.peers.view.peers) == {ME.peer_id, *roster.peers.others}
 

@@ -179,10 +179,10 @@ def test_peer_is_as_unknown_after_the_end_of_a_verdict_and_comes_back_with_its_r
     assert [(event.kind, event.peer) for event in roster.events] == [("pardoned", LIAR.peer_id)]
     assert roster.peers.banned == [] and roster.ban_items == () and roster.peers.ban_reason(LIAR.peer_id) == ""
     roster.learn(record(1), 2.0)
-    assert roster.peers.alive(LIAR.peer_id) and roster.events[-1].kind == "joined"
+    assert roster.peers.is_live(LIAR.peer_id) and roster.events[-1].kind == "joined"
     roster.events.clear()
     roster.end_verdict(LIAR.peer_id)
-    assert roster.peers.alive(LIAR.peer_id) and not roster.events, "there is nothing to end"
+    assert roster.peers.is_live(LIAR.peer_id) and not roster.events, "there is nothing to end"
 
 
 def test_verdict_on_an_unknown_peer_ends_too():
@@ -190,7 +190,7 @@ def test_verdict_on_an_unknown_peer_ends_too():
     roster.apply_ban_items((verdict_on(LIAR),), 1.0)
     roster.end_verdict(LIAR.peer_id)
     roster.learn(record(1), 2.0)
-    assert roster.peers.banned == [] and roster.peers.alive(LIAR.peer_id)
+    assert roster.peers.banned == [] and roster.peers.is_live(LIAR.peer_id)
 
 
 @pytest.mark.parametrize("first", ["evidence", "verdict"])
@@ -226,7 +226,7 @@ def test_proof_of_two_records_outlasts_a_verdict_whichever_comes_first(first):
     roster.end_verdict(LIAR.peer_id)
     assert roster.peers.banned == [LIAR.peer_id] and not roster.events
     roster.learn(record(1, sequence=2), 2.0)
-    assert not roster.peers.alive(LIAR.peer_id)
+    assert not roster.peers.is_live(LIAR.peer_id)
 
 
 def test_verdict_on_oneself_is_not_stored_but_evidence_is():

@@ -50,7 +50,7 @@ def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(addres
     assert len(roster.peers.others) == POLICY.per_network
     roster.learn(record(STRANGERS[8], "203.0.113.1:7000"), 0.0)
     roster.learn(record(STRANGERS[9], address.format(9), vouched(STRANGERS[9])), 0.0)
-    assert roster.peers.alive(STRANGERS[8].peer_id) and roster.peers.alive(STRANGERS[9].peer_id)
+    assert roster.peers.is_live(STRANGERS[8].peer_id) and roster.peers.is_live(STRANGERS[9].peer_id)
     assert roster.on_trial(STRANGERS[8].peer_id) and not roster.on_trial(STRANGERS[9].peer_id)
 
 
@@ -76,7 +76,7 @@ def test_peers_that_only_knock_give_their_places_to_one_that_connects(per_networ
     enter(roster, honest, "203.0.113.200:7000")
     for number, identity in enumerate(flood):
         roster.learn(record(identity, f"203.0.113.{number}:7000", sequence=2), 1.0, authenticated=True)
-    assert roster.peers.alive(honest.peer_id) and len(roster.peers.others) == places
+    assert roster.peers.is_live(honest.peer_id) and len(roster.peers.others) == places
 
 
 def test_peer_on_trial_that_others_tell_of_displaces_none():
@@ -84,9 +84,9 @@ def test_peer_on_trial_that_others_tell_of_displaces_none():
     for identity in STRANGERS[:MAX_ENDORSED]:
         roster.learn(record(identity), 0.0, authenticated=True)
     roster.learn(record(STRANGERS[-1]), 1.0)
-    assert not roster.peers.alive(STRANGERS[-1].peer_id)
+    assert not roster.peers.is_live(STRANGERS[-1].peer_id)
     roster.learn(record(STRANGERS[-2]), 1.0, authenticated=True)  # one of the flood leaves
-    assert len(roster.peers.others) == MAX_ENDORSED and roster.peers.alive(STRANGERS[-2].peer_id)
+    assert len(roster.peers.others) == MAX_ENDORSED and roster.peers.is_live(STRANGERS[-2].peer_id)
 
 
 def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_choice():
@@ -97,7 +97,7 @@ def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_ch
         honest, *flood = STRANGERS[: 2 * POLICY.per_network]
         for number, identity in enumerate((*flood[:3], honest, *flood[3:])):
             roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, authenticated=True)
-        kept += roster.peers.alive(honest.peer_id)
+        kept += roster.peers.is_live(honest.peer_id)
     assert 18 <= kept <= 46  # three standard deviations
 
 
@@ -109,7 +109,7 @@ def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeyp
     roster.protect({member.peer_id})
     for number, identity in enumerate(others):
         roster.learn(record(identity, f"198.51.{number}.1:7000"), 1.0, authenticated=True)
-    assert roster.peers.alive(member.peer_id) and len(roster.peers.others) == 4
+    assert roster.peers.is_live(member.peer_id) and len(roster.peers.others) == 4
 
 
 def test_only_invites_of_the_author_for_a_key_spare_the_trial():

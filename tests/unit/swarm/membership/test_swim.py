@@ -203,7 +203,7 @@ def test_departure_is_known_at_once_and_return_needs_new_sequence() -> None:
     assert world.events("suspect") == world.events("dead") == []
     for roster in world.rosters.values():
         roster.learn(record(3), 6.0)  # void from now on
-        assert not roster.peers.alive(NAMES[3])
+        assert not roster.peers.is_live(NAMES[3])
     world.add(3, sequence=2, seeds=[0])
     assert world.run(15.0, world.agreed)
 
@@ -214,7 +214,7 @@ def test_stopped_peer_is_dead_and_returns_with_higher_sequence() -> None:
     world.run(10.0)
     world.stall(5, 60.0)
     others = [roster for peer, roster in world.rosters.items() if peer != NAMES[5]]
-    assert world.run(40.0, lambda: not any(roster.peers.alive(NAMES[5]) for roster in others))
+    assert world.run(40.0, lambda: not any(roster.peers.is_live(NAMES[5]) for roster in others))
     assert world.run(75.0, world.agreed)
     assert world.rosters[NAMES[5]].record.sequence > 1
     assert {event.peer for _, _, event in world.events("dead")} == {NAMES[5]}
@@ -228,7 +228,7 @@ def test_suspicion_that_begins_after_a_stall_is_not_longer_by_the_stall() -> Non
     world.stall(0, 300.0)
     world.crash(5)
     world.run(305.0)
-    assert world.run(335.0, lambda: not world.rosters[NAMES[0]].peers.alive(NAMES[5]))
+    assert world.run(335.0, lambda: not world.rosters[NAMES[0]].peers.is_live(NAMES[5]))
 
 
 def test_stall_of_20_s_causes_no_death_of_another_peer() -> None:
@@ -361,7 +361,7 @@ def _until_dead(roster: Roster, index: int, *, answer: bool) -> float:
                 roster.handle(to, Ack(message.sequence, 0, ()), now)
             elif isinstance(message, PingRequest):
                 roster.handle(to, Nack(message.sequence), now)
-        if not roster.peers.alive(NAMES[index]):
+        if not roster.peers.is_live(NAMES[index]):
             return now
     return math.inf
 
@@ -443,9 +443,9 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
         roster.peers.view.number == number + 1 and NAMES[1] not in roster.peers.view and roster.peers.dead == [NAMES[1]]
     )
     roster.handle(NAMES[2], Gossip((record(1, 2).item,)), 20.0)
-    assert not roster.peers.alive(NAMES[1])
+    assert not roster.peers.is_live(NAMES[1])
     roster.handle(NAMES[2], Gossip((record(1, 3).item,)), 20.0)
-    assert roster.peers.alive(NAMES[1]) and roster.peers.view.number == number + 2 and roster.peers.dead == []
+    assert roster.peers.is_live(NAMES[1]) and roster.peers.view.number == number + 2 and roster.peers.dead == []
 
 
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
@@ -621,7 +621,7 @@ def test_lost_link_is_probed_at_once_without_death() -> None:
     assert roster.on_link_down(NAMES[3], 0.6) == []
     assert roster.on_link_down(b"x" * 32, 0.6) == []
     roster.handle(NAMES[3], Ack(ping.sequence, 12, ()), 0.7)
-    assert roster.peers.alive(NAMES[3]) and _kinds(roster) == [] and roster.peers.progress_of(NAMES[3]) == 12
+    assert roster.peers.is_live(NAMES[3]) and _kinds(roster) == [] and roster.peers.progress_of(NAMES[3]) == 12
 
 
 def test_own_stall_is_not_held_against_others() -> None:
@@ -697,11 +697,11 @@ def test_departure_voids_higher_records() -> None:
     roster.handle(NAMES[2], Gossip((item, item)), 1.0)
     assert _kinds(roster) == [("left", NAMES[1])]
     roster.learn(record(1, 5), 2.0)
-    assert not roster.peers.alive(NAMES[1])
+    assert not roster.peers.is_live(NAMES[1])
     roster.learn(record(1, 6), 2.0)
-    assert roster.peers.alive(NAMES[1])
+    assert roster.peers.is_live(NAMES[1])
     roster.handle(NAMES[2], Gossip((item,)), 3.0)  # a replay
-    assert roster.peers.alive(NAMES[1])
+    assert roster.peers.is_live(NAMES[1])
 
 
 def test_gossip_sends_newest_items_first_and_finitely() -> None:
@@ -921,7 +921,7 @@ def test_peer_that_was_asked_for_its_table_cannot_shut_out_the_records_of_others
             roster.handle(asked, Gossip((item,)), now)
             roster.handle(asked, PushPull(True, (item,)), now)
         roster.handle(honest, Gossip((record(3 + number).item,)), now)
-        heard += roster.peers.alive(NAMES[3 + number])
+        heard += roster.peers.is_live(NAMES[3 + number])
     assert heard == 50
 
 
