@@ -26,7 +26,7 @@ ITERATED: Mapping[Aggregation, int] = {"centered-clip": 20, "geometric-median": 
 class AggregationSpec(NamedTuple):
     """Aggregation rule with its parameters.
 
-    max_liars: f, largest number of contributors of one round that may lie. iterations: largest number; 0: the rule's
+    max_liars: f, largest number of contributors of one round that may lie. iterations: largest number of them; 0: the rule's
     default.
     """
 
@@ -41,6 +41,6 @@ class AggregationSpec(NamedTuple):
         return factor * self.max_liars + extra
 
     @property
-    def steps(self) -> int:
-        """Largest number of iterations."""
+    def max_iterations(self) -> int:
+        """Largest number of iterations, with the rule's default."""
         return self.iterations or ITERATED.get(self.rule, 0)

@@ -27,7 +27,7 @@ Statement = Vote | Announced
 """Signed statement that can be evidence."""
 
 EACH = 4
-"""Number of statements of each kind that are stored of a peer in a round, the latest ones."""
+"""Number of statements of each kind that are stored for each peer in a round: the latest ones."""
 
 ReportEquivocation = Callable[[PeerId, tuple[Statement, bytes], tuple[Statement, bytes]], None]
 """Called with a peer and two conflicting statements, each with its signature."""

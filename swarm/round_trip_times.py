@@ -13,12 +13,12 @@ SAMPLES = 8
 """Number of recent round trips per peer. The shortest counts, because load only makes them longer."""
 
 NEAREST = 16
-"""Number of shared links that are the shortest. The rest are previously shared links, then new ones."""
+"""Number of shortest links that are shared. The rest are links that were shared before, then new ones."""
 
-NEWS = 3
-"""Change in steps (about a third) at which a value is announced again.
+LEAST_CHANGE = 3
+"""Smallest change of an announced value, in steps (3 are about a third).
 
-Small changes are suppressed so that plans stay stable.
+Smaller changes are suppressed so that plans stay stable.
 """
 
 Steps: TypeAlias = tuple[int, int]
@@ -63,4 +63,4 @@ class Distances:
 
 def _either(announced: int, found: int) -> int:
     """Return the announced step, or the new one if the announced is unknown or far off."""
-    return announced if announced and found and abs(found - announced) < NEWS else found
+    return announced if announced and found and abs(found - announced) < LEAST_CHANGE else found

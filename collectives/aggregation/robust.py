@@ -64,11 +64,11 @@ def _with_anchor(rows: Rows) -> Rows:
 def _coefficients(spec: AggregationSpec, gram: gram_rules.Matrix, weights: Sequence[float]) -> list[float]:
     liars = spec.max_liars
     if spec.rule == "centered-clip":
-        return gram_rules.centered(gram, weights, spec.steps)
+        return gram_rules.centered(gram, weights, spec.max_iterations)
     if spec.rule == "geometric-median":
-        return gram_rules.geometric_median(gram, weights, spec.steps)
+        return gram_rules.geometric_median(gram, weights, spec.max_iterations)
     if spec.rule == "flag":
-        return gram_rules.flag(gram, weights, spec.steps)
+        return gram_rules.flag(gram, weights, spec.max_iterations)
     if spec.rule == "bulyan":
         return gram_rules.bulyan(gram, liars)
     if spec.rule in ("krum", "multi-krum"):

@@ -1,7 +1,7 @@
 """Manifest: content of the TOML file that defines a run; its hash is the run id.
 
-So peers with other settings cannot meet. The tables of the file are the classes of tables.py, and for [outer] those of
-swarm/method_specs. Absent tables and keys have defaults.
+So peers with different settings never meet in one run. The tables of the file are the classes of tables.py, and for [outer]
+those of swarm/method_specs. Absent tables and keys have defaults.
 """
 
 from __future__ import annotations

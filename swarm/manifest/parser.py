@@ -28,8 +28,8 @@ MUON: Mapping[str, object] = {"lr": 0.02}
 ONLY_MUON = ("adam_lr", "momentum")
 """Keys of [inner] that only apply to the optimizer "muon"."""
 
-SUITS = "leave it out: every method has one that suits it"
-"""Hint for a codec that does not exist."""
+SUITS = "remove the key: every method has a suitable default"
+"""Hint for a malformed name of a codec."""
 
 _DOMAIN = "manifest"
 
@@ -81,7 +81,7 @@ def _without_method(table: dict[str, Any]) -> dict[str, Any]:
 def _with_defaults(manifest: Manifest, document: dict[str, Any]) -> Manifest:
     """Return the manifest with the defaults of its method for keys that the file does not have.
 
-    The method's defaults come first, because its other ones depend on the codec.
+    `defaults` of the method come first: they may set the codec, on which `adjusted` depends.
     """
     manifest = _filled(manifest, manifest.outer.defaults, document)
     manifest = _filled(manifest, manifest.outer.adjusted(manifest.sparse, manifest.pipeline.stages), document)

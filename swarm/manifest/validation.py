@@ -34,7 +34,7 @@ def nearest(word: str, known: list[str], what: str) -> str:
 
 
 def contradictions(manifest: Manifest) -> Contradictions:
-    """Yield what a manifest cannot mean, as pairs of a message and a hint."""
+    """Yield the contradictions of a manifest."""
     yield from _model_and_data(manifest)
     yield from _codec(manifest)
     if manifest.inner.schedule == "cosine" and not manifest.schedule_steps:
@@ -89,7 +89,7 @@ def _user_model(model: Model) -> Contradictions:
 
 
 def _adapter(lora: Lora, kind: ModelKind) -> Contradictions:
-    """Obstacles to the training of an adapter."""
+    """Contradictions in the keys of an adapter."""
     if not lora.rank:
         if lora != Lora():
             yield "[lora] has no effect without rank", "set lora.rank, or remove the table"
@@ -200,7 +200,7 @@ def _aggregation(manifest: Manifest) -> Contradictions:
 
 
 def _trial(manifest: Manifest) -> Contradictions:
-    """Runs whose members cannot score the contributions of newcomers."""
+    """A trial of newcomers in runs whose members cannot score contributions."""
     if manifest.admission.trial and (not manifest.outer.scored or manifest.model.kind == "custom"):
         what = "a custom model" if manifest.model.kind == "custom" else f"the method {manifest.outer.method!r}"
         yield (
@@ -210,7 +210,7 @@ def _trial(manifest: Manifest) -> Contradictions:
 
 
 def _pipeline(manifest: Manifest) -> Contradictions:
-    """Obstacles to a model in stages."""
+    """Contradictions in the settings of a model in stages."""
     pipeline, outer, model = manifest.pipeline, manifest.outer, manifest.model
     if not pipeline.stages:
         if pipeline != Pipeline():
@@ -272,7 +272,7 @@ def _paths(pipeline: Pipeline) -> Contradictions:
 
 
 def _exactly_once(manifest: Manifest) -> Contradictions:
-    """Obstacles to a record of the used data."""
+    """Contradictions in the settings that record or divide the data."""
     data, inner, outer = manifest.data, manifest.inner, manifest.outer
     per_round = msgspec.structs.replace(manifest, exchange=Exchange()).max_weight
     if data.exactly_once and not outer.tracks_data:

@@ -22,6 +22,9 @@ BufferSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
 DENSE = ("fp32", "fp16", "bf16", "int8", "int4", "int3", "e3m0")
 """Codecs of all elements of a vector, by the first word of their names."""
 
+DEFAULT_RATIO = 4.0
+"""Default of max_step_ratio."""
+
 CostRow: TypeAlias = Literal["diloco", "streaming", "eager", "sparseloco", "powersgd", "noloco"]
 """Method of the planner's table, see collectives/costs/method_costs.py."""
 
@@ -181,7 +184,3 @@ def unused_ratio(how: Balancing, most: float) -> Iterator[tuple[str, str]]:
             "outer.max_step_ratio only applies with outer.step_balancing = 'by-speed'",
             "remove the key, or set outer.step_balancing = 'by-speed'",
         )
-
-
-DEFAULT_RATIO = 4.0
-"""Default of max_step_ratio."""

@@ -19,7 +19,7 @@ from thinwire.swarm.method_specs.base import (
 )
 
 NEAR = 0.9
-"""Part of the stable range of gamma from which on a manifest is used with a warning."""
+"""Fraction of the limit of gamma above which a manifest causes a warning."""
 
 
 class NoLoCo(MethodSpec, frozen=True, tag="noloco"):

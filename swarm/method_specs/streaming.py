@@ -20,9 +20,8 @@ from thinwire.swarm.method_specs.base import (
 MAX_SEPARATE = 64
 """Maximum number of fragments with separate rounds: a join is announced for each of them."""
 
-
 AUTO_OVERLAP = 5
-"""Inner steps that overlap an exchange by default, at most; 5 cost little (arXiv:2501.18512)."""
+"""Most inner steps that overlap an exchange by default; 5 cost little (arXiv:2501.18512)."""
 
 
 class Streaming(MethodSpec, frozen=True, tag="streaming"):
