@@ -25,12 +25,14 @@ def tail(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
         yield from file.readlines()[-lines:] if lines else ()
         rest = ""
         while follow:
+            # Look before reading: the lines written until the rotation are then read from the old file, up to its end.
+            replaced = _replaced(path, file.fileno(), file.tell())
             while part := file.readline():
                 rest += part
                 if rest.endswith("\n"):
                     yield rest
                     rest = ""
-            if _replaced(path, file.fileno(), file.tell()):
+            if replaced:
                 file.close()
                 file = open(path, encoding="utf-8", errors="replace")
             else:

@@ -36,3 +36,22 @@ def test_tail_follows_added_lines_a_rotation_and_a_truncation(tmp_path, monkeypa
 def append(path, text):
     with open(path, "a") as file:
         file.write(text)
+
+
+def test_tail_misses_no_line_that_is_written_just_before_a_rotation(tmp_path, monkeypatch):
+    path, looks, fstat = tmp_path / "log", [], os.fstat
+    path.write_text("old\n")
+
+    def rotate_at_the_second_look(descriptor):
+        looks.append(descriptor)
+        if len(looks) == 2:
+            append(path, "last\n")
+            os.replace(path, tmp_path / "log.1")
+            path.write_text("new\n")
+        return fstat(descriptor)
+
+    monkeypatch.setattr("thinwire.node.cli.log_tail.os.fstat", rotate_at_the_second_look)
+    monkeypatch.setattr("thinwire.node.cli.log_tail.time.sleep", lambda seconds: pytest.fail("a line is missing"))
+    lines = tail(path, 1, follow=True)
+    assert [next(lines) for _ in range(3)] == ["old\n", "last\n", "new\n"]
+    lines.close()
