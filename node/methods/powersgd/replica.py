@@ -2,7 +2,7 @@
 
 An outer step takes two rounds, one for each factor, since the second depends on the mean of the first. They are one
 transaction: the state has the mean of the first factors with its contributors and weights
-(`two_phase_contributors`), and the step is made only if the second record names the same. Otherwise both rounds are
+(`pledges`), and the step is made only if the second record names the same. Otherwise both rounds are
 void, on all replicas alike. The contribution is then sent again, and the missing peers sit out the next step.
 """
 
@@ -22,7 +22,7 @@ from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.compression.powersgd import LowRank, PowerSGD
-from thinwire.node.methods.powersgd import two_phase_contributors
+from thinwire.node.methods.powersgd import pledges
 from thinwire.node.methods.sparse.replica import chunks_of, store_sent
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
@@ -31,7 +31,7 @@ from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId, Proposal
 
-_Q = 1 + two_phase_contributors.SIZE
+_Q = 1 + pledges.SIZE
 """Index of Q in the extra state."""
 
 
@@ -98,10 +98,10 @@ class PowerSGDReplica(Replica):
 
     def terms(self, usual: RoundTerms) -> RoundTerms:
         """Restrict the second round to the contributors of the first, which had enough, without a minimum."""
-        noted = two_phase_contributors.read(self.notes)
+        noted = pledges.read(self.notes)
         if self.phase:
-            return replace(usual, weights=two_phase_contributors.weights(noted), min_peers=0)
-        return replace(usual, spare=two_phase_contributors.resting(noted))
+            return replace(usual, weights=pledges.weights(noted), min_peers=0)
+        return replace(usual, spare=pledges.resting(noted))
 
     def contribution(self, read: Read, *, attempt: int, peers: int) -> Iterable[memoryview]:
         """Encode the vector for the next round; nothing in a second round whose first one lacks this peer."""
@@ -146,7 +146,7 @@ class PowerSGDReplica(Replica):
         for index, payload in enumerate(results):
             self.codec.decode(payload, mean[slice(*cut.span(index))])
         weights = {entry.peer: entry.weight for entry in contributors}
-        noted, step = two_phase_contributors.read(self.notes), None
+        noted, step = pledges.read(self.notes), None
         if not self.phase:
             # The record may name an older announcement of ours. A forgotten one does not count.
             attempt = next((entry.attempt for entry in contributors if entry.peer == me), None)
@@ -156,18 +156,18 @@ class PowerSGDReplica(Replica):
                 own = self.memory.turn(mean, sent)
                 self.own = None if sent is None else own
             if self.q.size:
-                two_phase_contributors.begin(noted, contributors)
+                pledges.begin(noted, contributors)
                 self.extra[0], self.first[:] = 1, mean
             else:
                 step = self._finished(mean, np.empty(0, np.float32), excluded=sent is None)
         else:
-            if two_phase_contributors.weights(noted) == weights:
+            if pledges.weights(noted) == weights:
                 step = self._finished(self.first.copy(), mean, excluded=me not in weights, since=since)
                 self.q[:] = mean
             self._discard()
-            two_phase_contributors.settle(noted, weights, proposal.members)
+            pledges.settle(noted, weights, proposal.members)
             self.extra[0], self.first[:] = 0, 0
-        two_phase_contributors.write(noted, self.notes)
+        pledges.write(noted, self.notes)
         if step is not None:
             outer = self.outer
             outer_step(self.theta, self.momentum, step, *outer.sgd)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.methods.powersgd import two_phase_contributors
-from thinwire.node.methods.powersgd.two_phase_contributors import MOST, SIZE, Pledge
+from thinwire.node.methods.powersgd import pledges
+from thinwire.node.methods.powersgd.pledges import MOST, SIZE, Pledge
 from thinwire.swarm.manifest.tables import MAX_WEIGHT
 from thinwire.swarm.messages.registry import MAX_GROUP, Contribution
 
@@ -15,11 +15,11 @@ A, B, C, H = (letter * 32 for letter in (b"a", b"b", b"c", b"h"))
 
 def pair(noted, first, second, members=(A, B, C, H)):
     """Play one step with these contributors of the first round, and of the second."""
-    two_phase_contributors.begin(noted, [Contribution(peer, 1, 10) for peer in first])
-    assert two_phase_contributors.weights(noted) == dict.fromkeys(first, 10)
-    two_phase_contributors.settle(noted, set(second), members)
-    assert not two_phase_contributors.weights(noted)
-    return two_phase_contributors.resting(noted)
+    pledges.begin(noted, [Contribution(peer, 1, 10) for peer in first])
+    assert pledges.weights(noted) == dict.fromkeys(first, 10)
+    pledges.settle(noted, set(second), members)
+    assert not pledges.weights(noted)
+    return pledges.resting(noted)
 
 
 def test_repeated_broken_pledges_lengthen_the_rest():
@@ -59,16 +59,16 @@ def test_nobody_is_blamed_when_more_than_half_are_missing():
 )
 def test_pledges_round_trip(noted):
     numbers = np.ones(SIZE, np.float32)
-    two_phase_contributors.write(noted, numbers)
-    assert two_phase_contributors.read(numbers) == noted and np.isfinite(numbers).all()
+    pledges.write(noted, numbers)
+    assert pledges.read(numbers) == noted and np.isfinite(numbers).all()
 
 
 def test_excess_pledges_keep_current_and_longest_resting_peers():
     noted = {bytes([i % 256, 1 + i // 256]) * 16: Pledge(i < MAX_GROUP and i + 1, 1, i % 33) for i in range(700)}
     numbers = np.zeros(SIZE, np.float32)
-    two_phase_contributors.write(noted, numbers)
-    kept = two_phase_contributors.read(numbers)
-    assert len(kept) == 2 * MAX_GROUP and two_phase_contributors.weights(kept) == two_phase_contributors.weights(noted)
+    pledges.write(noted, numbers)
+    kept = pledges.read(numbers)
+    assert len(kept) == 2 * MAX_GROUP and pledges.weights(kept) == pledges.weights(noted)
     assert min(one.rest for one in kept.values() if not one.weight) >= max(
         one.rest for peer, one in noted.items() if peer not in kept
     )
@@ -78,5 +78,5 @@ def test_excess_pledges_keep_current_and_longest_resting_peers():
 def test_decoded_pledges_are_within_bounds(seed):
     rng = np.random.default_rng(seed)
     numbers = rng.integers(0, 2**32, SIZE, np.uint32).view(np.float32)
-    for one in two_phase_contributors.read(numbers).values():
+    for one in pledges.read(numbers).values():
         assert 0 <= one.weight <= MAX_WEIGHT and 0 <= one.broken <= MOST and 0 <= one.rest <= 1 << MOST
