@@ -52,8 +52,8 @@ class Method:
     """Parts of one outer method.
 
     `replica`: class of a peer's outer state, `Replica` or one with its interface; `begin` makes the first state, with arguments
-    that differ by method. `session`: makes the rounds of a replica, `rounds`: the loop that trains between them. `codec` and
-    `cut`: encoding of contributions, and their chunks.
+    that differ by method. `session`: makes the session of a replica. `rounds`: makes the loop over its rounds. `codec`: makes
+    the encoding of contributions. `cut`: makes their chunk grid.
     """
 
     replica: type[Any]
@@ -201,7 +201,7 @@ def fitted(manifest: Manifest, layout: Layout) -> tuple[Any, Grid]:
         return codec, cut
     except ValueError as error:
         message = (
-            f"a model of {layout.total} parameters does not go with exchange.codec {manifest.exchange.codec!r}: {error}"
+            f"exchange.codec {manifest.exchange.codec!r} does not suit a model of {layout.total} parameters: {error}"
         )
         raise ManifestError(message, method.smaller) from None
 

@@ -64,7 +64,7 @@ class CatchUp:
         """True if other peers have recovered the state while this peer was away."""
         self._prevails = False
         self.replays = False
-        """True if the rounds since our state are a shorter way to the swarm's than a fetch."""
+        """True if to follow the rounds since our state takes less than to fetch the state of the swarm."""
 
     @property
     def alone(self) -> bool:
@@ -95,7 +95,7 @@ class CatchUp:
         """True if no other peer takes part in the round in progress: it needs our contribution."""
         current = self._current()
         over = current.agreement.commit is not None or self.behind.is_set()
-        return not over and not self._voices() and not (self._live & {*current.agreement.ready})
+        return not over and not self._live_members() and not (self._live & {*current.agreement.ready})
 
     def begin(self) -> list[PeerId]:
         """Begin a round; return the peers to ask how it ended."""
@@ -155,7 +155,7 @@ class CatchUp:
         """
         current = self._current()
         known = self._outdated and self.behind.is_set()
-        if known or self._voices() or current.agreement.commit is not None:
+        if known or self._live_members() or current.agreement.commit is not None:
             return False
         self._outdated = True
         self._give_way(current)
@@ -218,8 +218,8 @@ class CatchUp:
         trusted = (lambda fork: True) if self._outdated else self._lineages.trusted
         return matches(offered.offer, (yield from offered.received.prove(trusted)))
 
-    def _voices(self) -> list[PeerId]:
-        """Live members of the last round that we know, ours or the one whose commit we have."""
+    def _live_members(self) -> list[PeerId]:
+        """Return the live other members of the last round that we know: ours, or one whose commit we have."""
         commit = self._current().agreement.commit
         members = self._replica.members if commit is None else commit.proposal.members
         return [p for p in members if p != self._me and p not in self.gone and self._roster.peers.is_live(p)]

@@ -57,7 +57,7 @@ class Lineages:
         """Their chains, which are valid, as far as these may be of use."""
         self._rationed, self._job = presence.rationed, ("chain", fragment)
         self._missed: set[PeerId] = set()
-        """Peers of which a chain came while the last one was not checked yet, or too many waited."""
+        """Peers to ask again for a chain that came while another was being checked, or too many waited."""
 
     def on_link_up(self, peer: PeerId) -> None:
         """Send the name of our lineage."""

@@ -239,8 +239,8 @@ class OuterLoop(ReplicaLoop):
     async def _rejoin(self, outcome: Outcome, weight: int) -> Outcome:
         """Take over the swarm's state; return the outcome of the round in progress.
 
-        If it belongs to another lineage, the model may stay as it is: the next contribution has all that this peer has
-        trained since the split. The weight of its rounds in the old lineage is then `merged`.
+        If the state belongs to another lineage, the model may stay as it is: the next contribution then has all that this
+        peer has trained since the split, and `merged` of the outcome is the weight of its rounds in the old lineage.
         """
         session, before = self.session, self.replica.chain
         fetched = await session.catch_up.newer(self.work)

@@ -19,7 +19,7 @@ from thinwire.swarm.lineage_founding import Founding
 from thinwire.swarm.messages.registry import Fork, Found, Message, PeerId
 
 SETTLE = 1.0
-"""Patiences for which members are waited for that have not stated the founders they see."""
+"""Patiences to wait for members that have not stated yet which founders they see."""
 
 
 class OwnLineage:
@@ -149,9 +149,9 @@ def continue_alone(
     """Make this peer the only member. Runs in `work`.
 
     Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
-    or in methods without agreement. One is needed in any case if this peer has been further (`ahead`): rounds that are made
-    again get other results. It begins with a new life, which has no vote in the parent lineage; and two copies of a run folder
-    found two lineages, not one with two results.
+    or in methods without agreement. A lineage is needed in any case if this peer has been further (`ahead`), because repeated
+    rounds have other results. A new lineage begins with a new life, which has no vote in the parent lineage. So two copies of
+    a run folder found two lineages, not one with two results.
     """
     me = identity.peer_id
     ahead |= check_votes(replica, votes, me)

@@ -51,8 +51,9 @@ class ProgressClaims:
     def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
         """Return the peers to ask for a proof now: each once in a patience, at most ASKED at a time.
 
-        These are the peers that say that we are behind, unless this peer `waits` only for results; and the others that are
-        ahead if there was no progress in our round for a patience, since the time `moved`. `round`: the last one that we have.
+        These are the peers that claim to have committed a later round, unless this peer `waits` only for results. If our round
+        has made no progress since the time `moved`, for a patience, these are all peers that seem to be ahead. `round`: the
+        last one that we have.
         """
         now, still = self._now(), self._now() >= moved + patience
         claim = {peer for peer, claimed in self._claims.items() if claimed > round and (still or not waits)}

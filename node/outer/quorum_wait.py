@@ -53,7 +53,7 @@ class QuorumWait:
 
     @property
     def text(self) -> str:
-        """Why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
+        """Reason why no round can commit, awaited peers, and until when; empty if a quorum is here."""
         since, until = self.since, self.until
         if since is None:
             return ""

@@ -87,12 +87,12 @@ class RoundLoop(ABC):
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         """Enter a running swarm: fetch its state, write it into the model, take part in the round in progress.
 
-        If the results of the rounds since our state are the shorter way, take part with our state, and follow.
+        If it takes less to follow the rounds since our state than to fetch another state, take part with ours.
 
         Wait as long as no peer offers a state that is as new as ours. With `tries`, continue with our own state after that
         number of patiences, or as soon as the answers show that none is newer (`CatchUp.newest`). Return False after
         `alone` consecutive attempts in which no reachable peer had a state (0: never). `lost`: called when no peer has a
-        state; it is given twice the `tries`. Raises ManifestMismatch if the swarm trains another model.
+        state; with it, the number of `tries` is doubled. Raises ManifestMismatch if the swarm trains another model.
         """
 
     @abstractmethod
@@ -152,4 +152,4 @@ def mismatch(replica: Replica, foreign: OtherModelState) -> ManifestMismatch:
         differ = f"the swarm's model has other trainable parameters or buffers than the one here, which has {ours} parameters"
     else:
         differ = f"the swarm's model has {theirs} trainable parameters, the one here has {ours}"
-    return ManifestMismatch(differ, "build the model as those do who started the run, and freeze the same parameters")
+    return ManifestMismatch(differ, "build the model as the founder of the run does, and freeze the same parameters")

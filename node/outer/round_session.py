@@ -169,8 +169,9 @@ class RoundSession(ReplicaSession):
             trials=self.trials,
             audits=self.starter.audits,
         )
-        # The announcements of a restarted process count as later ones: its record has the seconds since 1970, unless rounds
-        # took less than a second and its folder is lost. A clock that was set back repeats no number of this life.
+        # The announcements of a restarted process need higher numbers than those of the last one. So the first number is the
+        # time of our record, in seconds since 1970; that is too low only if rounds took less than a second. If the clock was
+        # set back, the stored highest number of this life is used instead.
         clock = presence.roster.record.sequence // 1000 % 2**31
         self.current = self.starter.start(max(clock, self.votes.numbers))
         self._send_queue.begin(self.current.round, self.fragment)
@@ -259,7 +260,7 @@ class RoundSession(ReplicaSession):
     async def change(self, work: Work, how: Callable[[], Result], *, settled: bool = True) -> Result:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `advance`.
 
-        Then the digest is computed there too; with `settled` False the caller computes it before `advance`.
+        With `settled` the digest is computed in `work`, too; otherwise the caller computes it before `advance`.
         """
 
         def change() -> Result:

@@ -84,11 +84,11 @@ class Session(ABC):
         """Return size and limit of each buffer, by name."""
 
     def stalled(self) -> str:
-        """Return why no round can commit, for whom this peer waits, and until when; empty if a quorum is here."""
+        """Return why no round can commit, awaited peers, and until when; empty if a quorum is here."""
         return ""
 
     def leave(self) -> None:  # noqa: B027
-        """Say farewell in the rounds in progress, if they need votes: the others need not count on ours."""
+        """Send a farewell in rounds in progress that need votes, so that no peer waits for ours."""
 
     def report(self, name: str, detail: str, **fields: object) -> None:
         """Emit an event about this peer."""
@@ -132,7 +132,7 @@ class StateCatchUp(Protocol):
 
     @property
     def replays(self) -> bool:
-        """True if the rounds since our state are a shorter way to the swarm's than a fetch."""
+        """True if to follow the rounds since our state takes less than to fetch the state of the swarm."""
 
     async def newer(self, work: Work) -> FetchedState | None:
         """Fetch a newer state; return None if no peer offers a suitable one."""

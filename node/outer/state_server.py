@@ -55,11 +55,12 @@ class _Snapshot:
 class StateServer:
     """Serves the state of the round in which a peer asked for it, while rounds continue.
 
-    When the replica is about to change, it leaves a state with readers to them, see `Replica.twin`. A peer that takes part
-    in a round reads no more (`done`). Until `resume` (or `entered`) makes this peer part of the swarm, it answers that it
-    has no state. `history`: past rounds whose results are served too; None: none are. `paced`: chunks for joiners take a small
-    part of the uplink (send_priority.py); but members are not delayed, because rounds may wait for them, and neither are
-    readers of a state so old that they would soon find no stored rounds to follow it.
+    If the state has readers when the replica is about to change, they keep it, and the replica continues with a copy, see
+    `Replica.twin`. A peer that takes part in a round reads no more (`done`). Until `resume` (or `entered`) makes this peer
+    part of the swarm, it answers that it has no state. `history`: past rounds whose results are served too; None: none are.
+    `paced`: chunks for joiners take a small part of the uplink (send_priority.py); but members are not delayed, because
+    rounds may wait for them, and neither are readers of a state so old that they would soon find no stored rounds to follow
+    it.
     """
 
     def __init__(

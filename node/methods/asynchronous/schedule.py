@@ -1,4 +1,4 @@
-"""Schedule of asynchronous methods: peers that are not in a round train on and follow it."""
+"""Schedule of asynchronous methods: peers without a contribution in a round train and follow it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Asynchronous(Schedule):
         self._last, self._oldest = last, staleness
         self._report: Callable[[Outcome], None] | None = None
         self._background: asyncio.Task[None] | None = None
-        self._sound = True
+        self._start_valid = True
+        """False if `start` of the replica belongs to a state or a model that was replaced."""
 
     @property
     def _replica(self) -> FedBuffReplica:
@@ -42,7 +43,7 @@ class Asynchronous(Schedule):
         self.resume()
 
     def resume(self) -> None:
-        self._sound = True
+        self._start_valid = True
         if self._report is not None and self._background is None:
             self._background = asyncio.ensure_future(self._follow(self._report))
 
@@ -65,10 +66,10 @@ class Asynchronous(Schedule):
 
     async def _deliver(self, weight: int, loss: float, speed: float) -> Outcome:
         while self._replica.age <= self._oldest:
-            self._sound = True
+            self._start_valid = True
             outcome = await self.loop.round(weight, loss, speed)
             if outcome.commit is None:
-                return outcome if self._sound else replace(outcome, dropped=True)
+                return outcome if self._start_valid else replace(outcome, dropped=True)
             if not self._replica.age:
                 return outcome
             if self._report is not None:
@@ -80,10 +81,10 @@ class Asynchronous(Schedule):
 
     def replaced(self) -> None:
         """Note that `start` belongs to the replaced state."""
-        self._sound = False
+        self._start_valid = False
 
     def not_finite(self) -> None:
-        self._sound = False
+        self._start_valid = False
         self.loop.start_over()
 
     def trains_on(self, commit: Commit) -> bool:
@@ -97,7 +98,7 @@ class Asynchronous(Schedule):
             outcome = await self.loop.session.outcome()
             commit = outcome.commit
             if commit is None or not self.trains_on(commit):
-                return  # the next call sees to it
+                return  # the next call of `sync` handles it
             await uninterrupted(self._commit_and_report(outcome, report))
 
     async def _commit_and_report(self, outcome: Outcome, report: Callable[[Outcome], None]) -> None:
@@ -108,6 +109,6 @@ class Asynchronous(Schedule):
         """Make the outer step. The model starts from θ̄ if our work was in the round, or can be in none."""
         assert outcome.commit is not None
         await self.loop.step(outcome)
-        if not self._sound or not self.trains_on(outcome.commit):
+        if not self._start_valid or not self.trains_on(outcome.commit):
             await self.loop.work(self.loop.start_over)
         self.loop.session.advance()

@@ -1,14 +1,19 @@
 """Loop over the rounds of several fragments; each round is a separate task while training continues.
 
 In its turn a fragment's Δ is announced. τ inner steps later (`lag` turns and `overlap` steps, with H / P steps between
-turns) the loop waits for the commit, and the model follows. A late fragment delays the others until one of three things
-happens, plus one patience: a fragment that was sent after it is done; the others have completed a round of a fragment that
-was not sent; a peer that it waits for has announced a fragment that was not sent. Without the third, two peers could wait
-for each other in two fragments. A fragment without a quorum delays none, so several fragments wait for a quorum at the same
-time. After that the model follows the fragment between two later steps; it is not sent again before its round is over.
+turns) the loop waits for the commit, and the model follows. While the round of a fragment is not over, the loop begins no
+other round, until one patience after one of these events:
 
-No peer waits for one that comes late to its turns. A peer that finds its round begun without it skips as many of the
-next steps as make up for the delay (lateness.py). Weights are tokens.
+- the round of a fragment that was sent later is over;
+- the other peers have completed a round of a fragment that was not sent here;
+- a peer that this round waits for has announced a fragment that was not sent here: otherwise the two peers could wait for
+  each other in two fragments.
+
+A round without a quorum delays no other one, so several fragments may wait for a quorum at the same time. The model follows
+a round that ends later between two inner steps; its fragment is not sent again before that.
+
+No peer waits for a peer that is late in its turns. A peer whose round has begun without it skips as many of its next inner
+steps as make up for the delay (lateness.py). Weights are tokens.
 """
 
 from __future__ import annotations
@@ -219,10 +224,10 @@ class FragmentLoop(RoundLoop):
         schedule.sent = schedule.owed
         task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
         self._pending[number] = pending = _PendingRound(schedule, turn, task, self._lateness.turn_began)
-        await self._first(task, schedule.was_read.wait())
-        if schedule.late_for:
+        await self._wait_for_first(task, schedule.was_read.wait())
+        if schedule.begun_without_us:
             await self._wait(pending)
-        return not schedule.late_for
+        return not schedule.begun_without_us
 
     def _steps_to_skip(self, turn: int, schedule: FragmentSchedule) -> int:
         agreement = schedule.loop.session.current.agreement
@@ -262,10 +267,10 @@ class FragmentLoop(RoundLoop):
         session = pending.schedule.loop.session
         stalled = session.quorum_wait.begun
         later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
-        if not pending.schedule.late_for:
+        if not pending.schedule.begun_without_us:
             missed = [event for number, event in self._session.committed.items() if number not in self._pending]
             events = [event.wait() for event in (*later, *missed, stalled)]
-            await self._first(pending.task, *events, self._until_circular(session))
+            await self._wait_for_first(pending.task, *events, self._until_circular(session))
         if not (pending.task.done() or stalled.is_set()):
             await asyncio.wait((pending.task,), timeout=session.patience)
         pending.left = not pending.task.done()
@@ -282,7 +287,7 @@ class FragmentLoop(RoundLoop):
             await asyncio.sleep(TICK)
 
     @staticmethod
-    async def _first(task: asyncio.Task[Outcome], *others: Coroutine[Any, Any, object]) -> None:
+    async def _wait_for_first(task: asyncio.Task[Outcome], *others: Coroutine[Any, Any, object]) -> None:
         """Wait until a task is done, or one of the others, which are cancelled then."""
         waits = [asyncio.ensure_future(one) for one in others]
         try:

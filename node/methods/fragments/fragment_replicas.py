@@ -99,7 +99,7 @@ class FragmentReplicas:
     def __init__(self, layout: Layout, fragments: Mapping[int, FragmentReplica], count: int, theta: Floats) -> None:
         self.layout, self.size = layout.digest, layout.total
         self.fragments, self.count = fragments, count
-        self._first = theta if len(fragments) < count else None
+        self._initial_theta = theta if len(fragments) < count else None
 
     @classmethod
     def begin(
@@ -140,7 +140,7 @@ class FragmentReplicas:
     @property
     def theta(self) -> Floats:
         """Copy of the outer parameters; fragments that are not held have their initial values."""
-        theta = np.empty(self.size, np.float32) if self._first is None else self._first.copy()
+        theta = np.empty(self.size, np.float32) if self._initial_theta is None else self._initial_theta.copy()
         for fragment in self.fragments.values():
             fragment.part.put(theta, fragment.replica.theta)
         return theta
@@ -173,7 +173,7 @@ class FragmentReplicas:
     @property
     def newest(self) -> tuple[int, Digest]:
         """The latest turn and the digest of its fragment."""
-        return max((self.name(number), fragment.replica.newest[1]) for number, fragment in self.fragments.items())
+        return max((self.last_turn(number), fragment.replica.newest[1]) for number, fragment in self.fragments.items())
 
     @property
     def contents(self) -> tuple[int, int]:
@@ -193,7 +193,7 @@ class FragmentReplicas:
         """Return the members of a fragment's last round, or of any held one if it is not held."""
         return self.fragments[number].replica.members if number in self.fragments else self.members
 
-    def name(self, number: int) -> int:
+    def last_turn(self, number: int) -> int:
         """Return the turn, from 1 on, of the last round of a fragment; 0 before the first."""
         done = self.fragments[number].replica.round
         return turn_of(number, done - 1, self.count) + 1 if done else 0
@@ -203,4 +203,4 @@ class FragmentReplicas:
         assert outcome.commit is not None
         number = outcome.commit.proposal.fragment
         replica = self.fragments[number].replica
-        return self.name(number), replica.members, replica.digest
+        return self.last_turn(number), replica.members, replica.digest

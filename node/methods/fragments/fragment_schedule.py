@@ -60,15 +60,15 @@ class FragmentSchedule(Overlap):
         self._alpha, self._most, self._lock = manifest.method(Streaming).local_mix, manifest.max_weight, lock
         self._overlaps = manifest.overlap > 0
         self.was_read, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.late_for = self.forgoes = self.fetched = self._unsent = False
-        """late_for: the others have completed the round without us. fetched: a state came after `begin`.
+        self.begun_without_us = self.forgoes = self.fetched = self._unsent = False
+        """begun_without_us: the others have completed the round. fetched: a state came after `begin`.
 
-        forgoes: no round will have what was trained up to now.
+        forgoes: the training up to now will be in no round.
         """
 
     def begin(self) -> None:
         """Prepare for the next round."""
-        self.late_for = self.fetched = self._unsent = False
+        self.begun_without_us = self.fetched = self._unsent = False
         for event in (self.was_read, self.due, self.moved):
             event.clear()
 
@@ -80,7 +80,7 @@ class FragmentSchedule(Overlap):
         session = self.loop.session
         begun = session.current.agreement.commit is not None or session.catch_up.behind.is_set()
         if self._ahead is not None or begun:
-            self.late_for = True
+            self.begun_without_us = True
             self.was_read.set()
         return await super().sync(weight, loss, speed, self.until_due)
 

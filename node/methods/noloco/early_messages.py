@@ -12,30 +12,30 @@ class EarlyMessages:
     def __init__(self, peers: int) -> None:
         self.most = 2 * peers
         self._peers = peers
-        self._kept: dict[PeerId, dict[type[Message], Frame]] = {}
+        self._stored: dict[PeerId, dict[type[Message], Frame]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._kept.values()))
+        return sum(map(len, self._stored.values()))
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        return tuple(self._kept)
+        return tuple(self._stored)
 
     def keep(self, peer: PeerId, frame: Frame) -> None:
         """Store an announcement, if there is room for another peer."""
-        if peer in self._kept or len(self._kept) < self._peers:
-            self._kept.setdefault(peer, {})[type(frame.message)] = frame
+        if peer in self._stored or len(self._stored) < self._peers:
+            self._stored.setdefault(peer, {})[type(frame.message)] = frame
 
     def take(self, peer: PeerId, round: int) -> list[Frame]:
         """Remove and return the frames of a peer for `round` or earlier rounds."""
-        frames = self._kept.pop(peer, {})
+        frames = self._stored.pop(peer, {})
         later = {kind: frame for kind, frame in frames.items() if _round_of(frame) > round}
         if later:
-            self._kept[peer] = later
+            self._stored[peer] = later
         return [frame for kind, frame in frames.items() if kind not in later]
 
     def drop(self, peer: PeerId) -> None:
-        self._kept.pop(peer, None)
+        self._stored.pop(peer, None)
 
 
 def _round_of(frame: Frame) -> int:

@@ -57,7 +57,7 @@ class GossipLoop(ReplicaLoop):
         if session.catch_up.behind.is_set() and await self.catch_up():
             return Outcome()
         read = self._read
-        if self._travels and not session.current.posted:  # In the first round nothing has posted them yet.
+        if self._sends_slow_weights and not session.current.posted:  # In the first round nothing has posted them yet.
             session.post(*await self._work(self._base))
         try:
             payloads = await self._work(lambda: self._encode(read))
@@ -171,7 +171,7 @@ class GossipLoop(ReplicaLoop):
         def begin() -> tuple[list[memoryview], bytes] | None:
             self._write(session.replica.theta)
             over = 0 < self._rounds <= session.replica.round
-            return self._base() if self._travels and not over else None
+            return self._base() if self._sends_slow_weights and not over else None
 
         base = await self._work(begin)
         session.advance()
@@ -179,7 +179,7 @@ class GossipLoop(ReplicaLoop):
             session.post(*base)
 
     @property
-    def _travels(self) -> bool:
+    def _sends_slow_weights(self) -> bool:
         return self._session.codec.slow is not None
 
     def _base(self) -> tuple[list[memoryview], bytes]:

@@ -22,7 +22,9 @@ LONGEST_WAIT = 16.0
 
 
 class PartnerWait:
-    """Call `begin` when a round begins, `train` after its inner steps, `learn` after its exchanges.
+    """Waiting times of one peer, from the rounds that it has made.
+
+    Call `begin` when a round begins, `train` after its inner steps, `learn` after its exchanges.
 
     A peer is late when half of its partners have waited for it. It ends its inner steps when partners wait if it was
     late repeatedly or in the last round, was delayed by another peer, or is new. So slow machines contribute fewer

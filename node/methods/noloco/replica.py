@@ -60,7 +60,7 @@ class GossipReplica(Replica):
     alike: ClassVar[bool] = False
     residual: Floats = np.empty(0, np.float32)
     _lent: Floats | None = None
-    """Of a twin for a checkpoint: array of the residual."""
+    """In a twin for a checkpoint: the array of the residual, which must not change. Else None."""
 
     @property
     def sent_codec(self) -> object:

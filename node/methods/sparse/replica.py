@@ -36,21 +36,22 @@ from thinwire.node.state.tensor_file import Array, Tensors
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId, Proposal
 
-_KEPT = "kept/"
+_OWNER_RESIDUAL = "kept/"
 """Prefix of owner residuals in a checkpoint; the number of the chunk follows."""
 
-KEPT = 4
+MOST_SENT = 4
 """Announcements of one round that are remembered; no record names an older one."""
 
 
 def store_sent(sent: dict[int, Any], attempt: int, contribution: Any) -> None:
-    """Store what announcement number `attempt` has sent, and forget the oldest beyond KEPT."""
+    """Store what announcement number `attempt` has sent, and forget the oldest beyond MOST_SENT."""
     sent[attempt] = contribution
-    while len(sent) > KEPT:
+    while len(sent) > MOST_SENT:
         del sent[min(sent)]
 
 
 def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
+    """Return the division of a model's parameters into chunks of `chunk` elements."""
     return Chunks(tuple((piece.name, piece.shape) for piece in layout.pieces), chunk)
 
 
@@ -72,7 +73,7 @@ class SparseReplica(Replica):
     Then the announced pseudo-gradient is stored.
     """
     _lent: Floats | None = None
-    """Of a twin for a checkpoint: array of the residuals."""
+    """In a twin for a checkpoint: the array of the residuals, which must not change. Else None."""
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
         """Set up the error feedback; `codec` is a SparseCodec."""
@@ -205,12 +206,18 @@ class SparseReplica(Replica):
     def private_state(self, layout: Layout) -> dict[str, Array]:
         """Return the residuals of the contributions and of the owned chunks."""
         own = {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
-        return own | {f"{_KEPT}{index}": rest for index, rest in self.kept.all().items()}
+        return own | {f"{_OWNER_RESIDUAL}{index}": rest for index, rest in self.kept.all().items()}
 
     def load_private(self, tensors: Tensors, layout: Layout) -> str:
         """Load the residuals; return a remark about owner residuals that do not fit."""
-        rests = {int(name.removeprefix(_KEPT)): one for name, one in tensors.items() if name.startswith(_KEPT)}
-        own = {name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_KEPT)}
+        rests = {
+            int(name.removeprefix(_OWNER_RESIDUAL)): one
+            for name, one in tensors.items()
+            if name.startswith(_OWNER_RESIDUAL)
+        }
+        own = {
+            name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_OWNER_RESIDUAL)
+        }
         self.feedback.load(layout.flat(own))
         lost = self.kept.load(rests, self.codec.grid(layout.total), self.round)
         return f"of {len(rests)} sums that were kept here {lost} do not fit, and are dropped" if lost else ""

@@ -52,8 +52,8 @@ class SparseCodec:
         """Return the chunk grid of a payload. Raises ValueError if it is too large."""
         return pieces(self.bound)
 
-    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        """Cut our payload, whose choice is `says`, into chunks."""
+    def cut(self, payload: bytes, choice: Any, pieces: Grid) -> list[memoryview]:
+        """Cut our payload into chunks. `choice`: the entries that it has."""
         return cut_up(payload, pieces)
 
     def fits(self, chunks: int, pieces: Grid) -> bool:
@@ -99,8 +99,8 @@ class RunCodec(SparseCodec):
         """Return the grid of chunks that have owners."""
         return parts(total, self, self.codec.chunk)
 
-    def cut(self, payload: bytes, says: Any, pieces: Grid) -> list[memoryview]:
-        return list(self.portions.split(payload, says))
+    def cut(self, payload: bytes, choice: Any, pieces: Grid) -> list[memoryview]:
+        return list(self.portions.split(payload, choice))
 
     def fits(self, chunks: int, pieces: Grid) -> bool:
         return chunks == len(pieces)
@@ -115,7 +115,10 @@ class RunCodec(SparseCodec):
         return [self.portions.wide.decode(b"".join(results), self.chunks)], [1.0]
 
     def nbytes(self, n: int) -> int:
-        """Return the largest payload of `n` values in bytes; this and the next three: ShardedSparseCodec."""
+        """Return the largest payload of `n` values in bytes.
+
+        See ShardedSparseCodec, also for the next three methods.
+        """
         return self.portions.nbytes(n)
 
     def check(self, payload: Buffer, n: int) -> float:

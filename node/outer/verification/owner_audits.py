@@ -53,7 +53,7 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.gossip_items import read_stored, read_verdict
 from thinwire.swarm.messages.registry import Chunk, Digest, Fetch, PeerId, Verdict
 
-KEPT = 4
+EXAMINABLE = 4
 """Rounds whose results this peer can still examine."""
 
 MOST_CASES = 3
@@ -145,7 +145,7 @@ class Audits:
         if data is None:
             return
         self._data[done.round] = data
-        for old in [number for number in self._data if not done.round - KEPT < number <= done.round]:
+        for old in [number for number in self._data if not done.round - EXAMINABLE < number <= done.round]:
             del self._data[old]
         self._recount()
         members, present = done.agreement.terms.members, {entry.peer for entry in data.contributors}
@@ -198,7 +198,7 @@ class Audits:
                 self._cases.remove(case)
                 self._suspects.add(case.owner)
                 self._record_service(case, round)
-            elif case.data.round <= round - KEPT:
+            elif case.data.round <= round - EXAMINABLE:
                 self._cases.remove(case)
                 known = case.false or case.owner in self._roster.peers.banned or self._accuses(case.owner)
                 if case.accuser is not None and not known:

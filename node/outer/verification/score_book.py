@@ -41,7 +41,7 @@ LEAST = 0.1
 """Part of the decrease of the loss by another contribution that one must reach, not to lose."""
 
 CHANCE = 2e-5
-"""Most probable row of losses, for an honest member, that makes a book distrust it."""
+"""A member is distrusted if an honest one would lose so often in a row with at most this probability."""
 
 RARELY = 0.15
 """Members that have lost are drawn first while an honest peer loses with at most this probability."""
@@ -103,7 +103,7 @@ class ScoreBook:
     def judge_newcomer(self, peer: PeerId, theirs: Falls, reason: str = "") -> Opinion:
         """Add the evaluation of a newcomer's contribution; with a `reason` it lowers no loss."""
         assigned, other = theirs if np.isfinite(theirs).all() and not reason else (0.0, 0.0)
-        opinion, good = self._kept(peer), assigned > 0.0
+        opinion, good = self._stored(peer), assigned > 0.0
         opinion.add(float(np.sign(assigned - other)) if good else -1.0, "" if good else reason or COUNTED)
         enough = opinion.rounds >= self.required and opinion.score >= PASS * (1 - DECAY**self.required)
         opinion.endorsed = enough and opinion.failures < FAILURES
@@ -117,11 +117,11 @@ class ScoreBook:
         lost = control > 0.0 and fall < LEAST * control
         if not lost:  # Those that always lose would hide how often an honest peer does.
             self._add(self.control, COUNTED if control < LEAST * fall else "")
-        return self._add(self._kept(peer), COUNTED if lost else "")
+        return self._add(self._stored(peer), COUNTED if lost else "")
 
     def unsent(self, peer: PeerId) -> Opinion:
         """Add a contribution that a member has announced and not sent."""
-        return self._add(self._kept(peer), UNSENT)
+        return self._add(self._stored(peer), UNSENT)
 
     def _add(self, opinion: Opinion, reason: str) -> Opinion:
         opinion.add(-1.0 if reason else 1.0, reason)
@@ -161,10 +161,10 @@ class ScoreBook:
             return None
         peer = rank(secret, "score", groups[blake3.blake3(secret).digest()[0] % len(groups)])[0]
         self.draws += 1
-        self._kept(peer).drawn = self.draws
+        self._stored(peer).drawn = self.draws
         return peer
 
-    def _kept(self, peer: PeerId) -> Opinion:
+    def _stored(self, peer: PeerId) -> Opinion:
         if peer not in self.opinions and len(self.opinions) >= MOST:
             # Newcomers cost nothing; those that are endorsed have worked for it, and so have members.
             least = min(self.opinions, key=lambda one: (self.opinions[one].endorsed, self.opinions[one].rounds))

@@ -15,7 +15,7 @@ from thinwire.collectives.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.methods.registry import METHODS, check_codec
-from thinwire.node.methods.sparse.replica import KEPT
+from thinwire.node.methods.sparse.replica import MOST_SENT
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
@@ -212,7 +212,7 @@ def test_sparse_announcements_remembered_are_bounded():
     replica, _ = made()
     for attempt in range(1, 20):
         contribute(replica, reader(trained(1)), attempt)
-    assert sorted(replica.sent) == list(range(20 - KEPT, 20))
+    assert sorted(replica.sent) == list(range(20 - MOST_SENT, 20))
 
 
 def test_sparse_replica_does_not_send_non_finite_values():
