@@ -61,9 +61,9 @@ class HostLearner(StageLearner):
     @property
     def summary(self) -> str:
         """Describe the state in the group, for people."""
-        brought = f"; the stage was brought back, from: {self.source}" if self.source else ""
-        going = f"; goes to stage {self._next}" if self._next is not None else ""
-        return f"inner step {self.host.step} of the group of {short(self.host.origin)}{brought}{going}"
+        recovered = f"; the stage was recovered, from: {self.source}" if self.source else ""
+        moving = f"; moves to stage {self._next}" if self._next is not None else ""
+        return f"inner step {self.host.step} of the group of {short(self.host.origin)}{recovered}{moving}"
 
     @property
     def next(self) -> Seat | None:

@@ -95,7 +95,7 @@ class HostReadiness(Handler):
         self._here.add(peer)
         if message.step < self.origin.next_step:
             self.origin.catch_up(peer)
-        self._hand_out(peer)
+        self._send_frozen(peer)
         self._news.set()
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -125,7 +125,7 @@ class HostReadiness(Handler):
         return tuple(stage for stage, peers in self.hosts.items() if not peers)
 
     @property
-    def lame(self) -> bool:
+    def incomplete(self) -> bool:
         """True if more stages lack a holder than can be skipped, so that no steps are made."""
         return len(self.missing) > self._spare
 
@@ -145,13 +145,13 @@ class HostReadiness(Handler):
         """
         until = self._now() + self._wait
         for peer in sorted(self._here):
-            self._hand_out(peer)
+            self._send_frozen(peer)
         self._turn += 1
         while not stop.is_set():
-            if self.lame:
+            if self.incomplete:
                 await self._change(stop, MOMENT)
-            self._tell_missing()
-            if self.lame:
+            self._report_missing()
+            if self.incomplete:
                 if not self._alone():
                     return False
                 until = self._now() + self._wait
@@ -171,10 +171,10 @@ class HostReadiness(Handler):
                 self.origin.stage_holders.holders = ready
                 return True
             if not late:
-                return False  # The holder of a stage is past our step, and cannot go back.
+                return False  # The only holder of a stage is past our step, and cannot return to it.
         return False
 
-    def _hand_out(self, peer: PeerId) -> None:
+    def _send_frozen(self, peer: PeerId) -> None:
         """Send a host the frozen rows that it lacks; it posts again when it has them."""
         frozen = self.frozen()
         if self._posts[peer].frozen != frozen.tag != self._handed.get(peer, 0):
@@ -188,7 +188,7 @@ class HostReadiness(Handler):
         behind = {peer for peer in found if self._posts[peer].step <= self.origin.next_step}
         return {peer for peer in behind if self._turn > self._excused[peer].until or not ready[self._posts[peer].stage]}
 
-    def _tell_missing(self) -> None:
+    def _report_missing(self) -> None:
         for stage in self.missing:
             if stage not in self._reported:
                 detail = {"stage": stage, "group": short(self._me), "source": self.source(stage)}

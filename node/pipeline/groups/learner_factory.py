@@ -49,7 +49,7 @@ FIRST, LEAST = 60.0, 5.0
 """Seconds for a micro-batch on an unmeasured host, and the least limit of any host."""
 
 UNLED = 10.0
-"""Seconds to wait for a peer that no longer announces itself as origin: it may look for its place."""
+"""Seconds to wait for a peer that no longer announces itself as origin: it may choose a stage."""
 
 ROUND_PATIENCE = 2.0
 """Patience of a round in seconds without progress; see GIVE_UP."""
@@ -57,7 +57,7 @@ ROUND_PATIENCE = 2.0
 MOVES = 2000
 """Attempts of a plan for each micro-batch and stage; a small problem is soon searched completely."""
 
-TOLD = frozenset(
+LOGGED = frozenset(
     {"host", "host lost", "stage without holder", "micro-batch failed", "micro-batch given up", "gradient lost"}
     | {"plan", "no plan", "move"}
 )
@@ -81,19 +81,19 @@ def learner(
     if its origin wants it to (HostLearner.next).
     """
     me, roster = peer.identity.peer_id, peer.presence.roster
-    door = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
+    context = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
     if not seat.stage:
         origin = origin_learner(
             manifest,
             vocab,
             batches(),
-            door,
-            source=lambda stage: _source(peer, manifest, stage, origin.readiness, buddy),
+            context,
+            source=lambda stage: _source(peer, manifest, stage, origin.readiness, backup),
             alone=lambda: _alone(peer),
             others=lambda: _speeds(peer),
         )
-        arbiter = RecoveryArbiter(peer, lambda: origin.drives.norms)
-        buddy = keep(peer, manifest, origin, origin.readiness, arbiter, work)
+        arbiter = RecoveryArbiter(peer, lambda: origin.origin.norms)
+        backup = protect(peer, manifest, origin, origin.readiness, arbiter, work)
         return origin
 
     def outdated(origin: PeerId, stage: int) -> None:
@@ -102,14 +102,12 @@ def learner(
             and (origin, stage) == (host.host.origin, seat.stage)
             and _session_of(peer, stage).catch_up.outdated()
         ):
-            peer.emit(
-                "outdated", {"peer": origin.hex(), "detail": f"stage {stage} was brought back while we were away"}
-            )
+            peer.emit("outdated", {"peer": origin.hex(), "detail": f"stage {stage} was recovered while we were away"})
             host.rest()
 
     since = math.inf
 
-    def look() -> bool:
+    def orphaned() -> bool:
         nonlocal since
         now, leads = peer.environment.now(), host.host.origin in peer.seats().groups
         since = math.inf if leads else min(since, now)
@@ -132,12 +130,12 @@ def learner(
     def round() -> int:
         return _session_of(peer, seat.stage).replica.round if peer.ready else 0
 
-    host = host_learner(manifest, vocab, seat.stage, seat.origin, door, round=round, orphaned=look, able=able)
-    keep(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
+    host = host_learner(manifest, vocab, seat.stage, seat.origin, context, round=round, orphaned=orphaned, able=able)
+    protect(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
     return host
 
 
-def keep(
+def protect(
     peer: Peer,
     manifest: Manifest,
     learner: HostLearner | OriginLearner,
@@ -157,18 +155,18 @@ def keep(
         fragment = begin_fragment(manifest, layout, codec, np.zeros(layout.total, np.float32), number, ())
         return StandbyCopy(fragment, peer.presence.send_queue, peer.environment.now, peer.fragments.ahead.chains)
 
-    def brought(source: str, anew: bool) -> None:
+    def recovered(source: str, reconstructed: bool) -> None:
         learner.source = source
-        if anew:
+        if reconstructed:
             peer.private = None  # The moments belong to other parameters.
             learner.update.faster = FASTER
 
     every = pipeline.backup_every
-    buddy = NeighbourBackup(peer, stage, pipeline.stages, every, make, work) if every else None
-    recover = StageRecovery(peer, pipeline, arbiter, make, work, brought)
+    backup = NeighbourBackup(peer, stage, pipeline.stages, every, make, work) if every else None
+    recover = StageRecovery(peer, pipeline, arbiter, make, work, recovered)
     handlers = {Family.STAGES: handler, Family.RECOVERY: arbiter}
-    peer.hold(learner.held, handlers, recover=recover, tasks=(buddy.run,) if buddy is not None else ())
-    return buddy
+    peer.hold(learner.held, handlers, recover=recover, tasks=(backup.run,) if backup is not None else ())
+    return backup
 
 
 def _session_of(peer: Peer, stage: int) -> RoundSession:
@@ -197,11 +195,11 @@ def _speeds(peer: Peer) -> list[float]:
 
 
 def _source(
-    peer: Peer, manifest: Manifest, stage: int, readiness: HostReadiness, buddy: NeighbourBackup | None
+    peer: Peer, manifest: Manifest, stage: int, readiness: HostReadiness, backup: NeighbourBackup | None
 ) -> Source:
     """Return the sources of a stage without a host: full replicas, other groups, and copies."""
     held, pipeline = holders(peer, stage) & peer.presence.live, manifest.pipeline
-    copied = buddy is not None and (buddy.held if stage == 1 else bool(readiness.hosts[stage - 1]))
+    copied = backup is not None and (backup.held if stage == 1 else bool(readiness.hosts[stage - 1]))
     age = 0 if copied else None
     return rescue(
         stage, pipeline.stages, lost=readiness.missing, holders=len(held), copy=age, recent=pipeline.backup_max_age
@@ -225,35 +223,35 @@ class LearnerContext:
 
 
 def host_learner(
-    manifest: Manifest, vocab: int, stage: int, origin: PeerId, door: LearnerContext, **known: Callable[..., Any]
+    manifest: Manifest, vocab: int, stage: int, origin: PeerId, context: LearnerContext, **known: Callable[..., Any]
 ) -> HostLearner:
     """Create the learner of a peer that holds `stage` in the group of `origin`. `known`: see HostLearner."""
     holding = HeldStage(manifest, vocab, stage)
     section, micro = holding.section, manifest.microbatches
     holding.boundary.warm_up()
     host = Host(
-        door.me,
+        context.me,
         origin,
         stage,
         Stage(section),
         StageOptimizer(section, inner_of(manifest)),
         holding.boundary,
-        send_queue=door.send_queue,
-        work=door.work,
-        now=door.now,
-        emit=_quiet(door.emit),
+        send_queue=context.send_queue,
+        work=context.work,
+        now=context.now,
+        emit=_quiet(context.emit),
         context=manifest.model.context,
         batch=manifest.inner.batch,
         room=2 * max(manifest.host_capacity, manifest.pipeline.max_in_flight or micro),
     )
-    return HostLearner(holding, host, send_queue=door.send_queue, work=door.work, now=door.now, **known)
+    return HostLearner(holding, host, send_queue=context.send_queue, work=context.work, now=context.now, **known)
 
 
 def origin_learner(
     manifest: Manifest,
     vocab: int,
     batches: Batches,
-    door: LearnerContext,
+    context: LearnerContext,
     *,
     source: Callable[[int], Source] = lambda stage: "holder",
     alone: Callable[[], bool] = lambda: False,
@@ -263,18 +261,18 @@ def origin_learner(
 
     `source`, `alone`: see HostReadiness. `others`: see OriginLearner.
     """
-    holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(door.emit)
-    route_planner = _route_planner(manifest, door.now, emit) if pipeline.paths == "planned" else None
+    holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(context.emit)
+    route_planner = _route_planner(manifest, context.now, emit) if pipeline.paths == "planned" else None
     holding.boundary.warm_up()
     origin = Origin(
         holding.section,
         StageOptimizer(holding.section, inner_of(manifest)),
         holding.boundary,
         StageHolders({}),
-        send_queue=door.send_queue,
-        work=door.work,
-        now=door.now,
-        patience=Timeouts(door.now, first=FIRST, least=LEAST),
+        send_queue=context.send_queue,
+        work=context.work,
+        now=context.now,
+        patience=Timeouts(context.now, first=FIRST, least=LEAST),
         emit=emit,
         window=pipeline.max_in_flight or min(pipeline.stages, manifest.microbatches),
         clip=manifest.inner.clip,
@@ -284,11 +282,11 @@ def origin_learner(
     wait = manifest.exchange.timeout_seconds + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
     readiness = HostReadiness(
-        door.me,
+        context.me,
         origin,
         pipeline.stages,
-        send_queue=door.send_queue,
-        now=door.now,
+        send_queue=context.send_queue,
+        now=context.now,
         wait=wait,
         emit=emit,
         spare=spare,
@@ -299,17 +297,17 @@ def origin_learner(
     moves = pipeline.rebalance and route_planner is None
 
     def order(peer: PeerId, stage: int) -> None:
-        door.send_queue.control(peer, StageAssignment(origin.next_step, origin.next_step, stage))
+        context.send_queue.control(peer, StageAssignment(origin.next_step, origin.next_step, stage))
 
     return OriginLearner(
         holding,
         readiness,
         batches,
         manifest,
-        now=door.now,
+        now=context.now,
         emit=emit,
         route_planner=route_planner,
-        balance=Rebalancer(origin.measurements, door.now, period=pipeline.rebalance) if moves else None,
+        balance=Rebalancer(origin.measurements, context.now, period=pipeline.rebalance) if moves else None,
         order=order,
         others=others,
     )
@@ -324,4 +322,4 @@ def _route_planner(manifest: Manifest, now: Callable[[], float], emit: Emit) -> 
 
 
 def _quiet(emit: Emit) -> Emit:
-    return lambda name, fields: emit(name, fields) if name in TOLD else None
+    return lambda name, fields: emit(name, fields) if name in LOGGED else None

@@ -64,20 +64,20 @@ class OriginLearner(StageLearner):
     def summary(self) -> str:
         """Describe the state of the group, for people."""
         counts = ", ".join(f"{count} micro-batches {what}" for what, count in self.totals.items())
-        brought = f"; stage 0 was brought back, from: {self.source}" if self.source else ""
-        return f"{self.readiness.summary}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{brought}"
+        recovered = f"; stage 0 was recovered, from: {self.source}" if self.source else ""
+        return f"{self.readiness.summary}; {counts}; {self._speed:.0f} tokens/s in steps{self._plan}{recovered}"
 
     @property
     def _plan(self) -> str:
         route_planner = self._route_planner
         if route_planner is None or not route_planner.plans:
             return ""
-        whys = ", ".join(f"{why} {count}" for why, count in route_planner.whys.items())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in route_planner.reasons.items())
         times = f"{self._measured:.2f} s, {self._planned:.2f} s by plan" if self._planned else "without a plan"
-        return f"; {route_planner.paths} paths: last step {times}; planned {route_planner.plans} times ({whys})"
+        return f"; {route_planner.paths} paths: last step {times}; planned {route_planner.plans} times ({reasons})"
 
     @property
-    def drives(self) -> Origin:
+    def origin(self) -> Origin:
         """Origin that drives the group."""
         return self._origin
 
@@ -102,14 +102,14 @@ class OriginLearner(StageLearner):
         while made < wanted and not stop.is_set():
             if made:
                 self.readiness.refresh()
-            if (not made or self.readiness.lame) and not await self.readiness.gather(stop):
+            if (not made or self.readiness.incomplete) and not await self.readiness.gather(stop):
                 break
             outcome = await origin.step([self.batches.next() for _ in range(self._manifest.microbatches)])
             if outcome.losses:
                 losses.append(outcome.loss)
             made += 1
-            self._speed = self._faster(outcome)
-            self._see(outcome)
+            self._speed = self._mean_speed(outcome)
+            self._compare_with_plan(outcome)
             self.totals = {
                 "retried": self.totals["retried"] + outcome.attempts - self._manifest.microbatches,
                 "skipped": self.totals["skipped"] + len(outcome.skipped),
@@ -124,7 +124,7 @@ class OriginLearner(StageLearner):
             return StepReport(over, math.nan, math.nan, tokens, 0.0) if over else NOTHING
         return StepReport(over, sum(losses) / len(losses), losses[-1], tokens, self._now() - began)
 
-    def _see(self, outcome: StepOutcome) -> None:
+    def _compare_with_plan(self, outcome: StepOutcome) -> None:
         """Compare the step's time with the plan, and report a new plan with it."""
         self._measured, self._planned, route_planner = outcome.measured, outcome.planned, self._route_planner
         if route_planner is not None and outcome.planned and route_planner.plans > self._plans:
@@ -152,7 +152,7 @@ class OriginLearner(StageLearner):
             return n
         return steps_by_power(self._speed, others, n, 1.0) if self._speed else 1
 
-    def _faster(self, outcome: StepOutcome) -> float:
+    def _mean_speed(self, outcome: StepOutcome) -> float:
         """Return the speed after a step as a moving mean."""
         inner, model = self._manifest.inner, self._manifest.model
         now = self._manifest.microbatches * inner.batch * model.context / max(outcome.seconds, 1e-6)

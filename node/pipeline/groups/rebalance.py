@@ -44,7 +44,7 @@ def move(
     the least loaded stages that can spare a peer, the peer with least work moves to the most loaded stage. A stage
     without members counts as the most loaded one, even if the other loads are balanced.
     """
-    target = newcomer(queues)
+    target = stage_for_joiner(queues)
     loads = [sum(waiting.values()) for waiting in queues]
     free = [[peer for peer in waiting if len(waiting) > 1 and able(peer, target)] for waiting in queues]
     spare = [stage for stage, peers in enumerate(free) if peers and stage != target]
@@ -57,7 +57,7 @@ def move(
     return HostMove(peer, source, target)
 
 
-def newcomer(queues: Sequence[Mapping[Peer, float]]) -> int:
+def stage_for_joiner(queues: Sequence[Mapping[Peer, float]]) -> int:
     """Return the stage for a joiner: without members, else most loaded; of those with fewest members."""
     return min(range(len(queues)), key=lambda s: (bool(queues[s]), -sum(queues[s].values()), len(queues[s]), s))
 

@@ -78,7 +78,7 @@ async def _found(peer: Peer, manifest: Manifest, fits: tuple[int, ...], limit: f
             # Choose at random: other peers may be surplus at the same place or at another one, and choose now, too.
             taken = empty[int.from_bytes(me[attempt : attempt + 8], "big") % len(empty)]
         else:
-            taken = fitting(anew(seats, me), stages, fits, me, manifest.pipeline.peers_per_stage)
+            taken = fitting(unseated(seats, me), stages, fits, me, manifest.pipeline.peers_per_stage)
         if taken is None:
             raise NoSwarm("no peer here holds stage 0, which does not fit here", "raise --memory")
         peer.announce(taken.code())
@@ -97,7 +97,7 @@ def crowded(seats: Seating, taken: Seat, me: bytes, empty: Sequence[Seat]) -> bo
     return taken.origin not in seats.groups or (bool(empty) and min(held.get(taken.stage, (me,)), default=me) < me)
 
 
-def anew(seats: Seating, me: bytes) -> Seating:
+def unseated(seats: Seating, me: bytes) -> Seating:
     """Return the same seating without a stage of `me`."""
     groups = {
         origin: {stage: tuple(peer for peer in peers if peer != me) for stage, peers in held.items()}

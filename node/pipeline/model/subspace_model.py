@@ -15,7 +15,7 @@ from thinwire.node.training.models.transformer import Block, Transformer
 from torch import Tensor, nn
 
 
-class SubspaceModel(nn.Module):
+class SubspaceLinear(nn.Module):
     """Linear map into the subspace: [..., columns] -> [..., width]. weight: [k, columns]."""
 
     u: Tensor
@@ -71,8 +71,8 @@ def confine(model: Transformer | Section, k: int, seed: int) -> None:
     u = torch.from_numpy(subspace.basis(model.config.width, k, seed))
     for block in model.modules():
         if isinstance(block, Block):
-            block.attention.out = SubspaceModel(u.mT @ block.attention.out.weight, u)  # type: ignore[assignment]
-            block.feedforward.out = SubspaceModel(u.mT @ block.feedforward.out.weight, u)  # type: ignore[assignment]
+            block.attention.out = SubspaceLinear(u.mT @ block.attention.out.weight, u)  # type: ignore[assignment]
+            block.feedforward.out = SubspaceLinear(u.mT @ block.feedforward.out.weight, u)  # type: ignore[assignment]
     if hasattr(model, "embedding"):
         fixed = torch.from_numpy(subspace.table(model.config.vocab, model.config.width, seed))
         embedding = SubspaceEmbedding(model.embedding.weight @ u, fixed, u)

@@ -15,7 +15,7 @@ import torch
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.model.section import Section
-from thinwire.node.pipeline.model.subspace_model import SubspaceEmbedding, SubspaceModel, confine
+from thinwire.node.pipeline.model.subspace_model import SubspaceEmbedding, SubspaceLinear, confine
 from thinwire.node.state.layout import Layout
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from torch import Tensor
 class _Lift:
     """Confined parameter. `whole`: value that was set, [rows, columns]; `start`: weight at that time."""
 
-    module: SubspaceModel | SubspaceEmbedding
+    module: SubspaceLinear | SubspaceEmbedding
     whole: Tensor
     start: Tensor
     frozen: FrozenEmbedding = field(default_factory=FrozenEmbedding)
@@ -33,12 +33,12 @@ class _Lift:
     def projected(self) -> Tensor:
         """Return the part of the set value that the section has."""
         module, u = self.module, self.module.u
-        return u @ self.start if isinstance(module, SubspaceModel) else module.fixed + self.start @ u.mT
+        return u @ self.start if isinstance(module, SubspaceLinear) else module.fixed + self.start @ u.mT
 
     def rows(self, low: int, high: int) -> Tensor:
         """Return rows [low, high) of the parameter as the whole model has it."""
         moved, u = self.module.weight.detach() - self.start, self.module.u
-        step = u[low:high] @ moved if isinstance(self.module, SubspaceModel) else moved[low:high] @ u.mT
+        step = u[low:high] @ moved if isinstance(self.module, SubspaceLinear) else moved[low:high] @ u.mT
         return self.whole[low:high] + step
 
     def set(self, values: Tensor, inner: slice, keep: float) -> None:
@@ -50,7 +50,7 @@ class _Lift:
         else:
             self.whole.copy_(values.view(self.whole.shape))
         module, u = self.module, self.module.u
-        if isinstance(module, SubspaceModel):
+        if isinstance(module, SubspaceLinear):
             self.start = u.mT @ self.whole
         else:
             self.frozen = FrozenEmbedding.encode(self.whole - self.whole @ u @ u.mT)
@@ -70,7 +70,7 @@ class WholeModelView:
         confine(section, k, seed)
         self._section, self._layout, self._lifts = section, layout, dict[str, _Lift]()
         for name, module in section.named_modules():
-            if isinstance(module, SubspaceModel | SubspaceEmbedding):
+            if isinstance(module, SubspaceLinear | SubspaceEmbedding):
                 whole = wholes[f"{name}.weight"]
                 self._lifts[f"{name}.weight"] = lift = _Lift(module, whole, module.weight.detach())
                 lift.set(whole, slice(None), 0.0)

@@ -14,6 +14,7 @@ MOST_AHEAD = 4
 """Largest number of stages that one hop may span (CC2)."""
 
 MOVES = 5
+"""Kinds of random moves."""
 
 
 @kernel
@@ -115,7 +116,7 @@ def anneal(
     best, found = value, np.empty((count, length), np.int64)
     for path in range(count):
         _copy(paths, path, found, path)
-    hand = np.empty((4, length), np.int64)  # The two paths that a move changes: new values, and old values.
+    pair = np.empty((4, length), np.int64)  # The two paths that a move changes: new values, and old values.
     for turn in range(tries):
         a, b = below(state, count), below(state, count)
         i, j = 1 + below(state, length - 1), 1 + below(state, length - 1)
@@ -125,42 +126,42 @@ def anneal(
         elif move > 0 and a == b:
             continue
         for row in range(0, 4, 2):
-            _copy(paths, a, hand, row)
-            _copy(paths, b, hand, row + 1)
-        taken, gone = -1, hand[0, i]
+            _copy(paths, a, pair, row)
+            _copy(paths, b, pair, row + 1)
+        taken, gone = -1, pair[0, i]
         if move == 0:  # Two paths exchange peers of one stage; for stage 0, everything after the origin.
             i = below(state, length)
             for place in range(length):
-                if stage[hand[1, place]] == stage[hand[0, i]]:
+                if stage[pair[1, place]] == stage[pair[0, i]]:
                     j = place
-            if stage[hand[1, j]] != stage[hand[0, i]] or hand[1, j] == hand[0, i]:
+            if stage[pair[1, j]] != stage[pair[0, i]] or pair[1, j] == pair[0, i]:
                 continue
-            hand[0, i], hand[1, j] = hand[1, j], hand[0, i]
+            pair[0, i], pair[1, j] = pair[1, j], pair[0, i]
         elif move < 3:  # Two paths exchange stages.
-            if stage[hand[1, j]] == stage[hand[0, i]]:
+            if stage[pair[1, j]] == stage[pair[0, i]]:
                 continue
-            hand[0, i], hand[1, j] = hand[1, j], hand[0, i]
+            pair[0, i], pair[1, j] = pair[1, j], pair[0, i]
             if move == 2:
-                _in_order(hand, 0, stage)
-                _in_order(hand, 1, stage)
+                _in_order(pair, 0, stage)
+                _in_order(pair, 1, stage)
         elif move == 3:  # One path changes its order.
             if i == j:
                 continue
-            hand[0, i], hand[0, j] = hand[0, j], hand[0, i]
+            pair[0, i], pair[0, j] = pair[0, j], pair[0, i]
         else:  # One path uses another peer.
             taken = below(state, peers)
             if stage[taken] <= 0 or load[taken] >= memory[taken] or taken == gone:
                 continue
-            hand[0, i] = taken
-        if not keeps_rules(hand, 0, stage, swaps) or (b != a and not keeps_rules(hand, 1, stage, swaps)):
+            pair[0, i] = taken
+        if not keeps_rules(pair, 0, stage, swaps) or (b != a and not keeps_rules(pair, 1, stage, swaps)):
             continue
         limit = value - hot * (1.0 - turn / tries) * np.log(fraction(state))
-        _copy(hand, 1, paths, b)
-        _copy(hand, 0, paths, a)
+        _copy(pair, 1, paths, b)
+        _copy(pair, 0, paths, a)
         new = simulate(paths, delays, work, memory, rounds, gap, limit, starts)
         if new > limit or new == np.inf:
-            _copy(hand, 3, paths, b)
-            _copy(hand, 2, paths, a)
+            _copy(pair, 3, paths, b)
+            _copy(pair, 2, paths, a)
             continue
         value = new
         if taken >= 0:

@@ -63,7 +63,7 @@ def match(
 
 
 @kernel
-def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
+def shortest_path(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     """Write the shortest path over all stages from stage 0 into `order` (stages,); return its length.
 
     `costs`: (stages, stages).
@@ -90,7 +90,7 @@ def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     # Held and Karp 1962: the best path over each set of stages, for each last stage.
     sets = 1 << (stages - 1)
     best = np.full((sets, stages), np.inf)
-    came = np.zeros((sets, stages), np.int64)
+    previous = np.zeros((sets, stages), np.int64)
     for stage in range(1, stages):
         best[1 << (stage - 1), stage] = costs[0, stage]
     for visited in range(1, sets):
@@ -104,7 +104,7 @@ def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
                 new = best[visited, here] + costs[here, there]
                 if new < best[wider, there]:
                     best[wider, there] = new
-                    came[wider, there] = here
+                    previous[wider, there] = here
     visited, here = sets - 1, 1
     for stage in range(1, stages):
         if best[visited, stage] < best[visited, here]:
@@ -112,12 +112,14 @@ def way(costs: NDArray[np.float64], order: NDArray[np.int64]) -> float:
     total: float = best[visited, here]
     for place in range(stages - 1, 0, -1):
         order[place] = here
-        here, visited = came[visited, here], visited & ~(1 << (here - 1))
+        here, visited = previous[visited, here], visited & ~(1 << (here - 1))
     return total
 
 
 @kernel
-def apart(delays: NDArray[np.float64], peers: NDArray[np.int64], ends: NDArray[np.int64], a: int, b: int) -> float:
+def stage_distance(
+    delays: NDArray[np.float64], peers: NDArray[np.int64], ends: NDArray[np.int64], a: int, b: int
+) -> float:
     """Return the distance of two stages: the longest hop of their best matching."""
     if ends[a + 1] - ends[a] > ends[b + 1] - ends[b]:
         a, b = b, a
@@ -170,7 +172,7 @@ def _refresh(
     _inside(delays, peers, ends, stage, longest, mean)
     for other in range(stages):
         if other != stage:
-            costs[stage, other] = costs[other, stage] = apart(delays, peers, ends, stage, other)
+            costs[stage, other] = costs[other, stage] = stage_distance(delays, peers, ends, stage, other)
 
 
 @kernel
@@ -192,33 +194,33 @@ def arrange(
     stages, count = ends.shape[0] - 1, peers.shape[0]
     state = np.empty(1, np.uint64)
     state[0] = seed
-    order, home, found = np.empty(stages, np.int64), np.full(count, stages), np.empty(count, np.int64)
+    order, stage_of, found = np.empty(stages, np.int64), np.full(count, stages), np.empty(count, np.int64)
     longest, mean, costs = np.zeros(stages), np.zeros(stages), np.zeros((stages, stages))
     for stage in range(stages):
         for place in range(ends[stage], ends[stage + 1]):
-            home[place] = stage
+            stage_of[place] = stage
         _inside(delays, peers, ends, stage, longest, mean)
         for other in range(stage):
-            costs[stage, other] = costs[other, stage] = apart(delays, peers, ends, stage, other)
+            costs[stage, other] = costs[other, stage] = stage_distance(delays, peers, ends, stage, other)
     best, best_guide, value = np.inf, np.inf, np.inf
     i, j = 0, 0
     for turn in range(tries + 1):
         if turn:
             i, j = below(state, count), below(state, count)
-            if home[i] == home[j]:
+            if stage_of[i] == stage_of[j]:
                 continue
             peers[i], peers[j] = peers[j], peers[i]
-            _refresh(delays, peers, ends, home[i], longest, mean, costs)
-            _refresh(delays, peers, ends, home[j], longest, mean, costs)
-        cost = sync * _largest(longest) + 2 * way(costs, order)
+            _refresh(delays, peers, ends, stage_of[i], longest, mean, costs)
+            _refresh(delays, peers, ends, stage_of[j], longest, mean, costs)
+        cost = sync * _largest(longest) + 2 * shortest_path(costs, order)
         # The longest delay gives no direction while several stages share it; the means do.
         guide = cost
         for stage in range(stages):
             guide += GUIDE * sync * mean[stage] / stages
         if turn and guide > value - hot * (1.0 - turn / tries) * np.log(fraction(state)):
             peers[i], peers[j] = peers[j], peers[i]
-            _refresh(delays, peers, ends, home[i], longest, mean, costs)
-            _refresh(delays, peers, ends, home[j], longest, mean, costs)
+            _refresh(delays, peers, ends, stage_of[i], longest, mean, costs)
+            _refresh(delays, peers, ends, stage_of[j], longest, mean, costs)
             continue
         value = guide
         if cost < best or (cost == best and guide < best_guide):

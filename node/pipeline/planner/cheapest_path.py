@@ -19,6 +19,7 @@ NEW, SEEN, BEHIND = 0, 1, 2
 Other visited stages do not affect the possible next visits.
 """
 FLAGS = 3
+"""Number of positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,22 +66,22 @@ def cheapest(
     swaps = instance.swaps + 1
     cost = np.full((FLAGS, swaps, instance.peers), np.inf)
     cost[NEW, 0, origin] = (1 + LOSS + BACKWARD) * instance.work[origin]
-    came = []
+    sources = []
     for _ in range(1, instance.length):
         new = np.full_like(cost, np.inf)
         source = np.zeros((*cost.shape, 3), np.int64)
         for hop in allowed:
             for swap in range(swaps - hop.behind):
-                ways = cost[hop.before, swap][:, None] + hop.cost
-                here = ways.argmin(axis=0)
-                least = np.take_along_axis(ways, here[None], axis=0)[0] + visit
+                costs = cost[hop.before, swap][:, None] + hop.cost
+                here = costs.argmin(axis=0)
+                least = np.take_along_axis(costs, here[None], axis=0)[0] + visit
                 better = least < new[hop.after, swap + hop.behind]
                 new[hop.after, swap + hop.behind][better] = least[better]
                 entries = source[hop.after, swap + hop.behind]
                 entries[better] = [hop.before, swap, 0]
                 entries[better, 2] = here[better]
         cost = new
-        came.append(source)
+        sources.append(source)
     back = instance.delays[:, origin] + instance.delays[origin]
     whole = cost + back
     last = np.unravel_index(int(whole.argmin()), whole.shape)
@@ -89,7 +90,7 @@ def cheapest(
         return None, np.inf
     flag, swap, peer = (int(index) for index in last)
     path = [peer]
-    for source in reversed(came):
+    for source in reversed(sources):
         flag, swap, peer = source[flag, swap, peer].tolist()
         path.append(peer)
     return tuple(reversed(path)), total

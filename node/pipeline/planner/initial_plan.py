@@ -108,7 +108,7 @@ def _balanced(instance: Problem, origins: tuple[int, ...]) -> Paths | None:
     """Build one path after the other through the stages with most room: works even if few exist."""
     paths: list[tuple[int, ...]] = []
     allowed = hops(instance)
-    dear = 1e3 * (1 + float(instance.delays.max()) + float(instance.work.max())) * instance.length
+    penalty = 1e3 * (1 + float(instance.delays.max()) + float(instance.work.max())) * instance.length
     for origin in origins:
         room = _room(instance, paths)
         loads = np.bincount([peer for path in paths for peer in path[1:]] or [0], minlength=instance.peers)
@@ -120,7 +120,7 @@ def _balanced(instance: Problem, origins: tuple[int, ...]) -> Paths | None:
         for number, stage in enumerate(instance.stages[1:], 1):
             for peer in stage:
                 if room[peer]:
-                    price[peer] = dear * (most - left[number])
+                    price[peer] = penalty * (most - left[number])
         path, _ = cheapest(instance, allowed, origin, price)
         if path is None:
             return None

@@ -21,10 +21,13 @@ HOT = 2.0
 """First temperature in seconds for problems with steps of half a minute; proportional for others."""
 
 RESTARTS = 4
+"""Annealing runs of a search, from which the best plan is taken."""
+
 TRIES = 2_000_000
 """Random moves of a search, all restarts together: 10 s for 20 peers and 30 micro-batches."""
 
 ARRANGEMENTS = 8
+"""Arrangements of the peers in stages that are compared by a short search."""
 
 MENDING = 150_000
 """Moves after peers died: about a second."""
@@ -63,11 +66,11 @@ def plan(asked: Problem | UnarrangedProblem, *, seed: int = 0, tries: int = TRIE
     """
     if isinstance(asked, Problem):
         return asked, search(asked, seed=seed, tries=tries)
-    ways = [arranged(asked, seed=seed + turn, tries=tries) for turn in range(ARRANGEMENTS)]
-    looks = [search(way, seed=seed, tries=tries // (4 * ARRANGEMENTS), restarts=1) for way in ways]
-    best = min(range(ARRANGEMENTS), key=lambda turn: looks[turn].makespan)
-    found = search(ways[best], seed=seed, tries=tries)
-    return ways[best], min(found, looks[best], key=lambda plan: plan.makespan)
+    problems = [arranged(asked, seed=seed + turn, tries=tries) for turn in range(ARRANGEMENTS)]
+    short = [search(one, seed=seed, tries=tries // (4 * ARRANGEMENTS), restarts=1) for one in problems]
+    best = min(range(ARRANGEMENTS), key=lambda turn: short[turn].makespan)
+    found = search(problems[best], seed=seed, tries=tries)
+    return problems[best], min(found, short[best], key=lambda plan: plan.makespan)
 
 
 def improve(instance: Problem, paths: Sequence[Sequence[int]], *, seed: int = 0, tries: int = TRIES) -> Plan:
@@ -115,9 +118,9 @@ def mend(
     origins = tuple(path[0] for path in whole) + lost
     for count in range(len(origins), len(begins[0]), -1):
         # The kept paths may block the others: start again, with as many paths as there is room for.
-        anew = build(left, origins[:count])
-        if anew is not None:
-            begins.append(anew)
+        rebuilt = build(left, origins[:count])
+        if rebuilt is not None:
+            begins.append(rebuilt)
             break
     share = max(tries // len(begins), 1)
     plans = [improve(left, begin, seed=seed, tries=share) for begin in begins if begin]

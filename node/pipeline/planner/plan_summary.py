@@ -86,7 +86,7 @@ def _notes(instance: Problem, ways: list[float], arranged: bool) -> list[str]:
             text = f"{delay:.4g} s from peer {instance.label(a)} to {instance.label(b)} are {delay / middle:.0f} times"
             notes.append(f"{text} the median: broken, or mistyped?")
             if any({a, b} in map(set, pairwise((*path, path[0]))) for path in full(instance)):
-                notes.append("the full pipeline crosses it: its time is nothing to compare with")
+                notes.append("the full pipeline uses this link, so its time is no useful comparison")
     longest = max(ways) * instance.rounds
     notes.append(
         f"no plan with these paths is faster than {longest:.2f} s, its longest path {instance.rounds} times alone"

@@ -98,7 +98,7 @@ def _check(instance: Problem) -> None:
     sound = np.isfinite(instance.delays).all() and (instance.delays >= 0).all()
     _need(bool(sound), "a delay is negative or no number", "delays are seconds")
     sound = np.isfinite(instance.work).all() and (instance.work > 0).all()
-    _need(bool(sound), "a forward takes no time, or no number of it", "work is seconds of one forward")
+    _need(bool(sound), "a forward takes no time, or its time is no number", "work is seconds of one forward")
     _need(bool((instance.memory >= 1).all()), "a peer has no memory", "a peer holds one micro-batch at least")
     members = [peer for stage in instance.stages for peer in stage]
     _need(all(0 <= peer < count for peer in members), "a stage has a peer that is not there", f"there are {count}")
@@ -107,11 +107,10 @@ def _check(instance: Problem) -> None:
     most = len(instance.stages)
     _need(2 <= instance.length <= most, f"paths visit {instance.length} of {most} stages", f"from 2 to {most} can be")
     _need(1 <= instance.per_start <= 1024, "an origin has no path, or too many", "per_start is from 1 to 1024")
-    _need(1 <= instance.rounds <= 1024, "paths are not gone, or too often", "rounds is from 1 to 1024")
-    _need(0 <= instance.gap < 1e6, "the gap is no time", "gap is seconds")
-    _need(
-        0 <= instance.swaps <= MOST_BEHIND, "so many visits behind are not allowed", f"swaps is from 0 to {MOST_BEHIND}"
-    )
+    _need(1 <= instance.rounds <= 1024, "paths are never used, or too often", "rounds is from 1 to 1024")
+    _need(0 <= instance.gap < 1e6, "the gap is negative or too long", "gap is seconds")
+    swaps = instance.swaps
+    _need(0 <= swaps <= MOST_BEHIND, f"a path may not have {swaps} visits behind", f"swaps is from 0 to {MOST_BEHIND}")
     _need(len(instance.places) in (0, count), "places do not fit", "one for each peer, or none")
 
 
@@ -164,9 +163,7 @@ def load(data: bytes) -> Problem | UnarrangedProblem:
     _need(all(len(row) == count for row in file.delays), "delays are not square", "one row and one column per peer")
     work = file.wm if isinstance(file.wm, list) else [file.wm] * count
     memory = file.memory if isinstance(file.memory, list) else [file.memory] * count
-    _need(
-        all(abs(slots) < 1 << 31 for slots in memory), "memory is beyond all bounds", "it is a number of micro-batches"
-    )
+    _need(all(abs(slots) < 1 << 31 for slots in memory), "memory is out of range", "it is a number of micro-batches")
     _need(bool(file.partitions) != bool(file.sizes), "partitions and sizes exclude each other", "give one of them")
     _need(all(size > 0 for size in file.sizes), "a stage has no peer", "sizes are from 1 on")
     _need(sum(file.sizes) <= count, f"the stages have {sum(file.sizes)} peers", f"there are {count}")

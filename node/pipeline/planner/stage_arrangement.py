@@ -8,8 +8,8 @@ from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.node.pipeline.planner.arrange_kernel import apart, match, way
 from thinwire.node.pipeline.planner.arrange_kernel import arrange as _arrange
+from thinwire.node.pipeline.planner.arrange_kernel import match, shortest_path, stage_distance
 from thinwire.node.pipeline.planner.problem import Problem, UnarrangedProblem
 
 TRIES = 20_000
@@ -39,9 +39,9 @@ def arrange(
     cost = _arrange(peers, ends, delays, sync, hot, tries, seed)
     costs = np.zeros((len(sizes), len(sizes)))
     for a, b in permutations(range(len(sizes)), 2):
-        costs[a, b] = apart(delays, peers, ends, a, b)
+        costs[a, b] = stage_distance(delays, peers, ends, a, b)
     order = np.empty(len(sizes), np.int64)
-    way(costs, order)
+    shortest_path(costs, order)
     stages = [sorted(peers[: ends[1]].tolist())]
     for number in order[1:].tolist():
         stages.append(_aligned(delays, stages[-1], peers[ends[number] : ends[number + 1]].tolist()))

@@ -20,15 +20,15 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.stage_claim import Seating
 from thinwire.swarm.messages.registry import MAX_HOPS, Outdated, PeerId, RecoveryPermit, RecoveryRequest
 
-HEIR_SECONDS = 60.0
+PERMIT_SECONDS = 60.0
 """Seconds after the last question of the permitted peer before another peer may recover the stage."""
 
 
 class RecoveryArbiter(Handler):
-    """Handler of messages about lost stages. `norms`: by stage, of its last gradient.
+    """Handler of messages about lost stages.
 
-    `norms`: by stage, of its last gradient. `outdated` is called with the stage when the origin reports that another
-    peer has recovered the stage that we hold.
+    `norms`: returns the norm of the last gradient by stage. `outdated`: called with origin and stage when the origin reports
+    that another peer has recovered the stage that we hold.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RecoveryArbiter(Handler):
         outdated: Callable[[PeerId, int], None] = lambda origin, stage: None,
     ) -> None:
         self._peer, self._norms, self._outdated = peer, norms, outdated
-        self._heirs: dict[int, tuple[PeerId, float]] = {}
+        self._permitted: dict[int, tuple[PeerId, float]] = {}
         self._rounds: dict[int, int] = {}
         self._asked: dict[PeerId, asyncio.Future[RecoveryPermit]] = {}
 
@@ -60,8 +60,8 @@ class RecoveryArbiter(Handler):
 
     # Lost stages
 
-    def decide(self, heir: PeerId, stage: int) -> RecoveryPermit | None:
-        """Return permission for `heir` to recover a stage, with the round; else None.
+    def decide(self, candidate: PeerId, stage: int) -> RecoveryPermit | None:
+        """Return permission for `candidate` to recover a stage, with the round; else None.
 
         None means that another peer is recovering it, or that this peer is not the arbiter.
         """
@@ -70,19 +70,19 @@ class RecoveryArbiter(Handler):
             return None
         if stage in fragments.sessions or not all(session.states.entered for session in fragments.sessions.values()):
             return None
-        if heir not in holders(peer, stage):
+        if candidate not in holders(peer, stage):
             return None
         now, count = peer.environment.now(), fragments.replica.count
-        before, since = self._heirs.get(stage, (heir, now))
-        if before != heir and before in holders(peer, stage) and now < since + HEIR_SECONDS:
+        before, since = self._permitted.get(stage, (candidate, now))
+        if before != candidate and before in holders(peer, stage) and now < since + PERMIT_SECONDS:
             return None
-        self._heirs[stage] = heir, now
+        self._permitted[stage] = candidate, now
         # No peer has completed more rounds of a fragment than the fragment had turns; some peers may be slightly ahead
         # of us.
         rounds = rounds_of(stage, peer.rounds.turn + count, count) + 1
-        self._rounds[stage] = max(rounds, self._rounds.get(stage, 0) + (before != heir))
+        self._rounds[stage] = max(rounds, self._rounds.get(stage, 0) + (before != candidate))
         norms = self._norms()
-        others = sorted(holders(peer, stage) - {heir})[:MAX_HOPS]
+        others = sorted(holders(peer, stage) - {candidate})[:MAX_HOPS]
         known = tuple(norms.get(one, 0.0) for one in range(count))
         return RecoveryPermit(stage, self._rounds[stage], known, tuple(others))
 
@@ -91,11 +91,11 @@ class RecoveryArbiter(Handler):
 
         None, too, if another peer has permission.
         """
-        judge = judge_of(self._peer.seats(), stage, self._peer.identity.peer_id)
-        if judge is None:
+        arbiter = arbiter_of(self._peer.seats(), stage, self._peer.identity.peer_id)
+        if arbiter is None:
             return None
-        self._asked[judge] = answer = asyncio.get_running_loop().create_future()
-        self._peer.presence.send_queue.control(judge, RecoveryRequest(stage))
+        self._asked[arbiter] = answer = asyncio.get_running_loop().create_future()
+        self._peer.presence.send_queue.control(arbiter, RecoveryRequest(stage))
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -103,10 +103,10 @@ class RecoveryArbiter(Handler):
                     return found if found.stage == stage else None
             return None
         finally:
-            del self._asked[judge]
+            del self._asked[arbiter]
 
 
-def judge_of(seats: Seating, stage: int, me: PeerId) -> PeerId | None:
+def arbiter_of(seats: Seating, stage: int, me: PeerId) -> PeerId | None:
     """Return the arbiter of a lost stage: the first origin, or else the first host of another stage."""
     origins = [origin for origin in seats.groups if origin != me] if stage else []
     hosts = [

@@ -29,7 +29,7 @@ Of two lost neighbours the first one restarts, and the second is made from it.
 class StageRecovery:
     """Recovery by one joiner; a call returns True when the stage's state is in the replica again.
 
-    `brought` is called with the source of the state, and whether it was reconstructed. `make`: creates an empty copy of
+    `recovered`: called with the source of the state, and whether it was reconstructed. `make`: creates an empty copy of
     another stage.
     """
 
@@ -40,10 +40,10 @@ class StageRecovery:
         arbiter: RecoveryArbiter,
         make: Callable[[int], StandbyCopy],
         work: Work,
-        brought: Callable[[str, bool], None],
+        recovered: Callable[[str, bool], None],
     ) -> None:
         self._peer, self._pipeline, self._arbiter, self._make, self._work = peer, pipeline, arbiter, make, work
-        self._brought, self._tried = brought, 0
+        self._recovered, self._tried = recovered, 0
 
     async def __call__(self, stage: int) -> bool:
         fragments = self._peer.fragments
@@ -51,13 +51,13 @@ class StageRecovery:
         me = self._peer.identity.peer_id
         if not holders(self._peer, stage) - {me} <= set(session.states.without):
             return False  # A possible holder has not yet answered that it has no state.
-        will = await self._arbiter.ask(stage, session.patience)
-        if will is None or not set(will.others) - {me} <= set(session.states.without):
+        permit = await self._arbiter.ask(stage, session.patience)
+        if permit is None or not set(permit.others) - {me} <= set(session.states.without):
             return False
         own = session.replica.round
-        fetched = await session.catch_up.copy(self._work, below=will.round)
+        fetched = await session.catch_up.copy(self._work, below=permit.round)
         copied = fetched.offer.round if fetched is not None else None
-        newest = max(will.round - 1, own)
+        newest = max(permit.round - 1, own)
         choice = rescue(
             stage,
             self._pipeline.stages,
@@ -68,7 +68,7 @@ class StageRecovery:
         )
         theta = None
         if choice.source == "average":
-            theta = await self._between(fragments, session, choice, will)
+            theta = await self._between(fragments, session, choice, permit)
             if theta is None:
                 self._tried += 1
                 return False
@@ -89,7 +89,7 @@ class StageRecovery:
         self._peer.emit(
             "brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
         )
-        self._brought(detail, choice.reconstructed)
+        self._recovered(detail, choice.reconstructed)
         return True
 
     def _lost(self, stage: int) -> Collection[int]:
@@ -99,7 +99,7 @@ class StageRecovery:
         return lost | ({stage - 1, stage + 1} if self._tried >= NEIGHBOUR_TRIES + stage else set())
 
     async def _between(
-        self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, will: RecoveryPermit
+        self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, permit: RecoveryPermit
     ) -> Floats | None:
         """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
         found = []
@@ -115,7 +115,7 @@ class StageRecovery:
                     fragments.copies[stage] = kept
             found.append((copy.fragment.layout, copy.fragment.replica.theta))
         before, after = found
-        norms = {stage: norm for stage, norm in enumerate(will.norms) if 0 <= norm < np.inf}
+        norms = {stage: norm for stage, norm in enumerate(permit.norms) if 0 <= norm < np.inf}
         one, two = (norms.get(stage, 0.0) for stage in choice.stages)
         layout = fragments.replica.fragments[session.fragment].layout
         theta: Floats = await self._work(lambda: between(layout, before, after, one, two))

@@ -20,7 +20,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
-from thinwire.node.pipeline.step.micro_batch_attempt import NO_WAY_BACK, NO_WAY_ON
+from thinwire.node.pipeline.step.micro_batch_attempt import NO_NEXT, NO_PREVIOUS
 from thinwire.node.pipeline.step.route_hop import RouteHop
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.event_log import Emit
@@ -72,7 +72,7 @@ class Host:
         self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
         self._boundary, self._send_queue, self._work, self._now, self._emit = boundary, send_queue, work, now, emit
         self._context, self._room, self._batch = context, room, batch
-        self._ways: dict[int, RouteHop] = {}
+        self._visits: dict[int, RouteHop] = {}
         self._busy: RouteHop | None = None
         self._attempts: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -98,9 +98,9 @@ class Host:
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         """Drop micro-batches that were to come from this peer or go to it."""
         self._early.forget(peer)
-        for way in list(self._ways.values()):
-            if peer != self.origin and peer in (way.before, way.after):
-                self._refuse(way, way.forwarded, NO_WAY_BACK if peer == way.before else NO_WAY_ON)
+        for visit in list(self._visits.values()):
+            if peer != self.origin and peer in (visit.before, visit.after):
+                self._refuse(visit, visit.forwarded, NO_PREVIOUS if peer == visit.before else NO_NEXT)
 
     def on_link_up(self, peer: PeerId) -> None:
         """Do nothing: no work starts with a new link."""
@@ -119,8 +119,8 @@ class Host:
 
     def abandon(self) -> None:
         """Give up the unapplied part of the step in progress: its gradients belong to old parameters."""
-        for way in list(self._ways.values()):
-            self._refuse(way, way.forwarded, "away")
+        for visit in list(self._visits.values()):
+            self._refuse(visit, visit.forwarded, "away")
         if self.layers.counted or self._tokens:
             self._emit("gradient lost", {"step": self.step, "reason": "away", "micros": len(self.layers.counted)})
             self.update.drop()
@@ -154,9 +154,9 @@ class Host:
             case Route():
                 self._begin(message)
             case Passed():
-                way = self._ways.get(message.micro)
-                if way is not None and (message.step, message.attempt) == (self.step, way.route.attempt):
-                    self._end(way)
+                visit = self._visits.get(message.micro)
+                if visit is not None and (message.step, message.attempt) == (self.step, visit.route.attempt):
+                    self._end(visit)
             case Close():
                 await self._close(message)
             case Apply():
@@ -175,13 +175,13 @@ class Host:
         fits = 0 < route.batch <= self._batch and 0 < route.length <= self._context
         if not fits or self._boundary.nbytes(route.batch, route.length, backward=False) > LARGEST:
             return self._answer(route, "shape")
-        old = self._ways.get(route.micro)
+        old = self._visits.get(route.micro)
         if old is not None:
             self._end(old)
-        if len(self._ways) >= self._room:
+        if len(self._visits) >= self._room:
             return self._answer(route, "full")
         self._attempts[route.micro] = route.attempt
-        self._ways[route.micro] = RouteHop(route, self.me, self.origin, self._boundary)
+        self._visits[route.micro] = RouteHop(route, self.me, self.origin, self._boundary)
         self._emit("routed", {"micro": route.micro, "attempt": route.attempt})
         for peer, frame in self._early.take(route.step, route.micro, route.attempt):
             assert isinstance(frame.message, Activation)
@@ -209,8 +209,8 @@ class Host:
 
     def _settle(self) -> None:
         """End all work on the step."""
-        for way in list(self._ways.values()):
-            self._end(way)
+        for visit in list(self._visits.values()):
+            self._end(visit)
         self.layers.clear()
         self._attempts.clear()
         self._sizes.clear()
@@ -236,72 +236,72 @@ class Host:
     def _piece(self, peer: PeerId, message: Activation, frame: Frame) -> None:
         if message.step < self.step:
             return
-        way = self._ways.get(message.micro)
-        if way is None or message.step > self.step or message.attempt > way.route.attempt:
+        visit = self._visits.get(message.micro)
+        if visit is None or message.step > self.step or message.attempt > visit.route.attempt:
             self._early.put(peer, frame)  # The route travels on another stream.
             return
-        entitled = way.after if message.backward else way.before
-        if message.attempt != way.route.attempt or peer != entitled:
+        entitled = visit.after if message.backward else visit.before
+        if message.attempt != visit.route.attempt or peer != entitled:
             return
-        assembly = way.back if message.backward else way.there
+        assembly = visit.back if message.backward else visit.there
         if assembly.add(message.piece, frame.payload):
             if assembly.complete:
-                (self._back if message.backward else self._there).append(way)
+                (self._back if message.backward else self._there).append(visit)
         else:
-            self._refuse(way, message.backward, "payload")
+            self._refuse(visit, message.backward, "payload")
 
-    async def _process(self, way: RouteHop, *, backward: bool) -> None:
+    async def _process(self, visit: RouteHop, *, backward: bool) -> None:
         """Compute a micro-batch and pass the result on."""
-        route = way.route
-        if self._ways.get(route.micro) is not way:
+        route = visit.route
+        if self._visits.get(route.micro) is not visit:
             return
-        if backward and not way.forwarded:
-            return self._refuse(way, backward, "order")
+        if backward and not visit.forwarded:
+            return self._refuse(visit, backward, "order")
         self._emit("backward" if backward else "forward", {"micro": route.micro, "attempt": route.attempt})
-        began, self._busy = self._now(), way
+        began, self._busy = self._now(), visit
         try:
-            payload: bytes = await self._work(partial(self._backward if backward else self._forward, way))
+            payload: bytes = await self._work(partial(self._backward if backward else self._forward, visit))
         except RefusedMicroBatch as refusal:
-            return self._refuse(way, backward, str(refusal))
+            return self._refuse(visit, backward, str(refusal))
         finally:
             self._busy = None
-            if self._ways.get(route.micro) is not way:
+            if self._visits.get(route.micro) is not visit:
                 self.layers.forget(route.micro)
         seconds = max(0.0, self._now() - began)
-        way.forwarded = True
+        visit.forwarded = True
         if backward:
             self._emit("counted", {"micro": route.micro, "attempt": route.attempt})
-        current = self._ways.get(route.micro) is way
+        current = self._visits.get(route.micro) is visit
         if backward or current:  # A counted gradient is counted, even if a link broke meanwhile.
             self._send_queue.control(self.origin, Passed(route.step, route.micro, route.attempt, backward, seconds, ""))
         if not current:
             return
-        to = way.before if backward else way.after
+        to = visit.before if backward else visit.after
         for number, piece in enumerate(pieces(payload)):
             self._send_queue.bulk(
                 to, Frame(Activation(route.step, route.micro, route.attempt, backward, number), piece)
             )
         self._emit("passed", {"micro": route.micro, "backward": backward})
         if backward:
-            self._end(way)
+            self._end(visit)
 
-    def _forward(self, way: RouteHop) -> bytes:
-        x, tokens = self._unpack(way, way.there, backward=False)
-        y = self.layers.forward(way.route.micro, x)
+    def _forward(self, visit: RouteHop) -> bytes:
+        x, tokens = self._unpack(visit, visit.there, backward=False)
+        y = self.layers.forward(visit.route.micro, x)
         return self._pack(y, tokens, backward=False)
 
-    def _backward(self, way: RouteHop) -> bytes:
-        micro, counts = way.route.micro, way.hop.counts
-        gradient, _ = self._unpack(way, way.back, backward=True)
+    def _backward(self, visit: RouteHop) -> bytes:
+        micro, counts = visit.route.micro, visit.hop.counts
+        gradient, _ = self._unpack(visit, visit.back, backward=True)
         back = self.layers.backward(micro, gradient, count=counts)
         if counts:
-            self._sizes[micro] = way.route.batch * way.route.length
+            self._sizes[micro] = visit.route.batch * visit.route.length
         assert back is not None
         return self._pack(back, None, backward=True)
 
-    def _unpack(self, way: RouteHop, assembly: PayloadAssembly, *, backward: bool) -> tuple[Tensor, Tensor | None]:
+    def _unpack(self, visit: RouteHop, assembly: PayloadAssembly, *, backward: bool) -> tuple[Tensor, Tensor | None]:
         try:
-            return self._boundary.unpack(assembly.payload(), way.route.batch, way.route.length, backward=backward)
+            return self._boundary.unpack(assembly.payload(), visit.route.batch, visit.route.length, backward=backward)
         except CodecError:
             raise RefusedMicroBatch("payload") from None
 
@@ -311,16 +311,16 @@ class Host:
         except CodecError:
             raise RefusedMicroBatch("not finite") from None
 
-    def _refuse(self, way: RouteHop, backward: bool, reason: str) -> None:
-        if self._ways.get(way.route.micro) is way:
-            self._answer(way.route, reason, backward)
-            self._end(way)
+    def _refuse(self, visit: RouteHop, backward: bool, reason: str) -> None:
+        if self._visits.get(visit.route.micro) is visit:
+            self._answer(visit.route, reason, backward)
+            self._end(visit)
 
     def _answer(self, route: Route, reason: str, backward: bool = False) -> None:
         self._emit("refused", {"micro": route.micro, "attempt": route.attempt, "reason": reason})
         self._send_queue.control(self.origin, Passed(route.step, route.micro, route.attempt, backward, 0.0, reason))
 
-    def _end(self, way: RouteHop) -> None:
-        del self._ways[way.route.micro]
-        if way is not self._busy:  # A micro-batch that is being computed still needs its data.
-            self.layers.forget(way.route.micro)
+    def _end(self, visit: RouteHop) -> None:
+        del self._visits[visit.route.micro]
+        if visit is not self._busy:  # A micro-batch that is being computed still needs its data.
+            self.layers.forget(visit.route.micro)

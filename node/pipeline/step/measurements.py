@@ -31,7 +31,7 @@ ME: PeerId = b""
 
 
 @dataclass(slots=True)
-class _Way:
+class _LinkTimes:
     """Seconds from one peer to another: measured values, and upper bounds."""
 
     exact: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
@@ -47,7 +47,7 @@ class _Report:
     """Times in seconds at which a peer started and the origin learned its end; `idle`: it had waited."""
 
     began: float
-    heard: float
+    reported: float
     idle: bool
 
 
@@ -57,7 +57,7 @@ class Measurements:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._computed: dict[tuple[PeerId, str], deque[float]] = {}
-        self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
+        self._links: dict[tuple[PeerId, PeerId], _LinkTimes] = {}
         self._reports: dict[tuple[int, bool], dict[PeerId, _Report]] = {}
         self._done: dict[PeerId, float] = {}
         self._waited: dict[PeerId, float] = {}
@@ -96,9 +96,9 @@ class Measurements:
         known = [(ME, reports.get(ME)), *((peer, reports.get(peer)) for peer in peers), (ME, _Report(now, now, True))]
         for (a, before), (b, after) in pairwise(known):
             if before is not None and after is not None:
-                way = self._ways.setdefault((a, b), _Way())
-                (way.exact if after.idle else way.bounds).append(after.began - before.heard)
-                self._waited[b] = self._waited.get(b, 0.0) + max(0.0, after.heard - before.heard - way.seconds)
+                link = self._links.setdefault((a, b), _LinkTimes())
+                (link.exact if after.idle else link.bounds).append(after.began - before.reported)
+                self._waited[b] = self._waited.get(b, 0.0) + max(0.0, after.reported - before.reported - link.seconds)
 
     def closed(self) -> None:
         """End a step: nothing is in progress any more."""
@@ -128,8 +128,8 @@ class Measurements:
 
     def delay(self, a: PeerId, b: PeerId) -> float | None:
         """Return the seconds of a micro-batch between two peers, the mean of both directions."""
-        ways = [self._ways[pair].seconds for pair in ((a, b), (b, a)) if pair in self._ways]
-        return max(0.0, sum(ways) / len(ways)) if ways else None
+        known = [self._links[pair].seconds for pair in ((a, b), (b, a)) if pair in self._links]
+        return max(0.0, sum(known) / len(known)) if known else None
 
     def instance(
         self, stages: Sequence[Sequence[PeerId]], *, length: int, paths: int, rounds: int, room: int, swaps: int

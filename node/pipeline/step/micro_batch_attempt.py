@@ -12,7 +12,7 @@ from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.pipeline.step.timeouts import Leg, Timeouts
 from thinwire.swarm.messages.registry import Activation, Hop, Passed, PeerId
 
-NO_WAY_ON, NO_WAY_BACK = "no link to the next", "no link to the one before"
+NO_NEXT, NO_PREVIOUS = "no link to the next", "no link to the one before"
 """Reasons of a host that has lost the link to a neighbour on the route."""
 
 
@@ -66,7 +66,7 @@ class Attempt:
         self._failure = self._failure or Failure(reason, suspects)
         self._news.set()
 
-    def heard(self, peer: PeerId, message: Passed, now: float) -> bool:
+    def passed(self, peer: PeerId, message: Passed, now: float) -> bool:
         """Record that a stage has passed it on, or will not; return False if that is known already."""
         if peer not in self.peers or message.attempt != self.attempt:
             return False
@@ -84,8 +84,8 @@ class Attempt:
         """Return the peers that may be at fault after a peer's refusal."""
         path = [hop.peer for hop in self.path]
         at = path.index(peer)
-        if reason in (NO_WAY_ON, NO_WAY_BACK):
-            return path[at + 1 : at + 2] if reason == NO_WAY_ON else path[max(0, at - 1) : at]
+        if reason in (NO_NEXT, NO_PREVIOUS):
+            return path[at + 1 : at + 2] if reason == NO_NEXT else path[max(0, at - 1) : at]
         if reason == "payload":  # spoiled by the peer that reports it, or by the one before it
             at = self.peers.index(peer)
             return self.peers[max(0, at - 1) : at + 1]

@@ -128,7 +128,7 @@ class Origin:
             if not message.reason and message.attempt == current.attempt and peer in current.peers:
                 self.measurements.passed(peer, message.micro, message.seconds, backward=message.backward)
             leg, since = current.due, current.since
-            if current.heard(peer, message, self._now()) and not message.reason and leg[0] == peer:
+            if current.passed(peer, message, self._now()) and not message.reason and leg[0] == peer:
                 self.stage_holders.done(peer, self._patience.moved(leg, since), backward=message.backward)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -159,31 +159,31 @@ class Origin:
         if not 0 < len(batches) <= MAX_MICROS or len({batch[0].shape for batch in batches}) != 1:
             raise ValueError(f"a step has 1…{MAX_MICROS} micro-batches of one shape")
         if visits is not None and len(visits) != len(batches):
-            raise ValueError("a plan has a way for each micro-batch")
+            raise ValueError("a plan has a route for each micro-batch")
         began = self._now()
         self.stage_holders.lost -= self._back
         for peer in sorted(self._back):
             self.catch_up(peer)
         self._back.clear()
         self._account = GradientLedger()
-        lanes: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
+        sequences: Sequence[Sequence[int]] = [(micro,) for micro in range(len(batches))]
         room, planned = asyncio.Semaphore(self._window), 0.0
         if visits is None and self._route_planner is not None:
-            course = await self._route_planner.course(len(batches), self.stage_holders, self._work, self.next_step)
-            if course is not None:
-                visits, lanes, planned = course.visits, course.lanes, course.seconds
-                room = asyncio.Semaphore(len(lanes))
-        rose = self._now()
+            routes = await self._route_planner.routes(len(batches), self.stage_holders, self._work, self.next_step)
+            if routes is not None:
+                visits, sequences, planned = routes.visits, routes.sequences, routes.seconds
+                room = asyncio.Semaphore(len(sequences))
+        driving_since = self._now()
 
-        async def drive(lane: Sequence[int]) -> None:
-            for micro in lane:
+        async def drive(sequence: Sequence[int]) -> None:
+            for micro in sequence:
                 async with room:
                     await self._drive(micro, batches[micro], visits[micro] if visits is not None else None)
 
         async with asyncio.TaskGroup() as group:
-            for lane in lanes:
-                group.create_task(drive(lane))
-        measured = self._now() - rose
+            for sequence in sequences:
+                group.create_task(drive(sequence))
+        measured = self._now() - driving_since
         self.measurements.closed()
         await self._settle(batches[0][0].numel())
         account = self._account

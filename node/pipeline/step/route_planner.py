@@ -23,15 +23,15 @@ from thinwire.swarm.messages.registry import PeerId
 Stages: TypeAlias = Mapping[int, tuple[PeerId, ...]]
 
 MOVED = 0.2
-"""A measurement that has changed by more than this fraction calls for a new plan …"""
+"""Change of a measurement, as a fraction, that makes a new plan due, if it is also above WEIGHT."""
 
 WEIGHT = 0.02
-"""… if it has also changed by more than this fraction of a step."""
+"""Fraction of a step: smaller changes of a measurement do not matter."""
 
 SHARE = 20
-"""Multiple of the planning time before a new plan for changed measurements, which never rest.
+"""Multiple of the planning time before a new plan for changed measurements: they always change.
 
-Only arriving or departing peers call for a plan sooner.
+Only peers that arrive or depart make a plan due sooner.
 """
 
 
@@ -39,11 +39,11 @@ Only arriving or departing peers call for a plan sooner.
 class StepRoutes:
     """Routes of a step's micro-batches. `seconds`: expected duration of the step.
 
-    `lanes`: micro-batches that follow each other, each starting when the one before is back.
+    `sequences`: micro-batches that follow each other, each starting when the one before is back.
     """
 
     visits: tuple[Visits, ...]
-    lanes: tuple[tuple[int, ...], ...]
+    sequences: tuple[tuple[int, ...], ...]
     seconds: float
 
 
@@ -71,7 +71,7 @@ class RoutePlanner:
             raise ValueError(f"no plan skips {skip}, swaps {swaps}, has room for {room} and lasts {every} steps")
         self.measurements, self._skip, self._swaps, self._room = measurements, skip, swaps, room
         self._every, self._tries, self._seed, self._emit = every, tries, seed, emit
-        self.whys: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
         """Number of new plans by reason: first, peers, mended, moved (measurements), age."""
         self.newest = ""
         """Reason of the last plan."""
@@ -81,14 +81,14 @@ class RoutePlanner:
     @property
     def plans(self) -> int:
         """Number of plans so far."""
-        return self.whys.total()
+        return self.reasons.total()
 
     @property
     def paths(self) -> int:
         """Number of paths in the current plan."""
         return len(self._planned.paths) if self._planned is not None else 0
 
-    async def course(self, micros: int, stage_holders: StageHolders, work: Work, step: int) -> StepRoutes | None:
+    async def routes(self, micros: int, stage_holders: StageHolders, work: Work, step: int) -> StepRoutes | None:
         """Return the routes of `micros` micro-batches over the available hosts; None without a choice.
 
         Planning runs in `work`, and only if the hosts or the measurements have changed, or after `every` steps.
@@ -110,32 +110,32 @@ class RoutePlanner:
         if self.plans > max(1, plans):  # The first plan is based on nothing known, and includes compilation.
             ended = self.measurements.now()
             self._calm = ended + SHARE * (ended - began)
-        return found.course(micros)
+        return found.routes(micros)
 
     def _plan(self, micros: int, stages: Stages, length: int, calm: bool) -> _Planned:
         last, self._age = self._planned, self._age + 1
         asked, here = (micros, length, tuple(stages)), frozenset(_peers(stages))
         if last is None or last.asked != asked or not here <= last.here:
-            return self._anew(micros, stages, length, "peers" if last else "first")
+            return self._search_again(micros, stages, length, "peers" if last else "first")
         measured = self._instance(last.stages, length, len(last.paths), micros)
         dead = {number for number, peer in enumerate(last.peers, 1) if peer not in here}
         if any(not dead.isdisjoint(path) for path in last.paths):
             try:
                 left, plan = mend(measured, last.paths, dead, seed=self._seed, tries=min(self._tries, MENDING))
             except ProblemError:
-                return self._anew(micros, stages, length, "peers")
+                return self._search_again(micros, stages, length, "peers")
             left = replace(left, rounds=math.ceil(micros / len(plan.paths)))
             plan = Plan(plan.paths, makespan(left, plan.paths))
             return self._take(_Planned(asked, last.stages, here, left, plan), "mended")
         if calm:
             return last
         if self._age >= self._every:
-            return self._anew(micros, stages, length, "age")
+            return self._search_again(micros, stages, length, "age")
         if last.moved(measured):
-            return self._anew(micros, stages, length, "moved")
+            return self._search_again(micros, stages, length, "moved")
         return last
 
-    def _anew(self, micros: int, stages: Stages, length: int, why: str) -> _Planned:
+    def _search_again(self, micros: int, stages: Stages, length: int, why: str) -> _Planned:
         """Search from scratch, and also improve the old plan, as far as its paths still exist."""
         room = sum(min(self._room * len(members), micros) for members in stages.values())
         paths = min(micros, max(1, room // (length - 1)))
@@ -157,7 +157,7 @@ class RoutePlanner:
         return self._take(_Planned(asked, stages, frozenset(_peers(stages)), instance, best), why)
 
     def _take(self, found: _Planned, why: str) -> _Planned:
-        self.whys[why], self.newest, self._age = self.whys[why] + 1, why, 0
+        self.reasons[why], self.newest, self._age = self.reasons[why] + 1, why, 0
         facts = {"why": why, "paths": len(found.paths), "seconds": round(found.plan.makespan, 3)}
         self._emit("planned", facts)
         return found
@@ -191,13 +191,13 @@ class _Planned:
     def paths(self) -> Paths:
         return self.plan.paths
 
-    def course(self, micros: int) -> StepRoutes:
+    def routes(self, micros: int) -> StepRoutes:
         """Return routes in which micro-batches use the paths in turn."""
         peers, names = (b"", *self.peers), list(self.stages)
-        ways = [[(names[int(self.instance.stage[p]) - 1], peers[p]) for p in path[1:]] for path in self.paths]
-        count = len(ways)
-        lanes = tuple(tuple(range(path, micros, count)) for path in range(min(count, micros)))
-        return StepRoutes(tuple(ways[micro % count] for micro in range(micros)), lanes, self.plan.makespan)
+        routes = [[(names[int(self.instance.stage[p]) - 1], peers[p]) for p in path[1:]] for path in self.paths]
+        count = len(routes)
+        sequences = tuple(tuple(range(path, micros, count)) for path in range(min(count, micros)))
+        return StepRoutes(tuple(routes[micro % count] for micro in range(micros)), sequences, self.plan.makespan)
 
     def moved(self, measured: Problem) -> bool:
         """Return True if a measurement that these paths use has changed, and the step's duration with it."""

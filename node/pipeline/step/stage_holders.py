@@ -24,7 +24,7 @@ class StageHolders:
         self.holders = {stage: list(peers) for stage, peers in holders.items()}
         self.lost: set[PeerId] = set()
         """Peers out of reach."""
-        self._wirings: dict[int, RoundRobin[PeerId]] = {}
+        self._turns: dict[int, RoundRobin[PeerId]] = {}
         self._strikes: dict[PeerId, int] = {}
         self._since: dict[PeerId, int] = {}
         self._until: dict[PeerId, int] = {}
@@ -52,16 +52,16 @@ class StageHolders:
         """Record that a peer has passed on a micro-batch, and the seconds it had for that."""
         for stage, peers in self.holders.items():
             if peer in peers:
-                self._wired(stage).done(peer, 1.0, seconds, backward=backward)
+                self._round_robin(stage).done(peer, 1.0, seconds, backward=backward)
 
-    def _wired(self, stage: int) -> RoundRobin[PeerId]:
+    def _round_robin(self, stage: int) -> RoundRobin[PeerId]:
         """Return the round robin of a stage, over its present holders."""
-        wiring, holders = self._wirings.setdefault(stage, RoundRobin()), self.holders[stage]
-        for peer in sorted(wiring.peers.difference(holders)):
-            wiring.leave(peer)
+        turns, holders = self._turns.setdefault(stage, RoundRobin()), self.holders[stage]
+        for peer in sorted(turns.peers.difference(holders)):
+            turns.leave(peer)
         for peer in holders:
-            wiring.join(peer)
-        return wiring
+            turns.join(peer)
+        return turns
 
     def able(self, stage: int, step: int, tried: Mapping[PeerId, int]) -> list[PeerId]:
         """Return the peers that can be asked for a stage; resting ones only if there are no others."""
@@ -105,12 +105,12 @@ class StageHolders:
 
     def _turn(self, stage: int, step: int, equals: Sequence[PeerId]) -> PeerId:
         """Return the peer whose turn it is among these."""
-        wiring, here = self._wired(stage), {*self.able(stage, step, {}), *equals}
+        turns, here = self._round_robin(stage), {*self.able(stage, step, {}), *equals}
         for peer in self.holders[stage]:
             if peer in here:
-                wiring.refresh(peer)
+                turns.refresh(peer)
             else:
-                wiring.ban(peer)
-        chosen = wiring.choose(1.0, but=wiring.peers.difference(equals))
+                turns.ban(peer)
+        chosen = turns.choose(1.0, but=turns.peers.difference(equals))
         assert chosen is not None
         return chosen

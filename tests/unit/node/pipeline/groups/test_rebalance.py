@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.node.pipeline.groups.rebalance import HURRY, PERIOD, HostMove, Rebalancer, move, newcomer
+from thinwire.node.pipeline.groups.rebalance import HURRY, PERIOD, HostMove, Rebalancer, move, stage_for_joiner
 
 
 def test_least_busy_host_of_least_loaded_stage_moves():
@@ -25,9 +25,9 @@ def test_rebalance_never_empties_a_stage():
 
 def test_empty_stage_is_filled_first():
     assert move([{1: 5, 2: 5}, {}, {3: 5}]) == HostMove(1, 0, 1)
-    assert newcomer([{1: 50, 2: 50}, {}, {3: 5}]) == 1
-    assert newcomer([{1: 5, 2: 5}, {3: 12}]) == 1
-    assert newcomer([{1: 5, 2: 5}, {3: 10}]) == 1
+    assert stage_for_joiner([{1: 50, 2: 50}, {}, {3: 5}]) == 1
+    assert stage_for_joiner([{1: 5, 2: 5}, {3: 12}]) == 1
+    assert stage_for_joiner([{1: 5, 2: 5}, {3: 10}]) == 1
 
 
 def test_host_that_does_not_fit_is_not_asked():
@@ -114,7 +114,7 @@ def throughput(seed, period, stages=4, peers=32, hours=12, tick=10.0):
         for peer in [peer for peer in range(peers) if now >= until[peer]]:
             home = next((here for here in members if peer in here), None)
             if home is None:
-                members[newcomer(queues) if period else rng.randrange(stages)].add(peer)
+                members[stage_for_joiner(queues) if period else rng.randrange(stages)].add(peer)
                 until[peer] = now + rng.expovariate(1 / 14400)
             elif len(home) > 1:
                 home.remove(peer)
@@ -141,4 +141,4 @@ def test_rebalancing_under_churn_is_worth_its_cost():
 
 @pytest.mark.parametrize("queues", [[{}], [{1: 3}]])
 def test_single_stage_moves_nobody(queues):
-    assert move(queues) is None and newcomer(queues) == 0
+    assert move(queues) is None and stage_for_joiner(queues) == 0

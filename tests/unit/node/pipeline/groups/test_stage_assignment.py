@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.pipeline.groups.stage_assignment import assign, fitting, gaps, home, memory, parameters, share
-from thinwire.node.pipeline.groups.stage_join import anew, crowded
+from thinwire.node.pipeline.groups.stage_join import crowded, unseated
 from thinwire.node.pipeline.groups.stage_join import seat as take
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.state.fragments import fragments_of
@@ -97,7 +97,7 @@ def test_doubled_stage_is_crowded_while_another_is_empty():
     assert crowded(seats(groups), Seat(1, A), C, empty) and not crowded(seats(groups), Seat(1, A), B, empty)
     assert not crowded(seats(groups), Seat(1, A), C, ())
     assert crowded(seats({}), Seat(1, A), C, ())  # its origin is gone
-    assert anew(seats(groups, waiting=[E]), C) == seats({A: {1: (B,), 2: ()}}, waiting=[C, E])
+    assert unseated(seats(groups, waiting=[E]), C) == seats({A: {1: (B,), 2: ()}}, waiting=[C, E])
 
 
 def test_origin_without_hosts_looks_for_place_in_earlier_groups():
@@ -108,7 +108,7 @@ def test_origin_without_hosts_looks_for_place_in_earlier_groups():
     assert gaps(seats(groups), everything, C) == [Seat(1, B), Seat(1, A), Seat(2, A)]
     assert crowded(seats(groups), Seat(0, A), A, [Seat(1, B)]) and not crowded(seats(groups), Seat(0, B), B, ())
     assert not crowded(seats(groups), Seat(0, B), B, [Seat(1, A)])  # it has a host
-    assert anew(seats(groups), C).groups == {A: groups[A], B: groups[B]}
+    assert unseated(seats(groups), C).groups == {A: groups[A], B: groups[B]}
 
 
 def test_stage_memory_follows_its_parameters():

@@ -38,7 +38,7 @@ class Outbox:
         return [message.frozen for _, message in self.said if isinstance(message, StageAssignment)]
 
 
-def door(me, now=lambda: 0.0):
+def context_of(me, now=lambda: 0.0):
     return LearnerContext(me, Outbox(), now, at_once, lambda name, fields: None)
 
 
@@ -53,7 +53,7 @@ def frames(frozen, tag=None):
 
 
 def test_host_stores_frozen_rows_and_acknowledges():
-    here, first, second = door(HOST), rows(1), rows(2)
+    here, first, second = context_of(HOST), rows(1), rows(2)
     learner = host_learner(MANIFEST, VOCAB, 1, ORIGIN, here)
     boundary, tokens = learner.boundary, torch.zeros(1, 1, dtype=torch.long)
 
@@ -92,7 +92,7 @@ def test_host_stores_frozen_rows_and_acknowledges():
 
 def test_origin_sends_frozen_rows_once_per_link_before_readiness():
     clock = SimpleNamespace(now=0.0)
-    here = door(ORIGIN, lambda: clock.now)
+    here = context_of(ORIGIN, lambda: clock.now)
     batches = SimpleNamespace(cursor=None)
     learner = origin_learner(MANIFEST, VOCAB, batches, here)
     readiness, send_queue = learner.readiness, here.send_queue

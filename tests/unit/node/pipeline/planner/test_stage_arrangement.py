@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from thinwire.node.pipeline.planner.arrange_kernel import apart, match, way
+from thinwire.node.pipeline.planner.arrange_kernel import match, shortest_path, stage_distance
 from thinwire.node.pipeline.planner.problem import ProblemError, boundary_delays, load
 from thinwire.node.pipeline.planner.stage_arrangement import arrange, arranged
 
@@ -24,7 +24,7 @@ def test_matching_minimizes_the_longest_hop(seed):
     peers, ends = np.concatenate([few, many]), np.array([0, len(few), len(few) + 5])
     partner = np.empty(5, np.int64)
     longest = match(delays, peers, ends, 0, 1, partner)
-    assert apart(delays, peers, ends, 0, 1) == apart(delays, peers, ends, 1, 0) == longest
+    assert stage_distance(delays, peers, ends, 0, 1) == stage_distance(delays, peers, ends, 1, 0) == longest
     ways = itertools.permutations(many.tolist(), len(few))
     assert longest == min(max(delays[a, b] for a, b in zip(few, way, strict=True)) for way in ways)
     paired = {index: many[place] for place, index in enumerate(partner) if index >= 0}
@@ -36,7 +36,7 @@ def test_matching_minimizes_the_longest_hop(seed):
 def test_stage_path_is_the_shortest(seed):
     costs = symmetric(6, seed)
     order = np.empty(6, np.int64)
-    length = way(costs, order)
+    length = shortest_path(costs, order)
     ways = [(0, *rest) for rest in itertools.permutations(range(1, 6))]
     assert length == pytest.approx(min(sum(costs[a, b] for a, b in itertools.pairwise(w)) for w in ways))
     assert length == pytest.approx(sum(costs[a, b] for a, b in itertools.pairwise(order))) and sorted(order) == list(
@@ -47,7 +47,7 @@ def test_stage_path_is_the_shortest(seed):
 def test_stage_path_visits_every_stage():
     costs = symmetric(20, 0)
     order = np.empty(20, np.int64)
-    length = way(costs, order)
+    length = shortest_path(costs, order)
     assert sorted(order) == list(range(20)) and order[0] == 0
     assert length == pytest.approx(sum(costs[a, b] for a, b in itertools.pairwise(order)))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
-from thinwire.node.pipeline.recovery.recovery_arbiter import judge_of
+from thinwire.node.pipeline.recovery.recovery_arbiter import arbiter_of
 from thinwire.node.pipeline.recovery.stage_source import FASTER, StageSource, rescue
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 from thinwire.swarm.identity.stage_claim import Seating
@@ -55,8 +55,8 @@ def test_recovery_arbiter_is_the_first_other_origin_or_host():
     """The first origin; for a lost first stage, or without an origin, the first host of another stage."""
     a, b, c, d, e = (bytes([one]) * 32 for one in range(5))
     seats = Seating({d: {1: (a,), 2: ()}, c: {1: (), 2: (b,)}})
-    assert judge_of(seats, 1, e) == c and judge_of(seats, 1, c) == d
-    assert judge_of(seats, 0, e) == a
+    assert arbiter_of(seats, 1, e) == c and arbiter_of(seats, 1, c) == d
+    assert arbiter_of(seats, 0, e) == a
     orphans = Seating({}, {1: (a,), 2: (b,)})
-    assert judge_of(orphans, 1, e) == b and judge_of(orphans, 0, e) == a
-    assert judge_of(Seating({}, {1: (a,)}), 1, e) is None
+    assert arbiter_of(orphans, 1, e) == b and arbiter_of(orphans, 0, e) == a
+    assert arbiter_of(Seating({}, {1: (a,)}), 1, e) is None

@@ -11,7 +11,7 @@ from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
 from thinwire.node.pipeline.step.host import Host
-from thinwire.node.pipeline.step.micro_batch_attempt import NO_WAY_BACK, NO_WAY_ON
+from thinwire.node.pipeline.step.micro_batch_attempt import NO_NEXT, NO_PREVIOUS
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig
@@ -300,10 +300,10 @@ def test_host_reports_gone_neighbour():
         scene.host.on_link_down(STRANGER, gone=False)
         assert scene.reasons == [""]
         scene.host.on_link_down(AFTER, gone=True)
-        assert scene.reasons == ["", NO_WAY_ON, NO_WAY_ON] and scene.layers.holds == 0
+        assert scene.reasons == ["", NO_NEXT, NO_NEXT] and scene.layers.holds == 0
         await scene.route(attempt=1)
         scene.host.on_link_down(BEFORE, gone=False)
-        assert scene.reasons[3:] == [NO_WAY_BACK]
+        assert scene.reasons[3:] == [NO_PREVIOUS]
 
     play(work)
 

@@ -38,30 +38,31 @@ def scene(holders=HOSTS, **options):
 
 
 def ask(route_planner, stage_holders, micros=12, step=0):
-    return asyncio.run(route_planner.course(micros, stage_holders, at_once, step))
+    return asyncio.run(route_planner.routes(micros, stage_holders, at_once, step))
 
 
-def check(course, stage_holders, micros, length, swaps=2):
+def check(routes, stage_holders, micros, length, swaps=2):
     """Check that each micro-batch has one valid path over present peers."""
     assert (
-        sorted(micro for lane in course.lanes for micro in lane) == list(range(micros)) and len(course.visits) == micros
+        sorted(micro for sequence in routes.sequences for micro in sequence) == list(range(micros))
+        and len(routes.visits) == micros
     )
-    for lane in course.lanes:
-        assert list(lane) == sorted(lane)
-        assert all(course.visits[micro] == course.visits[lane[0]] for micro in lane)
+    for sequence in routes.sequences:
+        assert list(sequence) == sorted(sequence)
+        assert all(routes.visits[micro] == routes.visits[sequence[0]] for micro in sequence)
     stages = [[]] + [
         [p for p in stage_holders.holders[s] if p not in stage_holders.lost] for s in sorted(stage_holders.holders)
     ]
     numbers = {peer: n for n, peer in enumerate((p for s in stages for p in s), 1)}
     paths = []
-    for lane in course.lanes:
-        way = course.visits[lane[0]]
+    for sequence in routes.sequences:
+        way = routes.visits[sequence[0]]
         assert all(peer in stage_holders.holders[stage] and peer not in stage_holders.lost for stage, peer in way)
         paths.append((0, *(numbers[peer] for _, peer in way)))
     measurements = Measurements(lambda: 0.0)
     ruled = measurements.instance(stages[1:], length=length, paths=len(paths), rounds=1, room=3, swaps=swaps)
     assert not violations(ruled, paths), violations(ruled, paths)
-    assert 0 < course.seconds < np.inf
+    assert 0 < routes.seconds < np.inf
     return paths
 
 
@@ -95,8 +96,8 @@ def test_route_planner_plans_only_when_needed():
     measurements.works[used] = 1.5
     ask(route_planner, stage_holders)
     assert log[2:] == [("planned", "moved")]
-    course = ask(route_planner, stage_holders)
-    a, b = (course.visits[0][place][1] for place in (0, 1))
+    routes = ask(route_planner, stage_holders)
+    a, b = (routes.visits[0][place][1] for place in (0, 1))
     measurements.delays[a, b] = 6.0
     ask(route_planner, stage_holders)
     assert log[3:] == [("planned", "moved")]
@@ -120,7 +121,7 @@ def test_changing_measurements_do_not_cause_constant_replanning():
         nonlocal now
         now += seconds
         measurements.works = {peer: works for stage in HOSTS.values() for peer in stage} | {b"": works}
-        asyncio.run(route_planner.course(12, stage_holders, slow, 0))
+        asyncio.run(route_planner.routes(12, stage_holders, slow, 0))
         return [why for _, why in log]
 
     assert again(0.0, 0.1) == ["first"]
@@ -131,15 +132,15 @@ def test_changing_measurements_do_not_cause_constant_replanning():
     stage_holders.lost.add(ask(route_planner, stage_holders).visits[0][0][1])
     assert again(0.0, 1.6)[3:] == ["mended"]
     stage_holders.lost.clear()
-    assert again(0.0, 1.6)[4:] == ["peers"] and route_planner.plans == len(log) == route_planner.whys.total()
+    assert again(0.0, 1.6)[4:] == ["peers"] and route_planner.plans == len(log) == route_planner.reasons.total()
 
 
 def test_plan_skips_slow_peer():
     route_planner, measurements, stage_holders, _ = scene(room=12, tries=4000)
     slow = HOSTS[2][0]
     measurements.works = {peer: 0.1 for stage in HOSTS.values() for peer in stage} | {b"": 0.1, slow: 50.0}
-    course = ask(route_planner, stage_holders)
-    assert all(peer != slow for way in course.visits for _, peer in way)
+    routes = ask(route_planner, stage_holders)
+    assert all(peer != slow for way in routes.visits for _, peer in way)
 
 
 def test_plan_is_repaired_after_loss_and_includes_returning_peer():
@@ -166,8 +167,8 @@ def test_resting_peer_is_not_planned():
     slow = ask(route_planner, stage_holders).visits[0][0][1]
     stage_holders.rest(slow, 0)
     stage_holders.rest(slow, 1)
-    course = ask(route_planner, stage_holders, step=2)
-    assert log[1:] == [("planned", "mended")] and all(peer != slow for way in course.visits for _, peer in way)
+    routes = ask(route_planner, stage_holders, step=2)
+    assert log[1:] == [("planned", "mended")] and all(peer != slow for way in routes.visits for _, peer in way)
     ask(route_planner, stage_holders, step=3)
     assert log[2:] == [("planned", "peers")]
 
