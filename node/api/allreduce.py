@@ -37,7 +37,7 @@ Some = TypeVar("Some", bound=One | Sequence[One] | Mapping[str, One])
 
 
 class AverageError(HintedError):
-    """Operation that failed; the message gives the reason. Its input is unchanged."""
+    """Failure of an operation; the message gives the reason. The input is unchanged."""
 
     exit_code: ClassVar[int] = 1
 
@@ -148,11 +148,11 @@ class Prepared(Generic[Some]):
 
     def value(self, ended: OperationResult) -> Some:
         """Return the decoded result."""
-        package, parts, cut = self.package, self.share.elements, self.share.grid
-        out: NDArray[Any] = np.empty(cut.total, numpy_type(package.element))
+        chunks = self.share.grid
+        out: NDArray[Any] = np.empty(chunks.total, numpy_type(self.package.element))
         for index, payload in enumerate(ended.outcome.results):
-            parts.decode(payload, out[slice(*cut.span(index))])
-        return package.unpack(out)
+            self.share.elements.decode(payload, out[slice(*chunks.span(index))])
+        return self.package.unpack(out)
 
 
 def prepare(tensors: Some, *, op: str, codec: str | None, weight: int, least: int) -> Prepared[Some]:
@@ -168,48 +168,48 @@ def prepare(tensors: Some, *, op: str, codec: str | None, weight: int, least: in
         raise ValueError(f"least must be a number of peers from 1 to {MAX_GROUP}, not {least}")
     weight, least = int(weight), int(least)  # numbers of other types cannot be sent
     package = Package(tensors)
-    parts = elements(package.element, op, codec or EXACT, dense)
+    arithmetic = elements(package.element, op, codec or EXACT, dense)
     if codec:  # Compile here: the thread of the peer has to answer others meanwhile.
         warm_up(codec)
-    cut = grid(package.array.size, parts)
-    payloads = [_encoded(parts, package, cut, index) for index in range(len(cut))]
+    chunks = grid(package.array.size, arithmetic)
+    payloads = [_encoded(arithmetic, package, chunks, index) for index in range(len(chunks))]
     hashes = b"".join(blake3.blake3(payload).digest() for payload in payloads)
     plan = plan_of(op, package.element, codec or EXACT, least, package.shapes)
-    return Prepared(package, plan, LocalPart(payloads, hashes, weight, cut, parts))
+    return Prepared(package, plan, LocalPart(payloads, hashes, weight, chunks, arithmetic))
 
 
-def _encoded(parts: Elements, package: Package[Any], cut: Grid, index: int) -> Any:
+def _encoded(arithmetic: Elements, package: Package[Any], chunks: Grid, index: int) -> Any:
     try:
-        return parts.encode(package.array[slice(*cut.span(index))])
+        return arithmetic.encode(package.array[slice(*chunks.span(index))])
     except CodecError as error:
         raise CodecError(f"this codec cannot represent these tensors: {error}", error.reason) from None
 
 
 def operations_of(peer: Peer) -> AllreduceService:
-    """Create a peer's all-reduce service. Call on the loop, once the transport is open."""
+    """Create a peer's all-reduce service. Call it on the event loop, once the transport is open."""
     presence, gone = peer.presence, set[bytes]()
     roster = presence.roster
 
-    def key(other: bytes) -> bytes | None:
+    def key_of(other: bytes) -> bytes | None:
         record = roster.peers.record_of(other)
         return record.public_key if record else None
 
-    place = PeerContext(
-        peer.identity,
-        peer.run_id,
-        presence.send_queue,
-        peer.environment.now,
-        presence.live,
-        gone,
-        lambda: roster.peers.view.peers,
-        key,
-        roster.record.sequence // 1000 % 2**31,
-        presence.send_queue.bandwidth.known,
-        presence.aside,
+    context = PeerContext(
+        identity=peer.identity,
+        run_id=peer.run_id,
+        send_queue=presence.send_queue,
+        now=peer.environment.now,
+        live=presence.live,
+        gone=gone,
+        here=lambda: roster.peers.view.peers,
+        key_of=key_of,
+        life=roster.record.sequence // 1000 % 2**31,
+        link=presence.send_queue.bandwidth.known,
+        aside=presence.aside,
     )
-    made = AllreduceService(place, gone=gone)
-    presence.attach(Family.OPERATIONS, made)
-    return made
+    service = AllreduceService(context, gone=gone)
+    presence.attach(Family.OPERATIONS, service)
+    return service
 
 
 class Pending(Generic[Some]):
@@ -225,7 +225,9 @@ class Pending(Generic[Some]):
         self._background, self._prepared, self._cancelled = background, prepared, False
 
         async def run() -> tuple[OperationResult, float]:
-            if self._cancelled:  # cancelled before it started: it would count until the loop cancels it
+            if (
+                self._cancelled
+            ):  # cancelled before the loop ran this: do not begin an operation that others would count on
                 raise asyncio.CancelledError
             began = now()
             ended = await begin().wait()

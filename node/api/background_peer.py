@@ -32,11 +32,11 @@ from thinwire.node.state.snapshot import PrivateState
 from thinwire.swarm.manifest.manifest import Manifest
 
 FLUSH_SECONDS = 10.0
-"""Seconds for data that we owe to other peers to leave before we do."""
+"""Longest wait of a peer that leaves for the end of its send queue, in seconds."""
 
 
 class BackgroundPeer:
-    """A peer and its thread, from the first knock to the goodbye. The training loop calls all methods.
+    """A peer and its thread, from the entry to the departure. The training loop calls all methods.
 
     Call `open` first, then `take_up`, then `exchange` as often as rounds are due, or instead `begin` and `finish` if
     training continues between the two; always `close` at the end.
@@ -66,11 +66,11 @@ class BackgroundPeer:
         """Inner steps of the next round, once the peer is a member; 0: the round is due at once."""
         self._trains_since = self.peer.environment.now()
         """Time at which the inner steps for the next exchange began."""
-        self._given_again = 0
-        """Weight that is not in any round yet: the loop gives it again, with that of later steps."""
+        self._uncounted_weight = 0
+        """Weight that is in no round yet: the loop passes it again, added to that of later steps."""
         self._traffic = (0, 0)
         self._steps_in_progress: int | None = None
-        """Inner steps of all rounds, that of the exchange in progress included; None: there is none."""
+        """Inner steps of all rounds, the one in progress included; None: no exchange is in progress."""
         self.last: RoundReport | None = None
         """Report of the last exchange."""
         self.reports: deque[RoundReport] = deque(maxlen=1024)
@@ -200,18 +200,18 @@ class BackgroundPeer:
 
     @property
     def gathers(self) -> bool:
-        """True if the next round only makes the present peers members: the first round of "merge"."""
+        """True if the next round only makes the present peers members: the first round of the method "merge"."""
         return self.peer.ready and self.peer.workload.gathers
 
     def gather(self) -> RoundReport:
-        """Run that round: all peers contribute their initial parameters."""
+        """Run the round that makes the present peers members: all contribute their initial parameters."""
         return self.exchange(steps=0, weight=self.peer.workload.idle_weight)
 
     def exchange(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport:
         """Run one round after `steps` inner steps on `weight` samples, see `OuterLoop.sync`."""
         self._synchronize()
         self.ask(self._exchange_task.let_end)
-        return self._over(self._background.call(self._exchange(steps, weight, loss)))
+        return self._record(self._background.call(self._exchange(steps, weight, loss)))
 
     def begin(self, *, steps: int, weight: int, loss: float | None = None) -> RoundReport | None:
         """Start an exchange; the contribution has been read when this returns.
@@ -222,7 +222,7 @@ class BackgroundPeer:
         steps_in_progress = self.peer.manifest.steps_after(self.peer.rounds.turn + 1)
         report = self._background.call(self._exchange_task.begin(partial(self._exchange, steps, weight, loss)))
         if report is not None:
-            return self._over(report)
+            return self._record(report)
         self._steps_in_progress = steps_in_progress
         return None
 
@@ -230,9 +230,10 @@ class BackgroundPeer:
         """Finish an exchange: wait for the verdict and set the parameters."""
         self._synchronize()
         self._steps_in_progress = None
-        return self._over(self._background.call(self._exchange_task.finish()))
+        return self._record(self._background.call(self._exchange_task.finish()))
 
-    def _over(self, report: RoundReport) -> RoundReport:
+    def _record(self, report: RoundReport) -> RoundReport:
+        """Store the report of an exchange that has ended, and begin a checkpoint if one is due."""
         self.last = report
         self.reports.append(report)
         self._background.call(self._services.checkpoints.begin_if_due(self._private))
@@ -257,9 +258,9 @@ class BackgroundPeer:
 
     async def _exchange(self, steps: int, weight: int, loss: float | None) -> RoundReport:
         peer, now = self.peer, self.peer.environment.now
-        if steps and weight > self._given_again:
-            self._report.speed = (weight - self._given_again) / max(1e-9, now() - self._trains_since)
-        self._given_again = weight
+        if steps and weight > self._uncounted_weight:
+            self._report.speed = (weight - self._uncounted_weight) / max(1e-9, now() - self._trains_since)
+        self._uncounted_weight = weight
         await peer.rounds.settled()
         before = peer.replica.contents
         try:
@@ -273,7 +274,7 @@ class BackgroundPeer:
         moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
         adopted = committed or outcome.dropped or moved
         if adopted or outcome.taken:
-            self._given_again = kept
+            self._uncounted_weight = kept
         before_up, before_down = self._traffic
         up, down = self._traffic = peer.traffic()
         return RoundReport(
@@ -313,9 +314,9 @@ class BackgroundPeer:
                 self.ask(self.peer.rounds.resume)
 
     async def _between_rounds(self, function: Callable[[], Result]) -> Result:
-        """Run while the caller waits and nothing changes the replica.
+        """Run a function while the caller waits and nothing changes the replica.
 
-        Where the worker may be busy with the digest only, another thread runs the function at once.
+        If the worker can only be busy with the digest, another thread runs the function at once.
         """
         rounds = self.peer.rounds
         if rounds.follows or rounds.overlaps_calls:  # the worker changes the replica also between two exchanges
@@ -339,7 +340,7 @@ class BackgroundPeer:
                     await asyncio.sleep(TICK)
 
     def close(self) -> None:
-        """Say goodbye and free all resources: threads, ports, the home's lock. A second call does nothing."""
+        """Leave the swarm and free threads, ports and the home's lock. A second call does nothing."""
         self._resources.close()
 
     async def _leave(self) -> None:

@@ -164,9 +164,10 @@ class GroupPeer:
         loss: float | None,
         run: Callable[[BackgroundPeer, int, float | None], RoundReport | None],
     ) -> RoundReport | None:
-        """Call the peer on the first rank, with the parameters of all before, and set those of all after.
+        """Call the peer on the first rank; return the report, with the weights of this rank.
 
-        weight: of this rank; None in the second half of an exchange. The report counts weights of this rank.
+        Before the call, the first rank gets the parameters of all ranks; after it, all ranks get the parameters that the
+        peer has set. weight: that of this rank; None in the second half of an exchange.
         """
         access = self._access
         assert access is not None, "take_up comes first"
@@ -207,28 +208,32 @@ class GroupPeer:
 
     @property
     def gathers(self) -> bool:
-        """True if the next round only makes members; for this and the next four see BackgroundPeer."""
+        """True if the next round only makes the present peers members, see BackgroundPeer."""
         return self._state.gathers
 
     @property
     def under_way(self) -> bool:
+        """True while an exchange is in progress."""
         return self._state.under_way
 
     @property
     def overlap(self) -> int:
+        """Inner steps to make while an exchange is in progress, see BackgroundPeer."""
         return self._state.overlap
 
     @property
     def steps(self) -> int:
+        """Inner steps of the next round, see BackgroundPeer."""
         return self._state.steps
 
     @property
     def overtaken(self) -> bool:
+        """True if the others have committed the round in progress without us."""
         return self._state.overtaken
 
     @property
     def steps_before(self) -> int:
-        """Inner steps of a peer before its next round."""
+        """Inner steps of a peer in all rounds up to now, see BackgroundPeer."""
         return self._state.steps_before
 
     def check(self) -> None:

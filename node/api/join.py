@@ -38,9 +38,9 @@ def join(
     with an invite, until a peer has admitted this one.
 
     `home`, `name`, `host`, `port`, `ports`, `advertise` and `site` are settings of node.toml (docs/reference/node-toml.md) and
-    override the environment and the file; None: what these say. Each peer of a machine needs a separate `home`. `new`: a
-    manifest that has changed since an earlier run of the same name begins another run; without it such a manifest is an
-    error. `wait_for`: number of peers, this one included, that `Swarm.wrap` waits for before training begins, for at most
+    override the environment and the file; None: do not override. Each peer of a machine needs a separate `home`. `new`: a
+    manifest that has changed since an earlier run of the same name begins another run; without `new` it is an error.
+    `wait_for`: number of peers, this one included, that `Swarm.wrap` waits for before training begins, for at most
     `wait_seconds` seconds. All of them contribute to the first round if none is later than `exchange.straggler_timeout`
     allows.
 

@@ -34,16 +34,15 @@ def samples(name: str, value: SupportsInt) -> int:
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
-    """Replaces the inner optimizer everywhere: learning rate schedulers and GradScaler accept it.
+    """Replacement for the inner optimizer; learning rate schedulers and GradScaler accept it.
 
-    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each; `loss_of_step` returns
-    the loss of a step if neither its caller nor its closure does.
+    See `Swarm.wrap`. `background_peer` runs the rounds; `on_round` is called with the report of each; `loss_of_step` is asked
+    for the loss of a step if neither its caller nor its closure gives one.
 
     Parameter groups, state, hooks and state dicts are those of the inner optimizer.
     """
 
-    # GradScaler would store its scale on this object, which the inner optimizer does not read; so let it unscale by
-    # itself.
+    # If this were True, GradScaler would store its scale on this object, where the inner optimizer does not read it.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -59,7 +58,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         self._steps = self._weight = self._sent = 0
         self._losses: float | Tensor = 0.0
         self._losses_count, self._loss_of_step = 0, loss_of_step
-        self._untold: deque[RoundReport] = deque(maxlen=1024)
+        self._unreported: deque[RoundReport] = deque(maxlen=1024)
         self._known = {id(one) for one in self._trainable()}
 
     def __getattr__(self, name: str) -> Any:
@@ -89,8 +88,8 @@ class SwarmOptimizer(torch.optim.Optimizer):
         """
         result = self._step(closure, weight, loss)
         # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.
-        while self._untold and self._on_round is not None:
-            self._on_round(self._untold.popleft())
+        while self._unreported and self._on_round is not None:
+            self._on_round(self._unreported.popleft())
         return result
 
     def _step(self, closure: Callable[[], Any] | None, weight: SupportsInt | None, loss: float | Tensor | None) -> Any:
@@ -101,7 +100,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
             return None if closure is None else closure()
         while peer.gathers and not peer.done:
             # before any training, repeated until it succeeds; parameters that are equal everywhere do not change
-            self._untold.append(peer.gather())
+            self._unreported.append(peer.gather())
         result = self._inner.step() if closure is None else self._inner.step(closure)
         self._steps += 1
         self._weight += weight
@@ -121,7 +120,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
         return [one for group in self._inner.param_groups for one in group["params"] if one.requires_grad]
 
     def _warn_of_local_parameters(self) -> None:
-        """Warn, once for each, of parameters that became trainable after `wrap`: each peer trains them apart."""
+        """Warn once of each parameter that became trainable after `wrap`: no round averages it."""
         new = [one for one in self._trainable() if id(one) not in self._known]
         if not new:
             return
@@ -167,7 +166,7 @@ class SwarmOptimizer(torch.optim.Optimizer):
             self._weight -= self._sent - report.kept
         elif report.adopted:
             self._steps = self._weight = 0
-        self._untold.append(report)
+        self._unreported.append(report)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients, see torch.optim.Optimizer."""

@@ -69,7 +69,7 @@ class GroupAccess(ModelAccess):
         for piece in self.layout.pieces:
             parameter = self.module.get_parameter(piece.name).detach()
             if isinstance(parameter, DTensor):
-                self._keep(piece, parameter.full_tensor())
+                self._store(piece, parameter.full_tensor())
         if self._buffers.size:
             self._ranks.average_floats(self._buffers[: self.layout.buffers.block.averaged])
             if self._ranks.first:
@@ -82,12 +82,12 @@ class GroupAccess(ModelAccess):
             parameter = self.module.get_parameter(piece.name).detach()
             check_unchanged(piece, parameter)
             if not isinstance(parameter, DTensor):
-                digest.update(self._keep(piece, parameter).view(np.uint8).data)
+                digest.update(self._store(piece, parameter).view(np.uint8).data)
         if self.layout.buffers.size:
             self._buffers = self.layout.buffers.read(self.module)
         return digest.digest()
 
-    def _keep(self, piece: Piece, whole: Tensor) -> Floats:
+    def _store(self, piece: Piece, whole: Tensor) -> Floats:
         """Copy a parameter to `values` on the first rank; return it."""
         values: Floats = np.ascontiguousarray(whole.float().cpu().numpy()).reshape(-1)
         if self._ranks.first:

@@ -25,7 +25,7 @@ JOIN_SECONDS = 60.0
 WAIT_SECONDS = 86_400.0
 """Longest wait of a rank for another one, which may wait for a round.
 
-The end of a process is noticed at once, for its connections close; that of a machine without power is not.
+The end of a process is noticed at once, because its connections close; a loss of power of its machine is not.
 """
 
 HEAD = 1024
@@ -79,7 +79,7 @@ def _read(head: Tensor, rest: bytes = b"") -> _RankResult:
 def check_launch(environment: Mapping[str, str]) -> None:
     """Raise GroupError in a process of torchrun that has not initialized torch.distributed.
 
-    They would train apart unnoticed. `environment`: variables of this process.
+    Without the error, the processes would train separately and nothing would show it. `environment`: of this process.
     """
     launched = dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized()
     if launched and (count := int(environment.get("WORLD_SIZE", "1"))) > 1:
@@ -93,7 +93,7 @@ def check_launch(environment: Mapping[str, str]) -> None:
 def check_alone() -> None:
     """Raise GroupError in one of several processes of torch.distributed.
 
-    They would train apart unnoticed.
+    Without the error, the processes would train separately and nothing would show it.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise GroupError(
@@ -118,9 +118,10 @@ class Ranks:
         self.first = dist.get_rank(group) == 0
         self._source = members[0]
         try:
-            # This group only finds out whether all ranks are here: the time-out of a group cannot change later. It stays,
-            # because torch would use the name of a destroyed group again, and with it its old addresses in the store.
-            self._gate = self._connect(members, JOIN_SECONDS)
+            # Two groups, because the time-out of a group cannot change later: the first one only finds out whether all
+            # ranks are here. It is never used again and not destroyed: torch would give its name, and with it its old
+            # addresses in the store, to another group.
+            self._arrivals = self._connect(members, JOIN_SECONDS)
             self._control = self._connect(members, WAIT_SECONDS)
         except RuntimeError as error:
             raise GroupError(

@@ -17,9 +17,9 @@ Wrap: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, int, Callable[[], 
 class StepLoss:
     """Loss of one step of a Trainer: a sum over its micro-batches.
 
-    The trainer tells callbacks of it after the step only. A micro-batch counts with the weight with which the trainer
+    The trainer passes it to callbacks only after the step. A micro-batch counts with the weight with which the trainer
     propagates its loss backward: by tokens, or equally. This weight is the gradient at the loss, so the sum is right for
-    every version and setting of the trainer. scaler: of the gradients, which are too large by its factor.
+    every version and setting of the trainer. scaler: that of the gradients, which multiplies them by its scale.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None = None) -> None:
