@@ -261,7 +261,7 @@ def saved_text(factor: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """1900000 -> "1.9 MB" (powers of 1000)."""
+    """Format a number of bytes, in powers of 1000: 1900000 -> "1.9 MB"."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -270,7 +270,7 @@ def bytes_text(count: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """41300 -> "41k", 950 -> "950", 1.25e6 -> "1.2M"."""
+    """Format a number shortly: 41300 -> "41k", 950 -> "950", 1.25e6 -> "1.2M"."""
     if count < 999.5:
         return f"{count:.0f}"
     return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"

@@ -57,8 +57,8 @@ def memory_of_process(device: str) -> tuple[int, int]:
 def return_freed_memory() -> None:
     """Return the memory that was freed to the system (glibc only).
 
-    The C library retains freed pieces of up to 32 MiB, those of each thread apart: all gradients, after steps in one thread,
-    and again after steps in another one.
+    The C library retains freed pieces of up to 32 MiB, separately for each thread. After steps in two threads it would retain
+    the memory of all gradients twice.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -240,7 +240,7 @@ def _whole_lines(descriptor: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class EventLogReader:
+class EventBatch:
     """Events read, the offset of the next read, and the number of invalid lines."""
 
     events: list[dict[str, Any]]
@@ -253,7 +253,7 @@ def end_of_events(path: Path) -> int:
     return _end(_segments(path)) + (path.stat().st_size if path.exists() else 0)
 
 
-def read_events(path: Path, offset: int = 0) -> EventLogReader:
+def read_events(path: Path, offset: int = 0) -> EventBatch:
     """Read whole lines from `offset` (bytes) on, also from compressed segments.
 
     A partly written line is left for the next call. An absent file has no events; a log that became shorter than `offset`
@@ -273,7 +273,7 @@ def read_events(path: Path, offset: int = 0) -> EventLogReader:
             events.append(event)
         else:
             damaged += 1
-    return EventLogReader(events, offset + len(data), damaged)
+    return EventBatch(events, offset + len(data), damaged)
 
 
 def _content(segment: Path, start: int, size: int) -> bytes:

@@ -40,7 +40,7 @@ def check_open_files(*, extend: bool = False) -> str:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
         except (ValueError, OSError):
-            pass  # some systems allow less than they say
+            pass  # some systems allow less than the hard limit that they report
     if soft == resource.RLIM_INFINITY or soft >= PLENTY:
         return ""
     links = (soft - OWN) // PER_LINK

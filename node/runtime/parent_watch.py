@@ -20,4 +20,4 @@ def watch(descriptor: int) -> None:
             pass
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=wait, name="ward", daemon=True).start()
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()

@@ -248,7 +248,7 @@ SETTINGS = (
         "port",
         PORT,
         lambda v: _integer(v, 0, 65_535),
-        "port of the gate, where joiners connect; 0: any free port, kept",
+        "port of the gate, where joiners connect; 0: any free port, the same after a restart",
     ),
     Setting("ports", None, _ports, f'ports for links, such as "7401-7499"; "": the {MEMBER_PORTS} after the gate\'s'),
     Setting("advertise", (), _advertise, "host[:port] that others dial, if it differs from this machine's own address"),

@@ -98,7 +98,7 @@ class SnapshotLost(ValueError):
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one directory. The caller ensures a single writer (see lock.py)."""
+    """The checkpoints of one run in one directory. The caller ensures a single writer (process_lock.py)."""
 
     def __init__(self, directory: Path, disk: Disk, identity: Identity) -> None:
         self._directory = directory

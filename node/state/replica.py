@@ -69,7 +69,7 @@ class Replica(SharedState):
     count: ClassVar[int] = 1
     """Fragments of the model."""
     asynchronous: ClassVar[bool] = False
-    """True if a round takes the peers that are ready, while the others train on and follow it."""
+    """True if a round takes the peers that are ready, while the others continue to train and follow it."""
     error_feedback: ClassVar[bool] = False
     """True if parts of earlier contributions that were not sent are stored and sent later."""
     kept: OwnerResiduals | None = None

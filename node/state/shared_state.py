@@ -1,4 +1,4 @@
-"""State of a replica with its digest, which others read while the replica moves on."""
+"""State of a replica with its digest; joiners and checkpoints read it while the replica continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SharedState(BufferState):
     """True while the state changes, and if a change has failed half-way: then it is no state of a round."""
 
     _file: ScratchFile | None = None
-    """Of a twin: the file that has the state instead of the array."""
+    """In a twin: the file that has the state instead of the array."""
 
     _by_chunk = False
     """True for a twin that is read by `lent_chunk` only."""

@@ -161,7 +161,7 @@ class Batches:
         self._epoch = -1
         self._order: Indices = np.empty(0, np.int64)
         self._lease: DataLease | None = None
-        self._lesson: Indices | None = None
+        self._trial_samples: Indices | None = None
         self._orders: dict[int, tuple[int, Indices]] = {}
         self.assign(shards)
 
@@ -190,9 +190,9 @@ class Batches:
             )
         self._lease = lease
 
-    def learn(self, lesson: Indices | None) -> None:
+    def repeat(self, samples: Indices | None) -> None:
         """Draw only these samples from now on, again and again; None returns to shards and cursor."""
-        self._lesson = lesson
+        self._trial_samples = samples
 
     def next(self, size: int = 0) -> Batch:
         """Return the next `size` samples (0: `batch`) of this peer's shards.
@@ -203,9 +203,9 @@ class Batches:
 
     def next_samples(self, size: int = 0) -> Indices:
         """Return the sample numbers of the next batch."""
-        if self._lesson is not None:
-            drawn = self._lesson[: size or self.batch]
-            self._lesson = np.roll(self._lesson, -drawn.size)
+        if self._trial_samples is not None:
+            drawn = self._trial_samples[: size or self.batch]
+            self._trial_samples = np.roll(self._trial_samples, -drawn.size)
             return drawn
         if self._lease is not None:
             return self._leased(self._lease, size or self.batch)
@@ -254,26 +254,28 @@ class Batches:
         self._epoch = epoch
 
 
-LESSON = 8
+TRIAL_BATCHES = 8
 """Batches of a peer on trial in one round: few, so that its training on them can be measured."""
 
 
-def lesson_of(split: Split, batch: int, peer: PeerId, round: int) -> Indices:
-    """Return the samples of a peer on trial after `round`: at most LESSON batches, drawn by a hash."""
+def trial_samples(split: Split, batch: int, peer: PeerId, round: int) -> Indices:
+    """Return the samples of a peer on trial after `round`: at most TRIAL_BATCHES, drawn by a hash."""
     draw = _drawn(split.seed, b"lesson" + peer + round.to_bytes(8, "big"))
-    return split.training[draw.permutation(split.training.size)[: LESSON * batch]]
+    return split.training[draw.permutation(split.training.size)[: TRIAL_BATCHES * batch]]
 
 
 def trial_batches(split: Split, batch: int, peer: PeerId, round: int, salt: bytes) -> tuple[Batch, Batch]:
-    """Return two batches that score a peer on trial: one of its lesson, and one of other samples.
+    """Return two batches that score a peer on trial: one of its `trial_samples`, and one of other samples.
 
     `salt` draws them.
     """
-    lesson, draw = lesson_of(split, batch, peer, round), _drawn(split.seed, salt + peer + round.to_bytes(8, "big"))
-    others = split.held_out if split.held_out.size >= batch else split.training
-    return split.batch(draw.choice(lesson, min(batch, lesson.size), replace=False)), split.batch(
-        draw.choice(others, batch)
+    assigned, draw = (
+        trial_samples(split, batch, peer, round),
+        _drawn(split.seed, salt + peer + round.to_bytes(8, "big")),
     )
+    others = split.held_out if split.held_out.size >= batch else split.training
+    chosen = draw.choice(assigned, min(batch, assigned.size), replace=False)
+    return split.batch(chosen), split.batch(draw.choice(others, batch))
 
 
 def _drawn(seed: int, name: bytes) -> np.random.Generator:

@@ -68,10 +68,10 @@ def together(first: StepReport, second: StepReport) -> StepReport:
     if not (first.steps and second.steps):
         return second if second.steps else first
     steps = first.steps + second.steps
-    heard = [one for one in (first, second) if not math.isnan(one.loss)]
-    seen = sum(one.steps for one in heard)
-    mean = sum(one.loss * one.steps for one in heard) / seen if seen else math.nan
-    last = heard[-1].last if heard else math.nan
+    known = [one for one in (first, second) if not math.isnan(one.loss)]
+    counted = sum(one.steps for one in known)
+    mean = sum(one.loss * one.steps for one in known) / counted if counted else math.nan
+    last = known[-1].last if known else math.nan
     return StepReport(steps, mean, last, first.tokens + second.tokens, first.seconds + second.seconds)
 
 

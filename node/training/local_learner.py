@@ -20,10 +20,10 @@ from thinwire.node.training.batches import (
     Batches,
     Split,
     cursor_after,
-    lesson_of,
     shards_of,
     split,
     trial_batches,
+    trial_samples,
 )
 from thinwire.node.training.corpus import Progress, open_corpus
 from thinwire.node.training.inner_loop import Trainer
@@ -87,7 +87,7 @@ class LocalLearner:
         batches, lease, most = self.trainer.batches, share.lease, self.manifest.inner.batch
         batches.lease(lease)
         split = self.split
-        batches.learn(lesson_of(split, most, share.me, share.round) if share.trial else None)
+        batches.repeat(trial_samples(split, most, share.me, share.round) if share.trial else None)
         if lease is not None and self.manifest.inner.global_batch:
             self.trainer.portions = tuple(min(most, lease.samples - at) for at in range(0, lease.samples, most))
         # The learning rate follows the run: joiners, peers that return and peers that make other numbers of steps have
@@ -236,16 +236,15 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     say: Callable[[str], object] = str,
 ) -> LocalLearner:
-    """Build everything. `here` is the directory of the manifest's tokenizer file, `clock` returns seconds.
+    """Build everything that a daemon needs to train.
 
-    tokenizer: that of the manifest, if it is loaded already.
+    data: see source_of. here: directory of the manifest's tokenizer file. clock: returns seconds. weights: files with the
+    first parameters; none: random ones. model: the user's model that may be trained here, see make_model. compiled,
+    checkpointing: settings compile and gradient_checkpointing. tokenizer: that of the manifest, if it is loaded already.
+    say: shows a line of progress to the owner.
 
-    data: see source_of. say: shows a line of progress to the owner.
-
-    weights: files with the first parameters; none: random ones. model: the user's model that may be trained here, see
-    make_model. compiled, checkpointing: settings compile and gradient_checkpointing. Raises CompileError, DataError,
-    DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only
-    be given through the Python interface. The error of a manifest without hashes names all that are missing.
+    Raises CompileError, DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only be
+    given through the Python interface. The error of a manifest without hashes names all that are missing.
     """
     if manifest.model.kind == "custom":
         raise ManifestError(

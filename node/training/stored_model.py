@@ -59,7 +59,11 @@ class StoredModel:
         if not self.rounds:
             return str(self.path)
         first, last = self.rounds[0], self.rounds[-1]
-        text = f"round {first}" if first == last else f"rounds {first} to {last}, since stages are not equally far"
+        text = (
+            f"round {first}"
+            if first == last
+            else f"rounds {first} to {last}, because its stages are in different rounds"
+        )
         return f"{text}, {self.path}"
 
     def described(self) -> Manifest:

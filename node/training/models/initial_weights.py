@@ -96,8 +96,8 @@ _HINT = "give a file of `thinwire export OUT`, or a checkpoint's directory, of a
 def _fragments(folder: Path) -> dict[str, Array]:
     """Return the weights in a checkpoint's directory.
 
-    Raises ValueError if they differ from its manifest, if it has one. Its signature fits any key, so this finds damage, but
-    tells nothing about the origin.
+    Raises ValueError if they differ from its manifest, if it has one. Any key may have signed the manifest, so this finds
+    damage, but proves nothing about the origin.
     """
     weights: dict[str, Array] = {}
     manifest = folder / MANIFEST

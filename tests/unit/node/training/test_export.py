@@ -252,7 +252,7 @@ def test_export_names_all_stages_that_a_holder_of_the_middle_one_lacks(tmp_path,
     assert code == 2 and "the model has 3 stages (0 to 2), and the checkpoint does not contain stages 0 and 2" in err
 
 
-@pytest.mark.parametrize(("round", "text"), [(5, "round 5,"), (4, "rounds 4 to 5, since")])
+@pytest.mark.parametrize(("round", "text"), [(5, "round 5,"), (4, "rounds 4 to 5, because")])
 def test_export_gathers_stages_from_other_directories(tmp_path, capsys, round, text):
     model = trained(tmp_path / "a", stages=[1], round=5)
     trained(tmp_path / "b", stages=[0, 1], round=round, seed=5)
