@@ -118,8 +118,8 @@ class Admission:
         if continues and self._known_peers.return_alone(self.known.manifest):
             search = min(search, BACK_SECONDS)
         refusal = await self._knock(contacts, search, (), least=search if continues else 0.0)
-        nobody = isinstance(refusal, NoSwarm) or (isinstance(refusal, Refused) and refusal.nobody)
-        if refusal is not None and not (continues and nobody):
+        absent = isinstance(refusal, NoSwarm) or (isinstance(refusal, Refused) and refusal.absent)
+        if refusal is not None and not (continues and absent):
             raise refusal
         self._searching = False
         self._store(self._token_file, self._token)

@@ -107,8 +107,6 @@ class CheckpointSchedule:
         elif outcome is not None:
             self._report.checkpoint = str(outcome.path)
 
-    # Departure
-
 
 async def _first(task: asyncio.Task[None], event: asyncio.Event) -> None:
     """Wait until the event is set or the task has ended."""

@@ -103,7 +103,7 @@ class KnownPeers:
         alone = self.returns = self._file.alone
         seconds, least = (BACK_SECONDS, 0.0) if alone else (SEARCH_SECONDS, BACK_SECONDS)
         refusal = await knock(known_peers, seconds, (REFUSED,), least)
-        if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.nobody):
+        if refusal is None or alone or (isinstance(refusal, (NoSwarm, Refused)) and refusal.absent):
             return refusal is None
         if not isinstance(refusal, NoSwarm):
             raise refusal

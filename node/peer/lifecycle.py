@@ -4,11 +4,11 @@ Needs an event loop and nothing else of the outside world: time and disk are the
 runs in `work` and in the learner's `steps`. Use:
 
     peer = Peer(identity, run_id, Environment(now, wall, rng, disk), directory, preset, report.emit)
-    life = PeerLifecycle(peer, report, begin=begin, learn=learn, work=work)
-    await life.run()
+    lifecycle = PeerLifecycle(peer, report, begin=begin, learn=learn, work=work)
+    await lifecycle.run()
 
 `begin(peer)` opens the first stage (`Peer.found` or `Peer.arrive`) and returns whether there is a swarm to join;
-`learn(manifest)` returns the learner; `work(function)` runs a function in the worker. `life.stop()` ends it gracefully.
+`learn(manifest)` returns the learner; `work(function)` runs a function in the worker. `lifecycle.stop()` ends it gracefully.
 Cancelling `run` ends it like a kill: nothing is saved and no peer is informed.
 """
 
@@ -35,9 +35,9 @@ class PeerLifecycle:
     wait_for: number of peers that must hold the state and take part before training starts; the wait takes at most a
     minute. rounds: leave after this round; None: as in the manifest. invited: called with an invite by the peer with
     which the run starts, also when it starts again. beside: like `work`, for computations that need not wait for inner
-    steps; without it `work` runs them, too. moves: returns True if this lifecycle ends after a round, because the peer
-    is to train something else in another one. evaluate: returns the held-out loss of the model; called in `work` after every
-    `every` rounds (0: never).
+    steps; without it `work` runs them, too. moves: called after each round; returns True if the lifecycle must end because
+    the peer changes to another stage. evaluate: returns the held-out loss of the model; called in `work` after every `every`
+    rounds (0: never).
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class PeerLifecycle:
 
     async def run(self) -> None:
         """Run until the run's last round, `stop`, or an error, which is raised after checkpoint and departure."""
-        life = asyncio.create_task(self._live())
+        training = asyncio.create_task(self._begin_and_train())
         try:
             try:
-                await self._until_end(life)
+                await self._until_end(training)
             finally:
                 self._interrupt.set()
-                await cancelled(life)
+                await cancelled(training)
         except asyncio.CancelledError:
             await self._services.checkpoints.abandon()
             await self.peer.vanish()
@@ -97,18 +97,18 @@ class PeerLifecycle:
         """True if `stop` was called."""
         return self._stopping.is_set()
 
-    async def _until_end(self, life: asyncio.Task[None]) -> None:
+    async def _until_end(self, training: asyncio.Task[None]) -> None:
         stop = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not life.done() and self.peer.ready:
-                await asyncio.wait((life,), timeout=ABANDON_SECONDS)
+            await asyncio.wait((training, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not training.done() and self.peer.ready:
+                await asyncio.wait((training,), timeout=ABANDON_SECONDS)
         finally:
             stop.cancel()
-        if life.done():
-            life.result()
+        if training.done():
+            training.result()
 
-    async def _live(self) -> None:
+    async def _begin_and_train(self) -> None:
         peer, report = self.peer, self.report
         report.emit("start", {"peer": peer.identity.peer_id.hex(), "run": peer.run_id.hex()})
         joins = await self._begin(peer)
@@ -136,12 +136,12 @@ class PeerLifecycle:
         while not self.stopping and not (last and peer.workload.over(last)):
             if await self._round(learner):
                 await self._services.checkpoints.begin_if_due(learner.private)
-                await self._look_at_held_out(learner)
+                await self._evaluate_if_due(learner)
             if self._moves(learner):
                 self.stop()
 
-    async def _look_at_held_out(self, learner: Learner) -> None:
-        """Evaluate the model, if it is time."""
+    async def _evaluate_if_due(self, learner: Learner) -> None:
+        """Evaluate the model on held-out text if that is due."""
         evaluate, number = self._evaluate, self.peer.replica.round
         if evaluate is not None and self._every and number % self._every == 0 and not self.stopping:
             self.report.evaluated(number, await self._work(lambda: evaluate(learner)))
@@ -156,12 +156,12 @@ class PeerLifecycle:
             work=self._work,
             joins=joins,
             beside=self._beside,
-            on_commit=self._look,
+            on_commit=self._interrupt_if_overtaken,
             device=learner.device,
         )
         self._learner = learner
-        kept = peer.private is not None and learner.restore(peer.private)
-        if not kept and peer.replica.round:
+        restored = peer.private is not None and learner.restore(peer.private)
+        if not restored and peer.replica.round:
             learner.skip_to(peer.replica.round, len(peer.replica.members))
             report.emit("fresh", {"detail": "the inner optimizer's state is new and warms up"})
         report.emit("ready", {"round": peer.replica.round, "parameters": learner.layout.total})
@@ -179,7 +179,7 @@ class PeerLifecycle:
             count = 0
         # A commit without us, and the end of the run, end the steps: they start from an old state.
         self._interrupt, self._exchanging = asyncio.Event(), False
-        self._look()
+        self._interrupt_if_overtaken()
         lead = await self._steps(learner, count, self._interrupt) if count else NOTHING
         done, self._tail = together(tail, lead), NOTHING
         self._tokens += lead.tokens
@@ -203,7 +203,7 @@ class PeerLifecycle:
         self._tokens += self._tail.tokens
         return outcome.commit is not None
 
-    def _look(self) -> None:
+    def _interrupt_if_overtaken(self) -> None:
         """End the inner steps before an exchange if the swarm has committed the round without us."""
         if not self._exchanging and self.peer.rounds.overtaken:
             self._interrupt.set()

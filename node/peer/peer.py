@@ -90,7 +90,7 @@ class Peer:
         """True if the session exists, with rounds, a workload, a replica and a roster."""
         self.known_peers = KnownPeers(directory.path / "anchors.json", environment)
         self.admission = Admission(
-            identity, run_id, environment, directory, self.known_peers, preset, self._seen, site, name
+            identity, run_id, environment, directory, self.known_peers, preset, self._on_event, site, name
         )
         self.checkpointer = Checkpointer(
             CheckpointStore(directory.checkpoints, environment.disk, identity), run_id, environment, emit
@@ -244,7 +244,7 @@ class Peer:
                 else self._recover
             )
             if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
-                raise NoSwarm("the swarm went away before it could give us its state", self.known_peers.advice)
+                raise NoSwarm("the swarm disappeared before it sent its state", self.known_peers.advice)
         else:
             await work(lambda: self.replica.write_model(write))
             self.rounds.take_part()
@@ -285,8 +285,11 @@ class Peer:
         except TokenError:
             return None
 
-    def _seen(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Log an event. Some peers are stored before their first round ends, which may take hours."""
+    def _on_event(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Log an event, and store the bans or known peers that it changes.
+
+        The first peers are stored when they join: the first round, after which all are stored, may take hours.
+        """
         self.emit(kind, fields)
         if kind in ("banned", "pardoned", "revoked"):
             self.admission.save_bans()

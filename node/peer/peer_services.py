@@ -55,7 +55,8 @@ class PeerServices:
         self._peer, self._report, self._now = peer, report, peer.environment.now
         self.checkpoints = CheckpointSchedule(peer, report, work)
         self._gathered = frozenset[PeerId]()
-        self._apart, self._meanwhile = 0.0, meanwhile
+        self._meanwhile, self._trained_seconds = meanwhile, 0.0
+        """Seconds of training during the exchange in progress."""
         self._participation = Participation()
 
     async def _train_meanwhile(self) -> None:
@@ -66,7 +67,7 @@ class PeerServices:
         try:
             await self._meanwhile()
         finally:
-            self._apart += self._now() - began
+            self._trained_seconds += self._now() - began
             if report.phase == "training":
                 report.phase = "exchanging"
 
@@ -136,7 +137,7 @@ class PeerServices:
 
         Return the outcome and the seconds waited.
         """
-        peer, report, began, self._apart = self._peer, self._report, self._now(), 0.0
+        peer, report, began, self._trained_seconds = self._peer, self._report, self._now(), 0.0
         before, report.phase = report.phase, "exchanging"
         try:
             capped = min(weight, peer.manifest.max_weight)
@@ -147,7 +148,7 @@ class PeerServices:
         finally:
             if report.phase == "exchanging":  # The phase may have become "leaving".
                 report.phase = before
-        seconds = self._now() - began - self._apart
+        seconds = self._now() - began - self._trained_seconds
         if outcome.commit is not None:
             report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
             self._count(outcome)
@@ -175,7 +176,7 @@ class PeerServices:
             self._warn()
 
     def _warn(self) -> None:
-        """Give the number of our contributions, and a reason."""
+        """Emit an alarm with the number of our contributions, and the reason why so few were in time."""
         peer = self._peer
         speeds = [one.speed for one in list(peer.session.announced.values())]
         others = set(peer.replica.members) - {peer.identity.peer_id}
@@ -250,6 +251,6 @@ class PeerServices:
 def duplicate_key(identity: Identity) -> DuplicateKey:
     """Return the error for a peer whose key is in use elsewhere."""
     return DuplicateKey(
-        f"another process uses the key of peer {short(identity.peer_id)}, and it came later",
+        f"another process uses the key of peer {short(identity.peer_id)}, and it started later",
         "give each daemon a separate key, with --home DIR",
     )

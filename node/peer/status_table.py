@@ -66,7 +66,7 @@ def summary(status: Status, wall: float) -> Text:
         *((("waits", status.stalled),) if status.stalled else ()),
         *((("lineage", status.lineage),) if status.lineage else ()),
         *((("plan", comparison_text(status.plan)),) if status.plan else ()),
-        ("process", f"{status.process}, said this {max(0.0, wall - status.wall):.0f} s ago"),
+        ("process", f"{status.process}, wrote this {max(0.0, wall - status.wall):.0f} s ago"),
     ]
     return Text("\n".join(f"{name:<11}{plain(value)}" for name, value in facts))
 
@@ -76,7 +76,7 @@ def table(peers: tuple[PeerStatus, ...]) -> Table:
     result = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("peer", "name", "state", "address"):
         result.add_column(column)
-    for column in ("round", "loss", "heard"):
+    for column in ("round", "loss", "seen"):
         result.add_column(column, justify="right")
     result.add_column("why")
     for peer in peers:

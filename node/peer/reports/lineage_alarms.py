@@ -10,7 +10,7 @@ from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import Fork, PeerId
 
 ROUNDS = 100
-"""Rounds of a lineage after which members that cannot be reached are waited for no longer."""
+"""Rounds of a lineage after which its alarm waits no longer for members that cannot be reached."""
 
 MOST = 64
 """Alarms that are remembered."""

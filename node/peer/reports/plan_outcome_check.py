@@ -77,8 +77,8 @@ class PlanCheck:
         parameters: of the model. trips: known round-trip times in seconds. Only bytes are compared while no rate of a link
         is known: then a plan has no times.
         """
-        came = outcome_of(self._rounds)
-        if came is None or not others or manifest.asynchronous or manifest.pipeline.stages > 1:
+        outcome = outcome_of(self._rounds)
+        if outcome is None or not others or manifest.asynchronous or manifest.pipeline.stages > 1:
             return ()
         everyone = [mine, *others]
         known = any(one.up and one.down for one in everyone)
@@ -89,18 +89,19 @@ class PlanCheck:
             layers=manifest.model.layers if manifest.model.kind == "transformer" else LAYERS,
             width=_width(manifest, parameters),
             tokens=0,
-            machines=_machines(everyone, came, balanced=manifest.outer.step_ratio != 1.0),
+            machines=_machines(everyone, outcome, balanced=manifest.outer.step_ratio != 1.0),
             rtt=sum(trips) / len(trips) if trips else 0.0,
         )
         costs = round_costs(question, row_of(question, methods(question)), chunks=0, fragments=0)
-        rows = comparison(question, costs, came)
+        rows = comparison(question, costs, outcome)
         return rows if known else tuple(row for row in rows if row.name in BYTES)
 
 
-def _machines(peers: Sequence[PeerFacts], came: RunOutcome, *, balanced: bool) -> tuple[PeerMachine, ...]:
+def _machines(peers: Sequence[PeerFacts], outcome: RunOutcome, *, balanced: bool) -> tuple[PeerMachine, ...]:
     """Return the peers of a plan; the first one is this one, whose inner step is known.
 
-    Another one's step takes longer as it trains fewer tokens per second, unless peers make as many steps as fit (balanced).
+    The step of another peer takes longer in the ratio of the tokens per second, unless peers make as many steps as fit
+    (`balanced`).
     """
     mine = peers[0].speed
     links = filled([PeerLoad(one.up, one.down) for one in peers]) if any(one.up for one in peers) else []
@@ -108,7 +109,8 @@ def _machines(peers: Sequence[PeerFacts], came: RunOutcome, *, balanced: bool) -
     for number, one in enumerate(peers):
         alike = balanced or not (one.speed and mine)
         up, down = (links[number].up, links[number].down) if links else (CEILING, CEILING)
-        machines.append(PeerMachine(1, float(down), float(up), came.step if alike else came.step * mine / one.speed))
+        step = outcome.step if alike else outcome.step * mine / one.speed
+        machines.append(PeerMachine(1, float(down), float(up), step))
     return tuple(machines)
 
 

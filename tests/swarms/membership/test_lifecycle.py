@@ -491,7 +491,7 @@ def test_joiner_whose_only_contact_dies_gives_up(tmp_path, count):
             assert not joiner.peer.ready
         founder.kill()
         for joiner in joiners:
-            with pytest.raises(NoSwarm, match="went away"):
+            with pytest.raises(NoSwarm, match="the swarm disappeared"):
                 async with asyncio.timeout(300.0):
                     await joiner.task
             assert not joiner.report.checkpoint
